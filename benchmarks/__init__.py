@@ -1,0 +1,4 @@
+"""Benchmarks: every variant beside its peers, in time, memory and accuracy.
+
+Run ``python -m benchmarks --list`` in the repository's root for the suites.
+"""

@@ -1,0 +1,146 @@
+"""The error of a timed call against float64, on sampled query rows.
+
+Some rows of two (batch, head) problems are computed in float64 from the very inputs, under the
+benchmark's own statement of the pattern (masks.py). The error is the greatest difference; the limit
+is twice the error of same-dtype math attention on those rows, plus 2^-20 (float32), 2^-11 (float16)
+or 2^-8 (bfloat16) of the greatest output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .cases import Case, Inputs
+from .masks import Blocks, BlockTopK, TopK
+
+SAMPLED_ROWS = 64
+ABSOLUTE = {torch.float32: 2.0**-20, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Greatest error on the sampled rows and the limit that it has to keep."""
+
+    error: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the limit; a NaN is not."""
+        return self.error <= self.limit
+
+
+@dataclass(frozen=True)
+class _Problem:
+    batch: int
+    head: int
+    rows: torch.Tensor  # [rows] query indices
+    exact: torch.Tensor  # [rows, D] float64
+    math_error: float
+
+
+class Reference:
+    """Exact rows of a case, to compare outputs with."""
+
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        self.case = case
+        corners = {(0, 0), (case.batch - 1, case.heads - 1)}
+        found = [_problem(case, inputs, b, h) for b, h in sorted(corners)]
+        self.problems = [problem for problem in found if problem is not None]
+        if not self.problems:
+            raise ValueError("no sampled row has one clear answer")
+
+    def compare(self, out: torch.Tensor) -> Accuracy:
+        """Return the error of ``out`` (B, Hq, Sq, D) on the sampled rows."""
+        error, limit = 0.0, 0.0
+        for problem in self.problems:
+            rows = out[problem.batch, problem.head, problem.rows].double()
+            difference = (rows - problem.exact).abs().max().item()
+            error = math.nan if math.isnan(difference) else max(error, difference)
+            absolute = ABSOLUTE[self.case.torch_dtype] * problem.exact.abs().max().item()
+            limit = max(limit, 2 * problem.math_error + absolute)
+        return Accuracy(error, limit)
+
+    def distance(self, out: torch.Tensor) -> float:
+        """Return the relative distance of ``out`` from the exact rows, in the Euclidean norm."""
+        far = exact = 0.0
+        for problem in self.problems:
+            rows = out[problem.batch, problem.head, problem.rows].double()
+            far += (rows - problem.exact).square().sum().item()
+            exact += problem.exact.square().sum().item()
+        return math.sqrt(far / exact)
+
+
+def sampled_rows(rows: int, device: torch.device) -> torch.Tensor:
+    """Return about 64 row indices: the first, the last, and an even spread with odd steps."""
+    if rows <= SAMPLED_ROWS:
+        return torch.arange(rows, device=device)
+    spread = torch.linspace(0, rows - 1, SAMPLED_ROWS, device=device).long()
+    return spread + (torch.arange(SAMPLED_ROWS, device=device) % 2) * (spread < rows - 1)
+
+
+def allowed_rows(
+    case: Case, inputs: Inputs, batch: int, head: int, rows: torch.Tensor
+) -> torch.Tensor:
+    """Return bool (rows, Skv) of what the rows may see, top-k's choice apart."""
+    p = (rows + case.length - case.rows)[:, None]
+    j = torch.arange(case.length, device=rows.device)[None]
+    causal = j <= p if case.causal else torch.ones_like(j <= p)
+    spec = case.spec
+    if isinstance(spec, TopK):
+        return causal
+    if isinstance(spec, Blocks | BlockTopK):
+        mask = inputs.block_mask(case)
+        assert mask is not None
+        block_q = spec.block_q if isinstance(spec, Blocks) else spec.block_size
+        block_kv = spec.block_kv if isinstance(spec, Blocks) else spec.block_size
+        listed = mask[batch % mask.shape[0], head % mask.shape[1], rows // block_q]
+        return causal & listed[:, j[0] // block_kv]
+    return causal & spec.allowed(p, j)
+
+
+def _problem(case: Case, inputs: Inputs, batch: int, head: int) -> _Problem | None:
+    group = case.heads // (case.kv_heads or case.heads)
+    rows = sampled_rows(case.rows, inputs.device)
+    query = inputs.query[batch, head, rows]
+    key, value = inputs.key[batch, head // group], inputs.value[batch, head // group]
+    scale = case.head_dim**-0.5
+    allowed = allowed_rows(case, inputs, batch, head, rows)
+    score = (query.double() @ key.double().mT) * scale
+    if isinstance(case.spec, TopK):
+        allowed, clear = _highest(score, allowed, case.spec.k, query, key, scale)
+        rows, query, score, allowed = rows[clear], query[clear], score[clear], allowed[clear]
+        if len(rows) == 0:
+            return None
+    exact = torch.softmax(score.masked_fill(~allowed, -math.inf), -1) @ value.double()
+    rough = ((query @ key.mT) * scale).masked_fill(~allowed, -math.inf)
+    plain = torch.softmax(rough, -1, dtype=torch.float32).to(value.dtype) @ value
+    math_error = (plain.double() - exact).abs().max().item()
+    return _Problem(batch, head, rows, exact, math_error)
+
+
+def _highest(
+    score: torch.Tensor,
+    allowed: torch.Tensor,
+    k: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k highest allowed scores of each row, and the rows that rounding cannot change.
+
+    A row whose k-th and next scores are nearer than ``2^-20 * sum |q k| * scale`` has no one answer
+    in float32, so it is left out of the comparison.
+    """
+    ranked = score.masked_fill(~allowed, -math.inf)
+    if k >= score.shape[-1]:
+        return allowed, torch.ones(len(score), dtype=torch.bool, device=score.device)
+    best = ranked.topk(k + 1, -1)
+    gap = best.values[:, k - 1] - best.values[:, k]
+    size = (query * key[best.indices[:, k]]).double().abs().sum(-1)
+    clear = ~(gap <= 2.0**-20 * scale * size)
+    chosen = torch.zeros_like(allowed).scatter_(1, best.indices[:, :k], True)
+    return chosen & allowed, clear

@@ -1,0 +1,188 @@
+"""The report: a compact table for the terminal, and a Markdown page with plots and insights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from . import insights, plots
+from .bars import MEASURES, Verdict
+from .runner import GroupResult, Row
+from .store import Run
+
+COLUMNS = ("entry", "ms", "visited TFLOP/s", "share", "memory", "error", "limit")
+
+
+def is_wrong(row: Row) -> bool:
+    """Whether a row of the package has an error beyond its limit."""
+    ours = row.via in ("naive", "merged") or row.via.startswith("ours")
+    return ours and row.error is not None and not row.error <= (row.error_limit or 0.0)
+
+
+def table(run: Run) -> str:
+    """Return the run as fixed-width text: every row, then the floors."""
+    lines = []
+    for result in run.results:
+        lines.append(f"\n{result.name}  (noise {result.noise:.1%})")
+        cells = [_cells(row) for row in result.rows]
+        width = max(len(c[0]) for c in cells)
+        for row, c in zip(result.rows, cells, strict=True):
+            if row.failure:
+                lines.append(f"  {c[0]:<{width}}  {row.failure}")
+            else:
+                lines.append(
+                    f"  {c[0]:<{width}} {c[1]:>10} ms {c[2]:>8} TF {c[3]:>6} {c[4]:>9}"
+                    f"  error {c[5]} of {c[6]}"
+                )
+    if run.verdicts:
+        lines.append("\nfloors")
+        lines += [f"  {_mark(v):<9} {_bar_text(v)}" for v in run.verdicts]
+    return "\n".join(lines)
+
+
+def write(run: Run, path: Path) -> None:
+    """Write the Markdown page beside the JSON file, with its plots."""
+    pictures = plots.draw(run, path)
+    parts = [_head(run)]
+    if run.verdicts:
+        parts.append(_verdict_table(run.verdicts))
+    parts += [f"![{title}]({name})\n" for title, name in pictures]
+    text = insights.sentences(run)
+    if text:
+        parts.append("## What it shows\n\n" + "\n".join(f"* {line}" for line in text) + "\n")
+    if run.crossovers:
+        parts.append(_crossover_table(run))
+    parts.append("## Every row\n")
+    parts += [_group_table(result) for result in run.results]
+    path.with_suffix(".md").write_text("\n".join(parts))
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    place = [f"{run.device_name}", f"torch {machine['torch']}"]
+    if "driver" in machine:
+        place += [f"driver {machine['driver']}", f"cuDNN {machine['cudnn']}"]
+    else:
+        place.append(f"{machine['threads']} threads")
+    ceiling = ", ".join(
+        f"{name.replace('tflops/', 'matrix product ')} {value:.3g}"
+        + (" TFLOP/s" if name.startswith("tflops") else " TB/s")
+        for name, value in run.ceilings.items()
+    )
+    return (
+        f"# Benchmark suite `{run.suite}`\n\n"
+        f"{', '.join(place)}; {machine['date']}; {run.seconds / 60:.1f} minutes, {run.rounds} "
+        f"shuffled rounds, medians; median noise {run.noise():.1%}.\n\n"
+        f"Ceilings in the same run: {ceiling}.\n\n"
+        "Visited TFLOP/s count 4 x head dim per allowed (query, key) pair and head. Share is of "
+        "the matrix product (decode: of a read-only sum). Memory is the peak beyond the inputs, "
+        "output included. Error is the greatest difference from float64 on sampled rows of the "
+        "very call that was timed; its limit is twice the error of same-dtype math attention plus "
+        "rounding.\n"
+    )
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> str:
+    rows = []
+    for v in verdicts:
+        bar, sign = v.bar, "at most" if v.bar.at_most else "at least"
+        what = MEASURES[bar.measure][0].format(against=bar.against)
+        figure = "" if v.figure is None else f"{v.figure:.3g}"
+        rows.append(
+            (
+                bar.group,
+                bar.subject,
+                what,
+                figure,
+                f"{sign} {bar.floor:g}",
+                f"{bar.goal:g}",
+                _mark(v),
+            )
+        )
+    head = ("group", "entry", "figure is", "figure", "floor", "goal", "")
+    return "## Floors\n\n" + _markdown(head, rows)
+
+
+def _crossover_table(run: Run) -> str:
+    lengths = sorted({n for c in run.crossovers for n in c.speedups})
+    head = ("pattern", "pays from", "Policy's dense_below", *map(str, lengths), "the default is")
+    rows = []
+    for c in run.crossovers:
+        pays = "not on this curve" if c.length is None else f"{c.length:.0f}"
+        if c.length == lengths[0]:
+            pays = f"{lengths[0]} or less"
+        policy = "-" if c.policy_length is None else str(c.policy_length)
+        speeds = [f"{c.speedups[n]:.2f}x" if n in c.speedups else "" for n in lengths]
+        rows.append((c.label, pays, policy, *speeds, c.verdict))
+    return (
+        "## Crossover with dense attention\n\nTime of our own dense causal attention over the "
+        "pattern's, by length.\n\n" + _markdown(head, rows)
+    )
+
+
+def _group_table(result: GroupResult) -> str:
+    rows = []
+    for row in result.rows:
+        cells = _cells(row)
+        if row.failure:
+            rows.append((cells[0], row.label, row.failure, *[""] * 6))
+        else:
+            setup = "" if row.setup_ms is None else f"{row.setup_ms:.1f}"
+            rows.append((cells[0], row.label, *cells[1:], setup))
+    head = (
+        "entry",
+        "case",
+        "ms",
+        "visited TFLOP/s",
+        "share",
+        "memory MB",
+        "error",
+        "limit",
+        "mask built in ms",
+    )
+    return f"### {result.name}\n\nNoise {result.noise:.1%}.\n\n" + _markdown(head, rows)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = f"{row.name} [{row.engine}]" if row.engine else row.name
+    if row.failure:
+        return (name, "", "", "", "", "", "")
+    error = "" if row.error is None else f"{row.error:.1e}"
+    limit = "" if row.error_limit is None else f"{row.error_limit:.1e}"
+    if is_wrong(row):
+        error += " WRONG"
+    attends = row.error is not None
+    return (
+        name,
+        f"{row.ms:.4g}",
+        f"{row.visited_tflops:.3g}" if attends else "",
+        f"{row.share:.0%}" if attends else "",
+        f"{row.peak_bytes / 1e6:.1f}",
+        error,
+        limit,
+    )
+
+
+def _mark(v: Verdict) -> str:
+    if v.held is None:
+        return "not judged"
+    if not v.held:
+        return "NOT HELD"
+    reached = v.figure is not None and (
+        v.figure <= v.bar.goal if v.bar.at_most else v.figure >= v.bar.goal
+    )
+    return "goal" if reached else "held"
+
+
+def _bar_text(v: Verdict) -> str:
+    bar = v.bar
+    figure = v.why if v.figure is None else f"{v.figure:.3g}"
+    sign = "<=" if bar.at_most else ">="
+    what = MEASURES[bar.measure][0].format(against=bar.against)
+    return f"{bar.group} | {bar.subject}: {what} = {figure} ({sign} {bar.floor:g})"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,206 @@
+"""Runs groups: builds the contenders, checks each one's result, times them in rounds, takes memory.
+
+Everything that fails becomes a sentence in the row. A group that the time budget no longer reaches
+is recorded as not run.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .accuracy import Reference
+from .cases import Case, Entry, Group, Inputs
+from .masks import Full
+from .memory import peak_bytes
+from .peers import Contender, contender
+from .timing import Timer, interleaved, ratio
+
+AGAIN = " (again)"
+
+
+@dataclass
+class Row:
+    """One entry's figures; ``failure`` is the sentence when there are none."""
+
+    name: str
+    via: str
+    case: dict[str, Any]
+    label: str
+    pattern: str = ""
+    failure: str = ""
+    engine: str = ""
+    rounds_ms: list[float] = field(default_factory=list)
+    ms: float = 0.0
+    visited_tflops: float = 0.0
+    share: float = 0.0  # of the ceiling
+    tb_s: float = 0.0  # bytes of the allowed keys and values over the time (decode)
+    density: float = 0.0  # allowed pairs over all
+    peak_bytes: int = 0
+    error: float | None = None
+    error_limit: float | None = None
+    to_dense: float | None = None  # relative distance from dense attention on the same inputs
+    setup_ms: float | None = None
+
+
+@dataclass
+class GroupResult:
+    """A group's rows, and how far two timings of its first entry differ."""
+
+    name: str
+    sweep: str
+    x: float
+    rows: list[Row]
+    noise: float = 0.0
+    seconds: float = 0.0
+
+    def row(self, name: str) -> Row | None:
+        """Return the row of that name, None when it has no figures."""
+        return next((r for r in self.rows if r.name == name and not r.failure), None)
+
+
+class Runner:
+    """Runs groups on one device within a time budget."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        ceilings: dict[str, float],
+        *,
+        rounds: int,
+        milliseconds: float,
+        minutes: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.timer = Timer(device)
+        self.ceilings = ceilings
+        self.rounds = rounds
+        self.milliseconds = milliseconds
+        self.deadline = time.monotonic() + 60 * minutes
+        self.minutes = minutes
+        self.say = say
+
+    def out_of_time(self) -> bool:
+        """Whether the budget is spent."""
+        return time.monotonic() > self.deadline
+
+    def run(self, groups: Iterable[Group]) -> list[GroupResult]:
+        """Run the groups in order."""
+        results = []
+        for group in groups:
+            if self.out_of_time():
+                why = f"not run: the time budget of {self.minutes:g} minutes was spent"
+                rows = [replace(_row(entry), failure=why) for entry in group.entries]
+                results.append(GroupResult(group.name, group.sweep, group.x, rows))
+                continue
+            results.append(self._group(group))
+            self.say(_progress(results[-1]))
+        return results
+
+    def _group(self, group: Group) -> GroupResult:
+        began = time.monotonic()
+        inputs: dict[tuple[object, ...], Inputs] = {}
+        references: dict[Case, Reference] = {}
+        rows, calls = [], {}
+        for entry in group.entries:
+            row = _row(entry)
+            rows.append(row)
+            try:
+                if entry.case.shape not in inputs:
+                    inputs[entry.case.shape] = Inputs(entry.case, self.timer.device)
+                own = inputs[entry.case.shape]
+                made = contender(entry.via, entry.case, own)
+                self._examine(row, entry, made, own, references)
+            except Exception as error:  # a peer's failure is a result
+                row.failure = sentence(error)
+                self._recover()
+                continue
+            calls[entry.name] = made.call
+        first = next(iter(calls), None)
+        if first is not None:
+            calls[first + AGAIN] = calls[first]
+        times = interleaved(calls, self.timer, self.rounds, self.milliseconds)
+        noise = abs(ratio(times[first], times[first + AGAIN]) - 1) if first is not None else 0.0
+        for row, entry in zip(rows, group.entries, strict=True):
+            if not row.failure:
+                self._figures(row, entry, times[entry.name], inputs[entry.case.shape], group)
+        calls.clear()
+        self._recover()
+        return GroupResult(group.name, group.sweep, group.x, rows, noise, time.monotonic() - began)
+
+    def _examine(
+        self,
+        row: Row,
+        entry: Entry,
+        made: Contender,
+        inputs: Inputs,
+        references: dict[Case, Reference],
+    ) -> None:
+        """Call once, compare the result, and measure memory on a second call."""
+        row.engine, row.setup_ms = made.engine, made.setup_ms
+        out = made.call()
+        if made.attends:
+            if entry.case not in references:
+                references[entry.case] = Reference(entry.case, inputs)
+            found = references[entry.case].compare(out)
+            row.error, row.error_limit = found.error, found.limit
+            if entry.case.peaked:
+                dense = _dense(entry.case)
+                if dense not in references:
+                    references[dense] = Reference(dense, inputs)
+                row.to_dense = references[dense].distance(out)
+        del out
+        row.peak_bytes = peak_bytes(made.call, self.timer.device)
+
+    def _figures(
+        self, row: Row, entry: Entry, times: list[float], inputs: Inputs, group: Group
+    ) -> None:
+        case = entry.case
+        row.rounds_ms, row.ms = times, statistics.median(times)
+        pairs = inputs.pairs(case)
+        every = case.batch * case.heads * case.rows * case.length
+        row.density = pairs / every
+        row.visited_tflops = 4 * case.head_dim * pairs / row.ms / 1e9
+        row.tb_s = inputs.nbytes() * row.density / row.ms / 1e9
+        if group.flops_ceiling:
+            row.share = row.visited_tflops / self.ceilings[f"tflops/{case.dtype}"]
+        elif "read_tb_s" in self.ceilings:
+            row.share = row.tb_s / self.ceilings["read_tb_s"]
+
+    def _recover(self) -> None:
+        gc.collect()
+        if self.timer.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+
+
+def _dense(case: Case) -> Case:
+    return replace(case, spec=Full())
+
+
+def _row(entry: Entry) -> Row:
+    case = asdict(entry.case)
+    case["spec"] = {"variant": entry.case.spec.variant} | asdict(entry.case.spec)
+    return Row(entry.name, entry.via, case, entry.case.label, entry.case.spec.label)
+
+
+def _progress(result: GroupResult) -> str:
+    shown = []
+    for row in result.rows:
+        wrong = row.error is not None and not row.error <= (row.error_limit or 0)
+        shown.append(
+            f"{row.name} "
+            + ("failed" if row.failure else f"{row.ms:.3f} ms" + (" WRONG" if wrong else ""))
+        )
+    return f"[{result.seconds:5.1f} s] {result.name}: " + ", ".join(shown)

@@ -1,0 +1,256 @@
+"""The named suites: which groups are run. Their floors stand in bars.py, by group and entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .cases import Case, Entry, Group
+from .masks import Band, Blocks, BlockTopK, Dilated, Full, Spec, Strided, TopK
+from .sweeps import CPU, GPU, fused_global, report
+
+# (head dim, heads, length, batch): BARS' dense table.
+DENSE_SHAPES = (
+    (128, 16, 16384, 1),
+    (128, 16, 4096, 4),
+    (128, 16, 1024, 16),
+    (64, 32, 16384, 1),
+    (64, 32, 4096, 4),
+    (64, 32, 1024, 16),
+    (256, 8, 16384, 1),
+    (192, 10, 16384, 1),
+    (96, 21, 16384, 1),
+)
+KEY_BLOCKS = (64, 32, 16)
+BREAK_EVEN = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+
+
+def dense() -> list[Group]:
+    """List dense prefill beside SDPA's backends, FlexAttention and flash-attn 3."""
+    groups = []
+    for dim, heads, length, batch in DENSE_SHAPES:
+        for causal in (False, True):
+            case = Case(Full(), length, batch=batch, heads=heads, head_dim=dim, causal=causal)
+            peers = ["cudnn", "flash", "fa3"]
+            peers += ["flex"] if dim in (64, 128) else []
+            peers += ["math"] if length == 1024 else []
+            groups.append(Group(dense_name(dim, length, causal), _beside(case, peers)))
+    return groups
+
+
+def dense_name(dim: int, length: int, causal: bool) -> str:
+    """Return the group's name for a row of the dense table."""
+    return f"dense {dim}, {length // 1024}K, {'causal' if causal else 'full'}"
+
+
+def sparse() -> list[Group]:
+    """List static and dynamic sparsity beside FlexAttention, flash-attn 3 and our own dense."""
+    groups = []
+    for length, window, heads in ((16384, 2048, 16), (32768, 4096, 16), (131072, 4096, 4)):
+        band = Case(Band(window - 1), length, heads=heads, causal=True)
+        full = _as(band, Full())
+        groups.append(
+            Group(
+                f"band {length // 1024}K",
+                (*_beside(band, ["flex", "fa3"]), Entry("cudnn full causal", full, "cudnn")),
+            )
+        )
+    taps = Case(Dilated(4095, 0, 2), 32768, causal=True)
+    groups.append(
+        Group("dilated 32K", (*_beside(taps, ["flex"]), Entry("band", _as(taps, Band(4095)))))
+    )
+    groups.append(_blocks("block 128, 16K", Case(Full(), 16384), (0.5, 0.25, 0.1)))
+    groups.append(_blocks("block 128, 64K", Case(Full(), 65536, heads=8), (0.1, 0.05)))
+    half = Case(Full(), 16384)
+    groups.append(
+        Group(
+            "block 128x64, 16K",
+            tuple(Entry(f"density {d:.2f}", _as(half, Blocks(128, 64, d))) for d in (0.25, 0.1)),
+        )
+    )
+    groups.append(
+        Group(
+            "block 64, 16K",
+            (
+                Entry("density 0.25", _as(half, Blocks(64, 64, 0.25))),
+                Entry("flex", _as(half, Blocks(64, 64, 0.25)), "flex"),
+            ),
+        )
+    )
+    groups.append(
+        Group(
+            "key blocks, 16K",
+            tuple(Entry(f"keys {size}", _as(half, Blocks(128, size, 0.25))) for size in KEY_BLOCKS),
+        )
+    )
+    groups.append(
+        Group(
+            "square blocks, 16K",
+            tuple(Entry(f"block {size}", _as(half, Blocks(size, size, 0.1))) for size in (32, 16)),
+        )
+    )
+    groups.append(fused_global("global tokens, 16K", 16384, 2048))
+    groups.append(
+        Group(
+            "list building, 16K", (Entry("from_mask", _as(half, Blocks(128, 128, 0.25)), "list"),)
+        )
+    )
+    chosen = Case(BlockTopK(128, 0.1), 131072, heads=32, causal=True)
+    groups.append(
+        Group(
+            "block selection, 128K",
+            (
+                Entry("select", chosen, "select"),
+                Entry("block top-k", chosen),
+                Entry("dense", _as(chosen, Full())),
+            ),
+        )
+    )
+    exact = Case(TopK(2048), 16384, causal=True)
+    groups.append(Group("top-k, 16K", (Entry("ours", exact), Entry("dense", _as(exact, Full())))))
+    groups.append(_blocks("break-even, 16K", half, BREAK_EVEN, flex=False))
+    return groups
+
+
+def decode() -> list[Group]:
+    """List decode: one query row, the bytes of keys and values over time."""
+    groups = []
+    for batch, length in ((1, 131072), (16, 32768), (64, 8192)):
+        case = _decode(Full(), batch, length)
+        name = f"decode batch {batch}, {length // 1024}K"
+        groups.append(Group(name, _beside(case, ["cudnn", "flash"]), flops_ceiling=False))
+    few = _decode(Full(), 64, 32768)
+    groups.append(
+        Group(
+            "sparse decode batch 64, 32K",
+            (
+                Entry("dense", few),
+                Entry("band", _as(few, Band(4095))),
+                Entry("blocks", _as(few, Blocks(128, 128, 0.125, per_head=False))),
+            ),
+            flops_ceiling=False,
+        )
+    )
+    groups.append(
+        Group(
+            "decode batch 1, window 4096",
+            (Entry("ours", _decode(Band(4095), 1, 131072)),),
+            flops_ceiling=False,
+        )
+    )
+    return groups
+
+
+def portable() -> list[Group]:
+    """List the engine for every GPU beside FlashAttention-2, and beside its own dense."""
+    groups = []
+    via = "ours/portable"
+    for causal in (False, True):
+        case = Case(Full(), 16384, causal=causal)
+        sparse = [Band(2047)] if causal else [Blocks(128, 128, 0.5), Blocks(128, 128, 0.25)]
+        groups.append(
+            Group(
+                f"portable 16K, {'causal' if causal else 'full'}",
+                (
+                    Entry("ours", case, via),
+                    Entry("flash", case, "flash"),
+                    *(Entry(spec.label, _as(case, spec), via) for spec in sparse),
+                ),
+            )
+        )
+    return groups
+
+
+def cpu() -> list[Group]:
+    """List the CPU engine beside torch's SDPA: dense, then every variant beside our own dense."""
+    shape: dict[str, Any] = {"heads": 4, "head_dim": 64}
+    groups = []
+    for dtype in ("float32", "bfloat16"):
+        case = Case(Full(), 4096, dtype=dtype, **shape)
+        groups.append(
+            Group(f"cpu dense, {dtype}", (Entry("ours", case), Entry("sdpa", case, "sdpa")))
+        )
+    full = Case(Full(), 4096, dtype="float32", **shape)
+    causal = _as(full, Full(), causal=True)
+    entries = [
+        Entry("dense", full),
+        Entry("sdpa", full, "sdpa"),
+        Entry("causal", causal),
+        Entry("sdpa causal", causal, "sdpa"),
+        Entry("naive", full, "naive"),
+    ]
+    for name, spec, cut in (
+        ("band", Band(1023), True),
+        ("dilated", Dilated(511, 511, 2), False),
+        ("strided", Strided(512, 64), True),
+        ("blocks", Blocks(128, 128, 0.25), False),
+        ("block top-k", BlockTopK(128, 0.25), False),
+        ("top-k", TopK(256), False),
+    ):
+        entries.append(Entry(name, _as(full, spec, causal=cut)))
+    entries.append(Entry("sdpa with the band's mask", _as(full, Band(1023), causal=True), "sdpa"))
+    entries.append(Entry("flex band", _as(full, Band(1023), causal=True), "flex"))
+    groups.append(Group("cpu variants, float32", tuple(entries)))
+    return groups
+
+
+def quick() -> list[Group]:
+    """List every variant once, small: shows in seconds that the harness and the package run."""
+    full = Case(Full(), 512, heads=2, head_dim=64, dtype="float32")
+    specs: Sequence[tuple[Spec, bool]] = (
+        (Full(), True),
+        (Band(127), True),
+        (Dilated(31, 31, 4), False),
+        (Strided(64, 32), True),
+        (Blocks(64, 64, 0.25), False),
+        (TopK(32), False),
+        (BlockTopK(64, 0.25), False),
+    )
+    entries = [Entry("dense", full), Entry("sdpa", full, "sdpa"), Entry("naive", full, "naive")]
+    entries += [
+        Entry(spec.label + " causal" * cut, _as(full, spec, causal=cut)) for spec, cut in specs
+    ]
+    small: dict[str, Any] = {"heads": 2, "head_dim": 64, "dtype": "float32"}
+    return [Group("quick", tuple(entries)), fused_global("global tokens", 512, 128, **small)]
+
+
+SUITES = {
+    "quick": quick,
+    "cpu": cpu,
+    "dense": dense,
+    "sparse": sparse,
+    "decode": decode,
+    "portable": portable,
+}
+NAMES = (*SUITES, "report")
+NEED_CUDA = ("dense", "sparse", "decode", "portable")
+
+
+def groups_of(suite: str, device_type: str) -> list[Group]:
+    """Return the groups of a suite; the report's sizes depend on the device."""
+    if suite == "report":
+        return report(GPU if device_type == "cuda" else CPU)
+    return SUITES[suite]()
+
+
+def _beside(case: Case, peers: Sequence[str]) -> tuple[Entry, ...]:
+    return (Entry("ours", case), *(Entry(via, case, via) for via in peers))
+
+
+def _as(case: Case, spec: Spec, **changes: Any) -> Case:
+    return replace(case, spec=spec, **changes)
+
+
+def _decode(spec: Spec, batch: int, length: int) -> Case:
+    return Case(spec, length, queries=1, batch=batch, heads=32, kv_heads=8)
+
+
+def _blocks(name: str, full: Case, densities: Sequence[float], flex: bool = True) -> Group:
+    entries = [Entry("dense", full)]
+    for density in densities:
+        case = _as(full, Blocks(128, 128, density))
+        entries.append(Entry(f"density {density:.2f}", case))
+        if flex:
+            entries.append(Entry(f"flex {density:.2f}", case, "flex"))
+    return Group(name, tuple(entries))

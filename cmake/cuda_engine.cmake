@@ -1,0 +1,35 @@
+# add_cuda_engine(<folder> ARCHS ... SOURCES ... [FLAGS ...] [GENERATOR <script> GENERATED <header>]):
+# the kernels of csrc/cuda/<folder> as objects of _C_cuda, compiled for the engine's own architectures.
+# nvcc runs under nvcc_checked.py, which logs ptxas and fails the build on its serialisation notes.
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_FLAGS_RELEASE -O3)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+
+function(add_cuda_engine folder)
+  cmake_parse_arguments(ENGINE "" "GENERATOR;GENERATED" "ARCHS;SOURCES;FLAGS" ${ARGN})
+  set(target cuda_${folder})
+  add_library(${target} OBJECT ${ENGINE_SOURCES})
+  set_target_properties(${target} PROPERTIES
+    CUDA_ARCHITECTURES "${ENGINE_ARCHS}"
+    CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/nvcc_checked.py")
+  target_compile_options(${target} PRIVATE
+    -lineinfo -Xptxas -v -Xcompiler -Wall,-Wextra ${ENGINE_FLAGS})
+  target_include_directories(${target} PRIVATE csrc)
+  target_link_libraries(_C_cuda PRIVATE ${target})
+
+  if(ENGINE_GENERATOR)
+    set(generated ${PROJECT_BINARY_DIR}/generated/${folder})
+    add_custom_command(
+      OUTPUT ${generated}/${ENGINE_GENERATED}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${generated}
+      COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/${ENGINE_GENERATOR}
+              ${generated}/${ENGINE_GENERATED}
+      DEPENDS ${ENGINE_GENERATOR}
+      COMMENT "Writing ${ENGINE_GENERATED}")
+    target_sources(${target} PRIVATE ${generated}/${ENGINE_GENERATED})
+    target_include_directories(${target} PRIVATE ${generated})
+  endif()
+endfunction()

@@ -1,0 +1,62 @@
+// The limits of each engine, a sentence each. An engine without a limit here serves every case.
+#include "capability.h"
+
+namespace sparse_attn {
+namespace {
+
+/// Why `engine` does not serve the case; empty when it does.
+std::string refusal(const std::string& engine, const Case& c) {
+  if (engine == "hopper") {
+    if (c.sm != 90) {
+      return "hopper needs compute capability 9.0, this device has " + std::to_string(c.sm / 10) +
+             "." + std::to_string(c.sm % 10);
+    }
+    if (c.dtype == Dtype::kFloat32) return "hopper takes float16 and bfloat16, not float32";
+    if (c.head_dim != 64 && c.head_dim != 96 && c.head_dim != 128 && c.head_dim != 192 &&
+        c.head_dim != 256) {
+      return "hopper takes head dims 64, 96, 128, 192 and 256, not " + std::to_string(c.head_dim);
+    }
+    if (!c.aligned) return "hopper needs pointers and strides that are multiples of 16 bytes";
+    if (c.dense_mask) return "hopper takes no attn_mask";
+    if (c.scattered_globals) return "hopper takes no global_tokens given as indices";
+    if (c.topk) return "hopper has no token top-k";
+    const int32_t least_rows = c.head_dim > 128 ? 128 : 64;
+    if (c.block_q % least_rows != 0) {
+      return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
+             " at head dim " + std::to_string(c.head_dim) + ", not " + std::to_string(c.block_q);
+    }
+  }
+  if (engine == "portable" && c.sm < 75) {
+    return "portable needs compute capability 7.5, this device has " + std::to_string(c.sm / 10) +
+           "." + std::to_string(c.sm % 10);
+  }
+  return "";
+}
+
+}  // namespace
+
+const std::vector<std::string>& engine_names(bool cuda) {
+  static const std::vector<std::string> kCpu = {"tiled", "naive"};
+  static const std::vector<std::string> kCuda = {"hopper", "portable", "naive"};
+  return cuda ? kCuda : kCpu;
+}
+
+Choice choose_engine(const Case& c, const std::string& requested) {
+  Choice choice;
+  for (const std::string& engine : engine_names(c.cuda)) {
+    if (requested != "auto" && requested != engine) continue;
+    std::string reason = refusal(engine, c);
+    if (reason.empty()) {
+      choice.engine = engine;
+      return choice;
+    }
+    choice.reasons.push_back(reason);
+  }
+  if (choice.reasons.empty()) {
+    choice.reasons.push_back("there is no engine " + requested + " for " +
+                             (c.cuda ? "CUDA" : "CPU") + " tensors");
+  }
+  return choice;
+}
+
+}  // namespace sparse_attn

@@ -1,0 +1,94 @@
+// Rows of attn_mask as float32 terms of the scores, in a chunk's columns: 0 and -inf from a bool
+// mask. A mask that is one row for all queries is read once per chunk.
+#pragma once
+
+#include <cstdint>
+
+#include "keys.h"
+#include "visible.h"
+
+namespace sparse_attn::cpu {
+
+class DenseMask {
+ public:
+  /// `buffer` holds a chunk's columns.
+  DenseMask(const AttentionParams& params, const Pattern& pattern, const VectorMath& math,
+            float* buffer)
+      : mask_(params.mask), pattern_(pattern), math_(math), buffer_(buffer) {}
+
+  bool present() const { return mask_.kind != MaskKind::kNone; }
+
+  /// Forgets the row in the buffer; to be called before a new chunk.
+  void begin_chunk() { loaded_ = nullptr; }
+
+  /// The terms of the tile's row, [chunk.columns].
+  const float* row(const Tile& tile, const Chunk& chunk, int32_t row) {
+    int64_t offset = tile.batch * mask_.stride_b + tile.head_of(row) * mask_.stride_h +
+                     tile.query_of(row) * mask_.stride_q;
+    const char* start = static_cast<const char*>(mask_.data) + offset * bytes();
+    if (start == loaded_) return buffer_;
+    loaded_ = start;
+    float* target = buffer_;
+    for (int32_t i = 0; i < chunk.num_runs; ++i) {
+      load(tile.slice, chunk.axis, chunk.runs[i], start, target);
+      target += chunk.runs[i].length;
+    }
+    return buffer_;
+  }
+
+  /// Whether one row serves the whole tile and hides every key of the chunk.
+  bool hides_all(const Tile& tile, const Chunk& chunk) {
+    if (!present() || mask_.stride_q != 0 || (mask_.stride_h != 0 && tile.num_heads > 1)) {
+      return false;
+    }
+    const float* terms = row(tile, chunk, 0);
+    for (int32_t column = 0; column < chunk.columns; ++column) {
+      if (terms[column] != kHidden) return false;
+    }
+    return true;
+  }
+
+ private:
+  int64_t bytes() const {
+    return mask_.kind == MaskKind::kBool ? 1 : mask_.kind == MaskKind::kFloat32 ? 4 : 2;
+  }
+
+  void load(const Slice& slice, Axis axis, const Run& run, const char* start, float* target) {
+    if (axis == Axis::kGlobal) {
+      for (int32_t i = 0; i < run.length; ++i) {
+        copy(start + pattern_.global_tiles[run.begin + i] * mask_.stride_k * bytes(), 0, 1,
+             target + i);
+      }
+      return;
+    }
+    bool lead = axis == Axis::kLead;
+    int64_t first = lead ? pattern_.lead.at(run.begin) : slice.keys.at(run.begin);
+    int64_t step = lead ? pattern_.lead.step : slice.keys.step;
+    copy(start + first * mask_.stride_k * bytes(), step * mask_.stride_k, run.length, target);
+  }
+
+  void copy(const char* source, int64_t stride, int32_t count, float* target) {
+    if (mask_.kind == MaskKind::kBool) {
+      for (int32_t i = 0; i < count; ++i) target[i] = source[i * stride] ? 0.0f : kHidden;
+      return;
+    }
+    Element element = mask_.kind == MaskKind::kFloat32   ? Element::kFloat32
+                      : mask_.kind == MaskKind::kFloat16 ? Element::kFloat16
+                                                         : Element::kBFloat16;
+    if (stride == 1) {
+      math_.to_float(element, source, target, count);
+      return;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      math_.to_float(element, source + i * stride * bytes(), target + i, 1);
+    }
+  }
+
+  const MaskView& mask_;
+  const Pattern& pattern_;
+  const VectorMath& math_;
+  float* buffer_;
+  const char* loaded_ = nullptr;
+};
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,185 @@
+// The naive engine: the whole score matrix of a head in memory, a softmax over it, a second
+// product; out = softmax(mask(scale q k^T)) v in three passes. The baseline of the benchmarks and
+// the oracle of the other CPU engine; every pattern, nothing skipped.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "engines.h"
+#include "global_tokens.h"
+#include "keys.h"
+#include "naive_row.h"
+#include "torch_host.h"
+
+namespace sparse_attn::cpu {
+namespace {
+
+constexpr int32_t kKeyBlock = 512;
+constexpr int32_t kRowBlock = 64;  // rows of a product, and of a thread's turn, at most
+
+struct Workspace {
+  GlobalTokens globals;
+  float* query = nullptr;    // [Sq, D] of one head
+  float* key = nullptr;      // [Skv, D]
+  float* value = nullptr;    // [Skv, D]
+  float* scores = nullptr;   // [Sq, Skv]
+  float* out = nullptr;      // [Sq, D]
+  NaiveRow* rows = nullptr;  // [num_workers]
+
+  Workspace(const AttentionParams& params, int32_t num_workers, Arena* arena) {
+    int64_t seq_q = params.seq_q, seq_kv = params.seq_kv, head_dim = params.head_dim;
+    if (params.global_tokens != nullptr) {
+      globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
+      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.seq_kv));
+      globals.count = arena->take<int32_t>(1);
+    }
+    query = arena->take<float>(seq_q * head_dim);
+    key = arena->take<float>(seq_kv * head_dim);
+    value = arena->take<float>(seq_kv * head_dim);
+    scores = arena->take<float>(seq_q * seq_kv);
+    out = arena->take<float>(seq_q * head_dim);
+    rows = arena->take<NaiveRow>(num_workers);
+    for (int32_t worker = 0; worker < num_workers; ++worker) {
+      NaiveRow row(params, arena);
+      if (rows != nullptr) rows[worker] = row;
+    }
+  }
+};
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  Arena arena(nullptr);
+  Workspace(params, num_workers(), &arena);
+  return arena.used();
+}
+
+/// One head after another; threads share the rows of each pass.
+class NaiveHead {
+ public:
+  NaiveHead(const AttentionParams& params, const Pattern& pattern, const Workspace& workspace,
+            int32_t workers, int32_t batch, int32_t head)
+      : params_(params),
+        pattern_(pattern),
+        workspace_(workspace),
+        workers_(workers),
+        batch_(batch),
+        head_(head) {}
+
+  bool run() const {
+    const VectorMath& math = vector_math();
+    int32_t head_kv = head_ / params_.group(), head_dim = params_.head_dim;
+    copy_rows(math, rows_of(params_.query, params_.dtype, batch_, head_), params_.seq_q, head_dim,
+              workspace_.query);
+    copy_keys(rows_of(params_.key, params_.dtype, batch_, head_kv), workspace_.key);
+    copy_keys(rows_of(params_.value, params_.dtype, batch_, head_kv), workspace_.value);
+    return score() && normalise() && weigh();
+  }
+
+ private:
+  /// Keys outside every row's bounds may hold anything, so they are read as zeros.
+  void copy_keys(const Rows& source, float* target) const {
+    Interval keys = {params_.seq_kv, 0};
+    for (int32_t i = 0; i < params_.seq_q; ++i) {
+      Interval row = params_.bounds.row(batch_, head_, i, params_.seq_kv);
+      if (row.empty()) continue;
+      keys = {imin(keys.begin, row.begin), imax(keys.end, row.end)};
+    }
+    int64_t head_dim = params_.head_dim;
+    std::memset(target, 0, sizeof(float) * params_.seq_kv * head_dim);
+    if (keys.empty()) return;
+    copy_rows(vector_math(), strided(source, keys.begin, 1), keys.size(), params_.head_dim,
+              target + keys.begin * head_dim);
+  }
+
+  float* scores_of(int64_t row) const { return workspace_.scores + row * params_.seq_kv; }
+
+  template <class Work>
+  bool for_each_block(const Work& work) const {
+    return for_each_item(workers_, ceil_div(params_.seq_q, kRowBlock),
+                         [&](int32_t worker, int64_t block) {
+                           int32_t begin = static_cast<int32_t>(block) * kRowBlock;
+                           work(worker, begin, imin(begin + kRowBlock, params_.seq_q));
+                         });
+  }
+
+  /// scores = q k^T
+  bool score() const {
+    int64_t head_dim = params_.head_dim;
+    std::atomic<bool> ok{true};
+    bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
+      Matrix query(workspace_.query + begin * head_dim, end - begin, head_dim, head_dim);
+      Matrix scores(scores_of(begin), end - begin, params_.seq_kv, params_.seq_kv);
+      if (!multiply(query, Matrix::transposed(workspace_.key, params_.seq_kv, head_dim, head_dim),
+                    scores, false)) {
+        ok.store(false);
+      }
+    });
+    return ran && ok.load();
+  }
+
+  /// scores = softmax of what each row sees; lse
+  bool normalise() const {
+    return for_each_block([&](int32_t worker, int32_t begin, int32_t end) {
+      for (int32_t i = begin; i < end; ++i) {
+        float lse =
+            workspace_.rows[worker].softmax(params_, pattern_, batch_, head_, i, scores_of(i));
+        if (params_.lse == nullptr) continue;
+        params_.lse[batch_ * params_.lse_stride_b + head_ * params_.lse_stride_h +
+                    i * params_.lse_stride_s] = lse;
+      }
+    });
+  }
+
+  /// out = scores v, summed by blocks of keys so that rounding does not grow with their number
+  bool weigh() const {
+    int64_t head_dim = params_.head_dim;
+    const VectorMath& math = vector_math();
+    Rows target = rows_of(params_.out, params_.dtype, batch_, head_);
+    std::atomic<bool> ok{true};
+    bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
+      float* out = workspace_.out + begin * head_dim;
+      Matrix sum(out, end - begin, head_dim, head_dim);
+      for (int32_t key = 0; key < params_.seq_kv; key += kKeyBlock) {
+        int32_t keys = imin(kKeyBlock, params_.seq_kv - key);
+        Matrix weights(scores_of(begin) + key, end - begin, keys, params_.seq_kv);
+        Matrix value(workspace_.value + key * head_dim, keys, head_dim, head_dim);
+        if (!multiply(weights, value, sum, key > 0)) ok.store(false);
+      }
+      for (int32_t i = begin; i < end; ++i) {
+        math.from_float(target.element, out + (i - begin) * head_dim, 1.0f,
+                        const_cast<void*>(strided(target, i, 1).data), head_dim);
+      }
+    });
+    return ran && ok.load();
+  }
+
+  const AttentionParams& params_;
+  const Pattern& pattern_;
+  const Workspace& workspace_;
+  int32_t workers_, batch_, head_;
+};
+
+Status run(const AttentionParams& params) {
+  int32_t workers = num_workers();
+  Arena arena(params.workspace);
+  Workspace workspace(params, workers, &arena);
+  Pattern pattern = params.pattern;
+  if (params.global_tokens != nullptr) {
+    workspace.globals.build(params);
+    pattern = workspace.globals.attach(pattern);
+  }
+  for (int32_t batch = 0; batch < params.batch; ++batch) {
+    for (int32_t head = 0; head < params.heads_q; ++head) {
+      if (!NaiveHead(params, pattern, workspace, workers, batch, head).run()) {
+        return {1, "a matrix product or the thread pool failed"};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const Engine kNaive = {"naive", workspace_bytes, run};
+
+}  // namespace sparse_attn::cpu

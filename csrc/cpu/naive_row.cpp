@@ -1,0 +1,108 @@
+// What a query sees and its softmax, a key at a time.
+#include "naive_row.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "select_topk.h"
+#include "vector_math.h"
+
+namespace sparse_attn::cpu {
+namespace {
+
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+/// The term of attn_mask at (b, h, i, j): 0 or -inf from a bool mask.
+float mask_term(const MaskView& mask, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (mask.kind == MaskKind::kNone) return 0.0f;
+  int64_t at = b * mask.stride_b + h * mask.stride_h + i * mask.stride_q + j * mask.stride_k;
+  if (mask.kind == MaskKind::kBool) return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kHidden;
+  if (mask.kind == MaskKind::kFloat32) return static_cast<const float*>(mask.data)[at];
+  float term;
+  vector_math().to_float(mask.kind == MaskKind::kFloat16 ? Element::kFloat16 : Element::kBFloat16,
+                         static_cast<const uint16_t*>(mask.data) + at, &term, 1);
+  return term;
+}
+
+}  // namespace
+
+NaiveRow::NaiveRow(const AttentionParams& params, Arena* arena) {
+  seen = arena->take<uint8_t>(params.seq_kv);
+  if (params.pattern.topk == 0) return;
+  columns = arena->take<int32_t>(params.seq_kv);
+  ranks = arena->take<int32_t>(params.seq_kv);
+}
+
+void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
+                          int32_t head, int32_t layout_row) {
+  for (int32_t entry = 0; entry < list.count(batch, head, layout_row); ++entry) {
+    int32_t start = list.key_start(batch, head, layout_row, entry);
+    if (start == kUnlimited) continue;
+    Interval block = intersect(keys, {start, start + list.block_kv});
+    for (int32_t v = block.begin; v < block.end; ++v) seen[slice.keys.at(v)] = 1;
+  }
+}
+
+void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, int32_t batch,
+                         int32_t head, int32_t i) {
+  std::memset(seen, 0, params.seq_kv);
+  Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
+  Slice slice =
+      make_slice(pattern, i % pattern.dilation, params.seq_q, params.seq_kv, params.offset(batch));
+  Row row = make_row(pattern, slice, i / pattern.dilation, bounds);
+  for (int32_t u = row.lead.begin; u < row.lead.end; ++u) seen[pattern.lead.at(u)] = 1;
+  if (pattern.list.present()) {
+    see_listed(pattern.list, slice, row.keys, batch, head, i / pattern.list.block_q);
+    return;
+  }
+  for (int32_t v = row.keys.begin; v < row.keys.end; ++v) seen[slice.keys.at(v)] = 1;
+  if (pattern.num_global_tiles == nullptr) return;
+  for (int32_t g = 0; g < *pattern.num_global_tiles; ++g) {
+    if (row.limit.contains(pattern.global_tiles[g])) seen[pattern.global_tiles[g]] = 1;
+  }
+}
+
+/// Writes -inf over all scores but the k highest.
+void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
+  int32_t count = select_topk(vector_math(), scores, n, k, columns, ranks);
+  int32_t next = 0;
+  for (int32_t j = 0; j < n; ++j) {
+    bool kept = next < count && columns[next] == j;
+    next += kept;
+    if (!kept) scores[j] = kHidden;
+  }
+}
+
+float NaiveRow::softmax(const AttentionParams& params, const Pattern& pattern, int32_t batch,
+                        int32_t head, int32_t i, float* scores) {
+  find_seen(params, pattern, batch, head, i);
+  for (int32_t j = 0; j < params.seq_kv; ++j) {
+    float term = mask_term(params.mask, batch, head, i, j);
+    scores[j] = seen[j] && term != kHidden ? params.scale * scores[j] : kHidden;
+  }
+  if (pattern.topk > 0) keep_topk(pattern.topk, params.seq_kv, scores);
+  float max = kHidden;
+  for (int32_t j = 0; j < params.seq_kv; ++j) {
+    if (scores[j] == kHidden) continue;
+    if (params.softcap != 0) scores[j] = params.softcap * std::tanh(scores[j] / params.softcap);
+    scores[j] += mask_term(params.mask, batch, head, i, j);
+    if (!(scores[j] <= max)) max = scores[j];
+  }
+  if (max == kHidden) {
+    std::memset(scores, 0, params.seq_kv * sizeof(float));
+    return kHidden;
+  }
+  double sum = 0;
+  for (int32_t j = 0; j < params.seq_kv; ++j) {
+    scores[j] = scores[j] == kHidden ? 0.0f : std::exp(scores[j] - max);
+    sum += scores[j];
+  }
+  float lse = static_cast<float>(max + std::log(sum));
+  if (params.sink_logits != nullptr) sum += std::exp(double{params.sink_logits[head]} - max);
+  float share = static_cast<float>(1 / sum);
+  for (int32_t j = 0; j < params.seq_kv; ++j) scores[j] *= share;
+  return lse;
+}
+
+}  // namespace sparse_attn::cpu

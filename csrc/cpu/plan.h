@@ -1,0 +1,73 @@
+// How the tiled engine cuts a call: tiles of query rows, chunks of keys, what is packed to float32
+// rows beforehand, and where everything lies in the workspace. A function of the parameters and,
+// for the number of scratch areas alone, of the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace sparse_attn::cpu {
+
+/// Up to here a head's rows are multiplied one by one, from the keys where they lie.
+constexpr int32_t kFewRows = 4;
+
+constexpr int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+/// Hands out consecutive pieces of the workspace, each on a cache line; counts without a base.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* piece = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return reinterpret_cast<T*>(piece);
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+/// Tiles of query rows, the same for every head.
+struct QueryCut {
+  int32_t tile_rows = 0;        // rows of a tile, at most
+  int32_t tiles_per_class = 0;  // of a class of rows; of a layout row for block lists
+  int32_t num_classes = 0;      // classes that have rows; layout rows for block lists
+  int32_t heads_per_tile = 1;   // the heads of a group share a tile when rows are few
+  int32_t num_tiles() const { return tiles_per_class * num_classes; }
+  int32_t max_rows() const { return tile_rows * heads_per_tile; }
+};
+
+/// Keys and values packed to contiguous float32 rows, per key head: the main view class by class,
+/// and the side view (leading keys on an axis of their own, or scattered global tokens).
+struct PackCut {
+  bool key = false, value = false;  // of the main view; else they lie so already, or rows are few
+  int64_t class_rows = 0;           // rows from one class to the next
+  int64_t main_rows = 0;
+  int64_t side_rows = 0;
+  int64_t heads_per_round = 0;  // heads packed at a time, so that the space stays bounded
+};
+
+struct Plan {
+  QueryCut query;
+  PackCut pack;
+  int32_t chunk_keys = 0;     // columns of a tile of scores
+  int64_t score_columns = 0;  // of a row of scores: a chunk, or every key for token top-k
+  int64_t score_stride = 0;   // floats from a row of scores to the next
+  int64_t kept_stride = 0;    // integers from a row of kept columns to the next, for top-k
+  int32_t num_workers = 1;
+};
+
+Plan make_plan(const AttentionParams& params, int32_t num_workers);
+
+/// Whether the leading keys have an axis of their own.
+inline bool has_side_lead(const AttentionParams& params) {
+  return params.pattern.lead.length > 0 && !params.pattern.shared_axis();
+}
+
+}  // namespace sparse_attn::cpu

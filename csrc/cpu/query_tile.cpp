@@ -1,0 +1,216 @@
+// The steps of one query tile: S = q k^T per chunk, what each row sees of it, online softmax, O +=
+// P v.
+#include "query_tile.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace sparse_attn::cpu {
+namespace {
+
+constexpr double kLn2 = 0.693147180559945309;
+constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product of their own
+
+}  // namespace
+
+TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
+  int64_t max_rows = plan.query.max_rows();
+  int64_t chunk = int64_t{plan.chunk_keys} * params.head_dim;
+  query = arena->take<float>(max_rows * params.head_dim);
+  out = arena->take<float>(max_rows * params.head_dim);
+  scores = arena->take<float>(max_rows * plan.score_stride);
+  m = arena->take<float>(max_rows);
+  l = arena->take<float>(max_rows);
+  rows = arena->take<Row>(max_rows);
+  visible = arena->take<Span>(max_rows);
+  if (params.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
+  if (params.pattern.list.present()) {
+    key = arena->take<float>(chunk);
+    value = arena->take<float>(chunk);
+  }
+  if (params.pattern.topk == 0) return;
+  seen_end = arena->take<int32_t>(max_rows);
+  kept = arena->take<int32_t>(max_rows * plan.kept_stride);
+  cursor = arena->take<int32_t>(max_rows);
+  candidates = arena->take<int32_t>(plan.score_columns);
+  ranks = arena->take<int32_t>(plan.score_columns);
+  terms = arena->take<float>(plan.chunk_keys);
+}
+
+QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, const Plan& plan,
+                     const VectorMath& math, const Tile& tile, const PackedHead& packed,
+                     const TileScratch& scratch)
+    : params_(params),
+      pattern_(pattern),
+      plan_(plan),
+      math_(math),
+      tile_(tile),
+      scratch_(scratch),
+      keys_(pattern, plan.pack, params.head_dim,
+            rows_of(params.key, params.dtype, tile.batch, tile.head_kv), packed.key,
+            packed.side_key),
+      values_(pattern, plan.pack, params.head_dim,
+              rows_of(params.value, params.dtype, tile.batch, tile.head_kv), packed.value,
+              packed.side_value),
+      mask_(params, pattern, math, scratch.mask),
+      row_by_row_(tile.rows.size() <= kFewRows) {}
+
+bool QueryTile::transforms() const {
+  return mask_.present() || params_.softcap != 0 || !(params_.scale > 0);
+}
+
+bool QueryTile::run() {
+  load_queries();
+  bool ran = pattern_.topk > 0 ? run_topk() : run_online();
+  finish();
+  return ran;
+}
+
+void QueryTile::load_queries() {
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
+    int32_t query = tile_.query_of(row);
+    copy_rows(math_, strided(head, query, 1), 1, params_.head_dim,
+              scratch_.query + int64_t{row} * params_.head_dim);
+    Interval bounds = params_.bounds.row(tile_.batch, tile_.head_of(row), query, params_.seq_kv);
+    scratch_.rows[row] = make_row(pattern_, tile_.slice, tile_.slice_row(row), bounds);
+    scratch_.m[row] = kHidden;
+    scratch_.l[row] = 0;
+  }
+}
+
+/// Copies short runs together, so that one product takes them all.
+void QueryTile::gather(const Chunk& chunk) {
+  gathered_ = !row_by_row_ && chunk.num_runs > 1 && chunk.columns < chunk.num_runs * kGatherBelow;
+  if (!gathered_) return;
+  int64_t column = 0;
+  for (int32_t i = 0; i < chunk.num_runs; ++i) {
+    const Run& run = chunk.runs[i];
+    int64_t offset = column * params_.head_dim;
+    copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, params_.head_dim,
+              scratch_.key + offset);
+    copy_rows(math_, values_.at(chunk.axis, tile_.slice, run.begin), run.length, params_.head_dim,
+              scratch_.value + offset);
+    column += run.length;
+  }
+}
+
+bool QueryTile::multiply_keys(const Chunk& chunk, float* scores) {
+  int32_t head_dim = params_.head_dim;
+  Matrix query(scratch_.query, tile_.size(), head_dim, head_dim);
+  return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
+    if (row_by_row_) {
+      for (int32_t row = 0; row < tile_.size(); ++row) {
+        math_.row_scores(scratch_.query + int64_t{row} * head_dim, key, length, head_dim,
+                         scores + row * plan_.score_stride + column);
+      }
+      return true;
+    }
+    return multiply(
+        query,
+        Matrix::transposed(static_cast<const float*>(key.data), length, head_dim, key.stride),
+        Matrix(scores + column, tile_.size(), length, plan_.score_stride), false);
+  });
+}
+
+bool QueryTile::multiply_values(const Chunk& chunk, const float* weights, bool first) {
+  int32_t head_dim = params_.head_dim;
+  Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);
+  return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
+    if (row_by_row_) {
+      for (int32_t row = 0; row < tile_.size(); ++row) {
+        math_.row_accumulate(weights + row * plan_.score_stride + column, nullptr, length, value,
+                             head_dim, scratch_.out + int64_t{row} * head_dim);
+      }
+      return true;
+    }
+    return multiply(Matrix(weights + column, tile_.size(), length, plan_.score_stride),
+                    Matrix(static_cast<const float*>(value.data), length, head_dim, value.stride),
+                    out, !(first && column == 0));
+  });
+}
+
+void QueryTile::find_visible(const Chunk& chunk, float* scores) {
+  bool masked = chunk.axis != Axis::kMain;
+  for (int32_t i = 0; i < chunk.num_runs && !masked; ++i) {
+    masked = needs_mask(tile_.visited, chunk.runs[i].begin, chunk.runs[i].length);
+  }
+  RowView view(pattern_, tile_, chunk);
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    scratch_.visible[row] =
+        masked ? view.columns(scratch_.rows[row], scores + row * plan_.score_stride)
+               : Span{0, chunk.columns};
+  }
+}
+
+/// Scales, caps and masks what the row sees of the chunk.
+void QueryTile::transform_row(const Chunk& chunk, int32_t row, float* scores, float scale) {
+  Span span = scratch_.visible[row];
+  if (span.begin >= span.end) return;
+  const float* terms = mask_.present() ? mask_.row(tile_, chunk, row) + span.begin : nullptr;
+  math_.transform(scores + row * plan_.score_stride + span.begin, span.end - span.begin, scale,
+                  params_.softcap, terms);
+}
+
+SoftmaxTile QueryTile::softmax_tile() const {
+  SoftmaxTile softmax;
+  softmax.scores = scratch_.scores;
+  softmax.stride = plan_.score_stride;
+  softmax.rows = tile_.size();
+  softmax.visible = scratch_.visible;
+  softmax.m = scratch_.m;
+  softmax.l = scratch_.l;
+  softmax.out = scratch_.out;
+  softmax.head_dim = params_.head_dim;
+  softmax.factor = transforms() ? kLog2E : params_.scale * kLog2E;
+  return softmax;
+}
+
+bool QueryTile::run_online() {
+  SoftmaxTile softmax = softmax_tile();
+  bool first = true, ran = true;
+  for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
+    mask_.begin_chunk();
+    if (!ran || mask_.hides_all(tile_, chunk)) return;
+    if (first && row_by_row_) clear_out();
+    gather(chunk);
+    ran = multiply_keys(chunk, scratch_.scores);
+    find_visible(chunk, scratch_.scores);
+    if (transforms()) {
+      for (int32_t row = 0; row < tile_.size(); ++row) {
+        transform_row(chunk, row, scratch_.scores, params_.scale);
+      }
+    }
+    softmax.columns = chunk.columns;
+    math_.online_softmax(softmax);
+    ran = ran && multiply_values(chunk, scratch_.scores, first);
+    first = false;
+  });
+  return ran;
+}
+
+void QueryTile::clear_out() {
+  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.head_dim);
+}
+
+/// Divides by l, with the learned sink's share in it, and stores rows and lse.
+void QueryTile::finish() {
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    int64_t head = tile_.head_of(row), query = tile_.query_of(row);
+    double m = scratch_.m[row] * kLn2, sum = scratch_.l[row];
+    bool empty = scratch_.m[row] == kHidden;
+    if (params_.lse != nullptr) {
+      params_.lse[tile_.batch * params_.lse_stride_b + head * params_.lse_stride_h +
+                  query * params_.lse_stride_s] =
+          empty ? kHidden : static_cast<float>(m + std::log(sum));
+    }
+    if (params_.sink_logits != nullptr) sum += std::exp(params_.sink_logits[head] - m);
+    float* out = scratch_.out + int64_t{row} * params_.head_dim;
+    if (empty) std::memset(out, 0, sizeof(float) * params_.head_dim);
+    Rows target = strided(rows_of(params_.out, params_.dtype, tile_.batch, head), query, 1);
+    math_.from_float(target.element, out, empty ? 1.0f : static_cast<float>(1 / sum),
+                     const_cast<void*>(target.data), params_.head_dim);
+  }
+}
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,110 @@
+// One query tile of the tiled engine, from packed queries to finished rows of out and lse. Used by
+// the workers of tiled.cpp; token top-k keeps whole score rows, everything else runs online.
+#pragma once
+
+#include "dense_mask.h"
+#include "keys.h"
+#include "plan.h"
+#include "tile.h"
+#include "torch_host.h"
+#include "vector_math.h"
+#include "visible.h"
+
+namespace sparse_attn::cpu {
+
+/// What a worker holds for the tile it works on.
+struct TileScratch {
+  float* query = nullptr;         // [rows, D]
+  float* out = nullptr;           // [rows, D], not yet divided by l
+  float* scores = nullptr;        // [rows, score_stride]
+  float* m = nullptr;             // [rows]
+  float* l = nullptr;             // [rows]
+  Row* rows = nullptr;            // [rows]
+  Span* visible = nullptr;        // [rows]
+  float* mask = nullptr;          // [chunk_keys], one row of attn_mask
+  float* key = nullptr;           // [chunk_keys, D], gathered blocks
+  float* value = nullptr;         // [chunk_keys, D]
+  // For top-k:
+  int32_t* seen_end = nullptr;    // [rows], columns past the last that the row sees
+  int32_t* kept = nullptr;        // [rows, kept_stride], columns
+  int32_t* cursor = nullptr;      // [rows], walks through kept
+  int32_t* candidates = nullptr;  // [score_columns]
+  int32_t* ranks = nullptr;       // [score_columns]
+  float* terms = nullptr;         // [chunk_keys], of attn_mask at the kept columns
+
+  TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena);
+};
+
+class QueryTile {
+ public:
+  QueryTile(const AttentionParams& params, const Pattern& pattern, const Plan& plan,
+            const VectorMath& math, const Tile& tile, const PackedHead& packed,
+            const TileScratch& scratch);
+
+  /// False when a product failed.
+  bool run();
+
+ private:
+  /// Scores need more than a positive factor: attn_mask, softcap, or a scale that is not positive.
+  bool transforms() const;
+  void load_queries();
+  void gather(const Chunk& chunk);
+  bool multiply_keys(const Chunk& chunk, float* scores);
+  bool multiply_values(const Chunk& chunk, const float* weights, bool first);
+  template <class Product>
+  bool for_each_part(const Chunk& chunk, const Product& product);
+  void find_visible(const Chunk& chunk, float* scores);
+  void transform_row(const Chunk& chunk, int32_t row, float* scores, float scale);
+  SoftmaxTile softmax_tile() const;
+  bool run_online();
+  void clear_out();
+  void finish();
+
+  // Token top-k, in topk_tile.cpp.
+  bool run_topk();
+  int32_t score_whole_rows();
+  void hide_unseen(const Chunk& chunk, int32_t row, float* scores);
+  void select_columns();
+  template <class Visit>
+  void for_each_scored(int32_t columns, const Visit& visit);
+  Span next_kept(int32_t row, int32_t end);
+  void transform_kept(int32_t columns);
+  bool weigh_kept(int32_t columns);
+
+  const AttentionParams& params_;
+  const Pattern& pattern_;
+  const Plan& plan_;
+  const VectorMath& math_;
+  const Tile& tile_;
+  const TileScratch& scratch_;
+  HeadRows keys_;
+  HeadRows values_;
+  DenseMask mask_;
+  bool row_by_row_;        // products by rows instead of BLAS
+  bool gathered_ = false;  // the chunk's rows lie in scratch_.key and scratch_.value
+};
+
+/// Calls product(column, length, keys, values) for the parts of the chunk that lie together.
+template <class Product>
+bool QueryTile::for_each_part(const Chunk& chunk, const Product& product) {
+  if (gathered_) {
+    return product(0, chunk.columns, Rows{scratch_.key, params_.head_dim, Element::kFloat32},
+                   Rows{scratch_.value, params_.head_dim, Element::kFloat32});
+  }
+  bool one_by_one = chunk.axis == Axis::kGlobal && plan_.pack.side_rows == 0;
+  int32_t column = 0;
+  for (int32_t i = 0; i < chunk.num_runs; ++i) {
+    const Run& run = chunk.runs[i];
+    int32_t step = one_by_one ? 1 : run.length;
+    for (int32_t begin = 0; begin < run.length; begin += step) {
+      if (!product(column, step, keys_.at(chunk.axis, tile_.slice, run.begin + begin),
+                   values_.at(chunk.axis, tile_.slice, run.begin + begin))) {
+        return false;
+      }
+      column += step;
+    }
+  }
+  return true;
+}
+
+}  // namespace sparse_attn::cpu

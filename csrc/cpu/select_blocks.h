@@ -1,0 +1,14 @@
+// Block top-k by pooled means: the key blocks of each query block, as a list (docs/design.md,
+// "Block top-k").
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace sparse_attn::cpu {
+
+int64_t select_workspace_bytes(const SelectParams& params);
+Status select_blocks(const SelectParams& params);
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,175 @@
+// Vectors of the widest type that the instruction set of this compilation has, by the compiler's
+// vector extension, with exp2, tanh and conversions on them. Included by the files that are
+// compiled once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+constexpr float kInfinity = __builtin_inff();
+
+template <class Vector>
+inline Vector load(const void* source) {
+  Vector x;
+  __builtin_memcpy(&x, source, sizeof(x));
+  return x;
+}
+
+template <class Vector>
+inline void store(void* target, Vector x) {
+  __builtin_memcpy(target, &x, sizeof(x));
+}
+
+inline Floats broadcast(float x) { return Floats{} + x; }
+inline Floats select(Ints condition, Floats a, Floats b) {
+  return Floats((condition & Ints(a)) | (~condition & Ints(b)));
+}
+/// The larger of each pair; the second where one is NaN.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return Floats(_mm512_maskz_max_ps(-1, __m512(a), __m512(b)));
+#elif defined(__AVX2__)
+  return Floats(_mm256_max_ps(__m256(a), __m256(b)));
+#else
+  return select(a > b, a, b);
+#endif
+}
+
+/// Sums by halves, in the same order on every call.
+inline float horizontal_sum(Floats x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+inline float horizontal_max(Floats x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+/// A bit per lane that is set.
+inline uint32_t lane_bits(Ints condition) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(__m512i(condition));
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(__m256(condition));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(condition[i] & 1) << i;
+  return bits;
+#endif
+}
+
+/// `x` with `rest` in the lanes outside [begin, end).
+inline Floats keep_lanes(Floats x, int32_t begin, int32_t end, float rest) {
+  Ints lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return select((lane >= begin) & (lane < end), x, broadcast(rest));
+}
+
+/// 2^t for t <= 1, 0 below -126; within 1 ulp. t = n + r with n by rounding and |r| <= 1/2, and 2^r
+/// by the minimax polynomial of degree 6 (relative error 2e-9).
+inline Floats exp2(Floats t) {
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves n in the low bits
+  Floats shifted = t + kRound;
+  Floats r = t - (shifted - kRound);
+  Floats p = r * 0x1.41fbbap-13f + 0x1.5f3e54p-10f;
+  p = p * r + 0x1.3b2d4cp-7f;
+  p = p * r + 0x1.c6aee8p-5f;
+  p = p * r + 0x1.ebfbdcp-3f;
+  p = p * r + 0x1.62e430p-1f;
+  p = p * r + 1.0f;
+  Floats y = p * Floats((Ints(shifted) + 127) << 23);
+  return Floats(Ints(y) & ~(t < -126.0f));
+}
+
+/// tanh(y): y + y^3 P(y^2) below 0.625 (minimax, relative error 4e-9), else by exp2.
+inline Floats tanh(Floats y) {
+  constexpr float kTwoLog2E = 2.8853900817779268f;
+  Floats magnitude = Floats(Ints(y) & 0x7fffffff);
+  Floats z = y * y;
+  Floats p = z * -0.00571703259f + 0.0206505749f;
+  p = p * z - 0.0537434928f;
+  p = p * z + 0.133314908f;
+  p = p * z - 0.333332837f;
+  Floats small = p * z * y + y;
+  Floats e = exp2(magnitude * -kTwoLog2E);
+  Floats large = (1.0f - e) / (1.0f + e);
+  large = Floats(Ints(large) | (Ints(y) & int32_t(0x80000000)));
+  return select(magnitude < 0.625f, small, large);
+}
+
+inline Floats float_of_bfloat16(Halves h) { return Floats(__builtin_convertvector(h, Ints) << 16); }
+
+/// Rounded to nearest, ties to even; NaN stays NaN.
+inline Halves bfloat16_of_float(Floats x) {
+  Ints bits = Ints(x);
+  Ints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Ints is_nan = x != x;
+  rounded = (is_nan & ((bits >> 16) | 0x40)) | (~is_nan & rounded);
+  return __builtin_convertvector(rounded & 0xffff, Halves);
+}
+
+#if defined(__AVX512F__)
+inline Floats float_of_float16(Halves h) { return Floats(_mm512_maskz_cvtph_ps(-1, __m256i(h))); }
+inline Halves float16_of_float(Floats x) { return Halves(_mm512_maskz_cvtps_ph(-1, __m512(x), 0)); }
+#elif defined(__F16C__)
+inline Floats float_of_float16(Halves h) { return Floats(_mm256_cvtph_ps(__m128i(h))); }
+inline Halves float16_of_float(Floats x) { return Halves(_mm256_cvtps_ph(__m256(x), 0)); }
+#else
+/// Exponents move by a product with 2^112, which also scales subnormals; infinities and NaN apart.
+inline Floats float_of_float16(Halves h) {
+  Ints bits = __builtin_convertvector(h, Ints);
+  Ints magnitude = (bits & 0x7fff) << 13;
+  Ints special = magnitude >= 0x0f800000;
+  Ints finite = Ints(Floats(magnitude) * 0x1p112f);
+  Ints result = (special & (magnitude | 0x7f800000)) | (~special & finite);
+  return Floats(result | ((bits & 0x8000) << 16));
+}
+
+/// Rounded to nearest, ties to even. Subnormal results round in the sum with 0.5, whose last place
+/// is float16's smallest subnormal.
+inline Halves float16_of_float(Floats x) {
+  Ints bits = Ints(x);
+  Ints sign = (bits >> 16) & 0x8000;
+  Ints magnitude = bits & 0x7fffffff;
+  Ints normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  Ints subnormal = Ints(Floats(magnitude) + 0.5f) - 0x3f000000;
+  Ints is_small = magnitude < 0x38800000;
+  Ints result = (is_small & subnormal) | (~is_small & normal);
+  Ints overflow = magnitude >= 0x47800000;
+  result = (overflow & 0x7c00) | (~overflow & result);
+  Ints is_nan = magnitude > 0x7f800000;
+  result = (is_nan & 0x7e00) | (~is_nan & result);
+  return __builtin_convertvector(result | sign, Halves);
+}
+#endif
+
+}  // namespace
+}  // namespace sparse_attn::cpu::SPARSE_ATTN_ISA

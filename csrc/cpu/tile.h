@@ -1,0 +1,92 @@
+// A tile of query rows of the tiled engine: which rows, what they visit, what each of them sees.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+#include "plan.h"
+
+namespace sparse_attn::cpu {
+
+/// Rows [rows.begin, rows.end) of a slice for one head, or for the heads of a group.
+struct Tile {
+  int32_t batch = 0;
+  int32_t head = 0;  // first query head
+  int32_t num_heads = 1;
+  int32_t head_kv = 0;
+  int32_t layout_row = 0;  // of block lists
+  Slice slice;
+  Interval rows;
+  Bounds bounds;
+  Tiles visited;  // in tiles of one key
+
+  int32_t size() const { return num_heads * rows.size(); }
+  int32_t head_of(int32_t row) const { return head + row / rows.size(); }
+  /// Row of the slice, and query, of the tile's row.
+  int32_t slice_row(int32_t row) const { return rows.begin + row % rows.size(); }
+  int32_t query_of(int32_t row) const { return slice.rows.at(slice_row(row)); }
+};
+
+/// The extremes of key_bounds over the tile's rows.
+inline Bounds bounds_of(const AttentionParams& params, const Tile& tile) {
+  if (params.bounds.data == nullptr) return unbounded(params.seq_kv);
+  Bounds bounds = {{params.seq_kv, 0}, {0, params.seq_kv}};
+  for (int32_t row = 0; row < tile.size(); ++row) {
+    Interval keys =
+        params.bounds.row(tile.batch, tile.head_of(row), tile.query_of(row), params.seq_kv);
+    bounds.all = intersect(bounds.all, keys);
+    if (keys.empty()) continue;
+    bounds.any = {imin(bounds.any.begin, keys.begin), imax(bounds.any.end, keys.end)};
+  }
+  if (bounds.any.empty()) bounds.any = {0, 0};
+  if (bounds.all.empty()) bounds.all = {0, 0};
+  return bounds;
+}
+
+/// Grows the visited run of the main view to a multiple of 16 keys, which BLAS multiplies fastest,
+/// by keys that exist for some row, that causality lets some row see, and that no lead tile holds.
+inline void widen(const Pattern& pattern, Tile* tile) {
+  Interval& main = tile->visited.main;
+  if (main.empty() || pattern.list.present()) return;
+  Interval room = tile->slice.keys.inside(tile->bounds.any);
+  if (pattern.causal) room.end = imin(room.end, tile->rows.end + tile->slice.shift);
+  if (pattern.shared_axis() && pattern.lead.length > 0) {
+    room = intersect(room, {pattern.lead.length, main.end});
+  }
+  int32_t missing =
+      imin(static_cast<int32_t>(round_up(main.size(), 16)) - main.size(), room.size());
+  int32_t before = imax(0, imin(missing, main.begin - room.begin));
+  main.begin -= before;
+  main.end += imax(0, imin(missing - before, room.end - main.end));
+}
+
+/// Tile `index` of the cut for query head `head` and, when heads share tiles, those that follow.
+/// Empty where the class ends early.
+inline Tile make_tile(const AttentionParams& params, const Pattern& pattern, const QueryCut& cut,
+                      int32_t batch, int32_t head, int32_t index) {
+  Tile tile;
+  tile.batch = batch;
+  tile.head = head;
+  tile.num_heads = cut.heads_per_tile;
+  tile.head_kv = head / params.group();
+  int32_t part = index / cut.tiles_per_class;
+  int32_t first = index % cut.tiles_per_class * cut.tile_rows;
+  int32_t offset = params.offset(batch);
+  if (pattern.list.present()) {
+    tile.layout_row = part;
+    tile.slice = make_slice(pattern, 0, params.seq_q, params.seq_kv, offset);
+    int32_t begin = part * pattern.list.block_q;
+    int32_t end = imin(begin + imin(first + cut.tile_rows, pattern.list.block_q), params.seq_q);
+    tile.rows = {begin + first, end};
+  } else {
+    tile.slice = make_slice(pattern, part, params.seq_q, params.seq_kv, offset);
+    tile.rows = {first, imin(first + cut.tile_rows, tile.slice.rows.length)};
+  }
+  if (tile.rows.empty()) return tile;
+  tile.bounds = bounds_of(params, tile);
+  tile.visited = visited_tiles(pattern, tile.slice, tile.rows, tile.bounds, 1);
+  widen(pattern, &tile);
+  return tile;
+}
+
+}  // namespace sparse_attn::cpu

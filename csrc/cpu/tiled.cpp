@@ -1,0 +1,123 @@
+// The tiled engine: out = softmax(scale q k^T) v over the tiles that the pattern visits, with an
+// online softmax (Dao et al. 2022, algorithm 1) and no score matrix. Products go to torch's BLAS on
+// float32 rows; half precision is converted on the way in and out. Threads take query tiles, heavy
+// ones first, and share nothing but the packed keys.
+#include <algorithm>
+#include <atomic>
+
+#include "engines.h"
+#include "global_tokens.h"
+#include "keys.h"
+#include "query_tile.h"
+#include "torch_host.h"
+
+namespace sparse_attn::cpu {
+namespace {
+
+struct TileWork {
+  int64_t work = 0;  // visited pairs
+  int32_t index = 0;
+};
+
+/// The workspace, piece by piece.
+struct Workspace {
+  GlobalTokens globals;
+  TileWork* order = nullptr;       // [num_tiles], heavy first
+  float* packed = nullptr;         // [heads_per_round, head_floats]
+  TileScratch* scratch = nullptr;  // [num_workers]
+
+  Workspace(const AttentionParams& params, const Plan& plan, Arena* arena) {
+    if (params.global_tokens != nullptr) {
+      globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
+      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.seq_kv));
+      globals.count = arena->take<int32_t>(1);
+    }
+    order = arena->take<TileWork>(plan.query.num_tiles());
+    packed = arena->take<float>(plan.pack.heads_per_round *
+                                PackedHeads(plan.pack, params.head_dim).head_floats());
+    scratch = arena->take<TileScratch>(plan.num_workers);
+    for (int32_t worker = 0; worker < plan.num_workers; ++worker) {
+      TileScratch piece(params, plan, arena);
+      if (scratch != nullptr) scratch[worker] = piece;
+    }
+  }
+};
+
+/// Query tiles by descending work, which the first head stands for.
+void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Plan& plan,
+                TileWork* order) {
+  int32_t count = plan.query.num_tiles();
+  for (int32_t index = 0; index < count; ++index) {
+    Tile tile = make_tile(params, pattern, plan.query, 0, 0, index);
+    int64_t keys = tile.visited.count();
+    if (pattern.list.present()) {
+      int64_t listed = int64_t{pattern.list.count(0, 0, tile.layout_row)} * pattern.list.block_kv;
+      keys = std::min<int64_t>(listed, tile.visited.main.size());
+    }
+    order[index] = {keys * tile.size(), index};
+  }
+  std::sort(order, order + count, [](const TileWork& a, const TileWork& b) {
+    return a.work != b.work ? a.work > b.work : a.index > b.index;
+  });
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  Arena arena(nullptr);
+  Workspace(params, make_plan(params, num_workers()), &arena);
+  return arena.used();
+}
+
+Status run(const AttentionParams& params) {
+  const VectorMath& math = vector_math();
+  Plan plan = make_plan(params, num_workers());
+  Arena arena(params.workspace);
+  Workspace workspace(params, plan, &arena);
+  Pattern pattern = params.pattern;
+  if (params.global_tokens != nullptr) {
+    workspace.globals.build(params);
+    pattern = workspace.globals.attach(pattern);
+  }
+  sort_tiles(params, pattern, plan, workspace.order);
+
+  PackedHeads packed(plan.pack, params.head_dim);
+  packed.base = workspace.packed;
+  Packer packer(params, pattern, plan.pack);
+  int64_t units = packer.units();
+  int64_t heads = int64_t{params.batch} * params.heads_kv;
+  int64_t tiles_per_head =
+      int64_t{plan.query.num_tiles()} * (params.group() / plan.query.heads_per_tile);
+  std::atomic<bool> failed{false};
+
+  for (int64_t first = 0; first < heads; first += plan.pack.heads_per_round) {
+    int64_t round = std::min(plan.pack.heads_per_round, heads - first);
+    bool ran = for_each_item(plan.num_workers, round * units, [&](int32_t, int64_t item) {
+      int64_t slot = item / units, head = first + slot;
+      packer.pack(math, packed.head(slot), head / params.heads_kv, head % params.heads_kv,
+                  item % units);
+    });
+    ran =
+        ran &&
+        for_each_item(plan.num_workers, round * tiles_per_head, [&](int32_t worker, int64_t item) {
+          int64_t slot = item / tiles_per_head, head_kv = first + slot;
+          int64_t in_head = item % tiles_per_head;
+          int32_t group_head = static_cast<int32_t>(in_head / plan.query.num_tiles());
+          int32_t head =
+              head_kv % params.heads_kv * params.group() + group_head * plan.query.heads_per_tile;
+          int32_t index = workspace.order[in_head % plan.query.num_tiles()].index;
+          Tile tile =
+              make_tile(params, pattern, plan.query, head_kv / params.heads_kv, head, index);
+          if (tile.rows.empty()) return;
+          QueryTile query_tile(params, pattern, plan, math, tile, packed.head(slot),
+                               workspace.scratch[worker]);
+          if (!query_tile.run()) failed.store(true);
+        });
+    if (!ran || failed.load()) return {1, "a matrix product or the thread pool failed"};
+  }
+  return {};
+}
+
+}  // namespace
+
+const Engine kTiled = {"tiled", workspace_bytes, run};
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,73 @@
+// The CPU's tools around attention: lists from block masks and the merge of partial results
+// (o = sum w_i o_i / sum w_i with w_i = exp(lse_i - max lse)). Block selection is in select_blocks.
+#include <cmath>
+#include <limits>
+
+#include "engines.h"
+#include "select_blocks.h"
+#include "torch_host.h"
+#include "vector_math.h"
+
+namespace sparse_attn::cpu {
+namespace {
+
+constexpr int64_t kRowsPerTurn = 64;
+constexpr int32_t kMaxHeadDim = 256;
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+
+/// Threads take `rows` in turns of kRowsPerTurn.
+template <class Work>
+Status for_each_row(int64_t rows, const Work& work) {
+  bool ran = for_each_item(
+      num_workers(), (rows + kRowsPerTurn - 1) / kRowsPerTurn, [&](int32_t, int64_t turn) {
+        int64_t end = (turn + 1) * kRowsPerTurn < rows ? (turn + 1) * kRowsPerTurn : rows;
+        for (int64_t row = turn * kRowsPerTurn; row < end; ++row) work(row);
+      });
+  if (!ran) return {1, "the thread pool failed"};
+  return {};
+}
+
+Status list_from_mask(const ListParams& params) {
+  return for_each_row(params.rows, [&](int64_t row) {
+    const uint8_t* mask = params.mask + row * params.num_kv;
+    int32_t* indices = params.indices + row * params.num_kv;
+    int32_t count = 0;
+    for (int32_t block = 0; block < params.num_kv; ++block) {
+      if (mask[block]) indices[count++] = block;
+    }
+    params.counts[row] = count;
+    for (int32_t entry = count; entry < params.num_kv; ++entry) indices[entry] = 0;
+  });
+}
+
+/// One row: a part with lse -inf has weight 0, whatever its output holds.
+void merge_row(const MergeParams& params, const VectorMath& math, int64_t row) {
+  float lse_a = params.lse_a[row], lse_b = params.lse_b[row];
+  float max = lse_a > lse_b || lse_a != lse_a ? lse_a : lse_b;
+  int64_t offset = row * params.head_dim * size_of(params.dtype);
+  auto element = static_cast<Element>(params.dtype);
+  float out[kMaxHeadDim] = {}, part[kMaxHeadDim];
+  double sum = 0;
+  if (max != kEmpty) {
+    sum = std::exp(double{lse_a} - max) + std::exp(double{lse_b} - max);
+    for (auto [data, lse] : {std::pair(params.out_a, lse_a), std::pair(params.out_b, lse_b)}) {
+      if (lse == kEmpty) continue;
+      float weight = static_cast<float>(std::exp(double{lse} - max) / sum);
+      math.to_float(element, static_cast<const char*>(data) + offset, part, params.head_dim);
+      for (int32_t d = 0; d < params.head_dim; ++d) out[d] += weight * part[d];
+    }
+  }
+  params.lse[row] = max == kEmpty ? kEmpty : static_cast<float>(max + std::log(sum));
+  math.from_float(element, out, 1.0f, static_cast<char*>(params.out) + offset, params.head_dim);
+}
+
+Status merge_states(const MergeParams& params) {
+  const VectorMath& math = vector_math();
+  return for_each_row(params.rows, [&](int64_t row) { merge_row(params, math, row); });
+}
+
+}  // namespace
+
+const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states};
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,66 @@
+// The loops of the CPU engines that are not matrix products: online softmax over a tile of scores,
+// score transforms, conversions and products with few rows. Compiled once per instruction set and
+// chosen once at run time. Plain data and functions only: an inline function or a template shared
+// with other files would be compiled for AVX-512 here and could be the copy that the linker keeps.
+#pragma once
+
+#include <cstdint>
+
+namespace sparse_attn::cpu {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+/// Element types, numbered as Dtype.
+enum class Element : int32_t { kFloat32, kFloat16, kBFloat16 };
+
+/// Columns [begin, end) of a tile that a row sees.
+struct Span {
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
+/// Rows of `head_dim` elements, `stride` elements apart.
+struct Rows {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  Element element = Element::kFloat32;
+};
+
+/// One step of the online softmax over a [rows, columns] tile of scores: scores become P, and m, l
+/// and out take the tile in. m is in units of log 2: P = 2^(factor * score - m).
+struct SoftmaxTile {
+  float* scores = nullptr;  // [rows, columns], `stride` apart
+  int64_t stride = 0;
+  int32_t rows = 0;
+  int32_t columns = 0;
+  const Span* visible = nullptr;  // [rows]; P is 0 elsewhere
+  float factor = 1.0f;            // positive
+  float* m = nullptr;             // [rows], -inf before the first tile
+  float* l = nullptr;             // [rows], 0 before the first tile
+  float* out = nullptr;           // [rows, head_dim], contiguous
+  int32_t head_dim = 0;
+};
+
+struct VectorMath {
+  const char* isa;
+  void (*to_float)(Element element, const void* source, float* target, int64_t n);
+  /// target = factor * source
+  void (*from_float)(Element element, const float* source, float factor, void* target, int64_t n);
+  /// s = softcap(scale * s) + mask; softcap 0 is off, mask may be null, a score of -inf stays.
+  void (*transform)(float* scores, int64_t n, float scale, float softcap, const float* mask);
+  void (*online_softmax)(const SoftmaxTile& tile);
+  /// scores[j] = query . keys[j] for n keys
+  void (*row_scores)(const float* query, Rows keys, int64_t n, int32_t head_dim, float* scores);
+  /// out += sum over i < n of weights[i] * values[columns[i]], columns 0, 1, ... when null; rows of
+  /// weight 0 are not read.
+  void (*row_accumulate)(const float* weights, const int32_t* columns, int64_t n, Rows values,
+                         int32_t head_dim, float* out);
+  /// The columns, ascending, whose score is not below the threshold; returns how many. The
+  /// threshold is above -inf. NaN is not below it.
+  int64_t (*collect)(const float* scores, int64_t n, float threshold, int32_t* columns);
+};
+
+/// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512 forces a lesser set.
+const VectorMath& vector_math();
+
+}  // namespace sparse_attn::cpu

@@ -1,0 +1,32 @@
+// From CUDA's errors to Status, and the few helpers that every launcher needs.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda {
+
+inline Status to_status(cudaError_t error) {
+  if (error == cudaSuccess) return {};
+  return {static_cast<int32_t>(error), cudaGetErrorString(error)};
+}
+
+/// What the launch just made reports.
+inline Status launched() { return to_status(cudaGetLastError()); }
+
+inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Bytes rounded up so that the next region of a workspace stays aligned.
+constexpr int64_t aligned_bytes(int64_t bytes) { return ceil_div64(bytes, 256) * 256; }
+
+/// Blocks of a one-dimensional grid whose threads loop over `items`.
+inline uint32_t grid_for(int64_t items, int32_t threads) {
+  constexpr int64_t kMostBlocks = 1 << 20;
+  int64_t blocks = ceil_div64(items, threads);
+  return static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+}
+
+}  // namespace sparse_attn::cuda

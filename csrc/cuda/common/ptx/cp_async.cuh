@@ -1,0 +1,45 @@
+// cp.async: copies of 16 bytes from global to shared memory that run on while the thread does other
+// work (PTX ISA 9.7.9.25). Before sm_80 the copy is made at once, and waiting does nothing.
+#pragma once
+
+#include <cstdint>
+
+namespace sparse_attn::cuda::ptx {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(data.x), "r"(data.y),
+               "r"(data.z), "r"(data.w)
+               : "memory");
+}
+
+/// Copies 16 bytes, both sides 16-byte aligned; writes zeros and reads nothing unless `valid`.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+#else
+  store_shared_16(to, valid ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0});
+#endif
+}
+
+/// Closes the group of the copies made since the last one.
+__device__ __forceinline__ void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// Waits until at most kPending of the thread's newest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+}  // namespace sparse_attn::cuda::ptx

@@ -1,0 +1,119 @@
+// The k-th highest of n keys by one thread block: four passes over histograms of 8 bits, exact,
+// ties to the lower index. Called by the naive engine's top-k and by block selection.
+#pragma once
+
+#include <cstdint>
+
+#include "../../pattern.h"
+
+namespace sparse_attn::cuda {
+
+/// Keys that compare as unsigned integers in the order of the floats; 0 is kept for "not eligible".
+__device__ __forceinline__ uint32_t ordered_key(float x) {
+  uint32_t bits = __float_as_uint(x + 0.0f);  // + 0 makes -0 equal 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/// Kept are the keys above `key` and those equal to it up to index `last`.
+struct Threshold {
+  uint32_t key = 0;
+  int32_t last = -1;
+  __device__ bool keeps(uint32_t other, int32_t index) const {
+    return other > key || (other == key && index <= last);
+  }
+};
+
+/// Inclusive prefix sum over the lanes of a warp.
+__device__ __forceinline__ uint32_t warp_prefix_sum(uint32_t value) {
+  for (int step = 1; step < 32; step *= 2) {
+    uint32_t other = __shfl_up_sync(~0u, value, step);
+    if (static_cast<int>(threadIdx.x % 32) >= step) value += other;
+  }
+  return value;
+}
+
+/// The digit of the `wanted`-th highest key of a histogram, that key's place among the keys of the
+/// digit, and how many they are; `found` is false where the histogram holds fewer keys.
+struct Digit {
+  bool found = false;
+  uint32_t value = 0, wanted = 0, count = 0;
+};
+
+/// Searches histogram[0 .. bins), bins a multiple of 32; a whole warp calls it and gets the result.
+__device__ inline Digit find_digit(const uint32_t* histogram, int bins, uint32_t wanted) {
+  int per_lane = bins / 32;
+  int top = bins - 1 - static_cast<int>(threadIdx.x % 32) * per_lane;  // lane 0 has the highest
+  uint32_t sum = 0;
+  for (int i = 0; i < per_lane; ++i) sum += histogram[top - i];
+  uint32_t above = warp_prefix_sum(sum) - sum;
+  Digit digit;
+  for (int i = 0; i < per_lane; ++i) {
+    uint32_t count = histogram[top - i];
+    if (above < wanted && wanted <= above + count) {
+      digit = {true, static_cast<uint32_t>(top - i), wanted - above, count};
+    }
+    above += count;
+  }
+  uint32_t finder = __ballot_sync(~0u, digit.found);
+  if (finder == 0) return digit;
+  int lane = __ffs(finder) - 1;
+  return {true, __shfl_sync(~0u, digit.value, lane), __shfl_sync(~0u, digit.wanted, lane),
+          __shfl_sync(~0u, digit.count, lane)};
+}
+
+/// Shared memory of find_threshold.
+struct SelectStorage {
+  static constexpr int kBins = 256;
+  uint32_t histogram[kBins];
+  uint32_t key;  // of the threshold
+  int32_t last;
+};
+
+/// The threshold that keeps the k highest of key(0) .. key(n - 1); all threads get it. Fewer than k
+/// keys above 0 are all kept, keys of 0 never.
+template <typename Key>
+__device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, SelectStorage& storage) {
+  uint32_t prefix = 0;
+  uint32_t wanted = k;
+  bool found = true;
+  for (int shift = 24; shift >= 0 && found; shift -= 8) {
+    for (int bin = threadIdx.x; bin < SelectStorage::kBins; bin += blockDim.x) {
+      storage.histogram[bin] = 0;
+    }
+    __syncthreads();
+    uint32_t high = shift == 24 ? 0 : ~0u << (shift + 8);
+    for (int32_t j = threadIdx.x; j < n; j += blockDim.x) {
+      uint32_t x = key(j);
+      if (x != 0 && (x & high) == prefix) atomicAdd(&storage.histogram[x >> shift & 255], 1u);
+    }
+    __syncthreads();
+    Digit digit = find_digit(storage.histogram, SelectStorage::kBins, wanted);
+    __syncthreads();
+    prefix |= digit.value << shift;
+    wanted = digit.wanted;
+    found = digit.found;
+  }
+  if (!found) return {};  // fewer than k keys: everything above 0 is kept
+
+  // The `wanted`-th of the keys equal to the threshold, in index order.
+  if (threadIdx.x < 32) {
+    Threshold threshold = {prefix, -1};
+    uint32_t seen = 0;
+    for (int32_t begin = 0; begin < n && seen < wanted; begin += 32) {
+      int32_t j = begin + threadIdx.x;
+      uint32_t equal = __ballot_sync(~0u, j < n && key(j) == prefix);
+      if (seen + __popc(equal) >= wanted) {
+        threshold.last = begin + static_cast<int32_t>(__fns(equal, 0, wanted - seen));
+      }
+      seen += __popc(equal);
+    }
+    if (threadIdx.x == 0) {
+      storage.key = threshold.key;
+      storage.last = threshold.last;
+    }
+  }
+  __syncthreads();
+  return {storage.key, storage.last};
+}
+
+}  // namespace sparse_attn::cuda

@@ -1,0 +1,101 @@
+// Online softmax in registers (Milakov & Gimelshein 2018; Dao et al. 2022, algorithm 1). Scores are
+// in mma fragments: lane 4 g + t holds rows g and g + 8 of each 16-row tile, columns 2 t and 2 t +
+// 1 of each 8-column tile. m is kept in log2 units, l as a sum of the thread's own columns until
+// finish().
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../../pattern.h"
+#include "ptx/math.cuh"
+
+namespace sparse_attn::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+/// 2^x, by the special function unit for half precision, within 2 ulp for float32.
+template <bool kExact>
+__device__ __forceinline__ float exp2_of(float x) {
+  if constexpr (kExact) return exp2f(x);
+  return ptx::exp2_approx(x);
+}
+
+template <typename Combine>
+__device__ __forceinline__ float reduce_quad(float x, const Combine& combine) {
+  x = combine(x, __shfl_xor_sync(~0u, x, 1));
+  return combine(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+template <int MT, bool kExact>
+struct SoftmaxState {
+  float m[MT][2];
+  float l[MT][2];
+
+  __device__ __forceinline__ void init() {
+#pragma unroll
+    for (int row = 0; row < 2 * MT; ++row) {
+      m[row / 2][row % 2] = -INFINITY;
+      l[row / 2][row % 2] = 0.0f;
+    }
+  }
+
+  /// Turns the scores into P = 2^(scale * S - m) with the new m (scale > 0), and writes what the
+  /// output so far must be multiplied by.
+  template <int NT>
+  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], float scale,
+                                         float (&rescale)[MT][2]) {
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float top = fmaxf(rS[mt][0][2 * h], rS[mt][0][2 * h + 1]);
+#pragma unroll
+        for (int nt = 1; nt < NT; ++nt) {
+          top = fmaxf(top, fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
+        }
+        top = reduce_quad(top, [](float a, float b) { return fmaxf(a, b); });
+        float m_new = fmaxf(m[mt][h], top * scale);
+        float shift = m_new == -INFINITY ? 0.0f : m_new;  // no key yet: every P is 2^-inf
+        rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift);
+        m[mt][h] = m_new;
+        float sum = 0.0f;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            rS[mt][nt][e] = exp2_of<kExact>(fmaf(rS[mt][nt][e], scale, -shift));
+            sum += rS[mt][nt][e];
+          }
+        }
+        l[mt][h] = fmaf(l[mt][h], rescale[mt][h], sum);
+      }
+    }
+  }
+
+  /// Sums l over the row's threads.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int row = 0; row < 2 * MT; ++row) {
+      float& sum = l[row / 2][row % 2];
+      sum = reduce_quad(sum, [](float a, float b) { return a + b; });
+    }
+  }
+
+  /// The natural logarithm of the sum of exponentials; -inf for a row without keys.
+  __device__ __forceinline__ float lse(int mt, int h) const {
+    return l[mt][h] > 0.0f ? kLn2 * (m[mt][h] + log2f(l[mt][h])) : -INFINITY;
+  }
+
+  /// What the output must be multiplied by: 1 / l, with a sink logit (natural units, -inf for none)
+  /// in the denominator; 0 for a row without keys.
+  __device__ __forceinline__ float weight(int mt, int h, float sink) const {
+    if (!(l[mt][h] > 0.0f)) return 0.0f;
+    sink *= kLog2e;
+    float top = fmaxf(m[mt][h], sink);
+    float w = exp2f(m[mt][h] - top);
+    return w / (l[mt][h] * w + (sink == top ? 1.0f : exp2f(sink - top)));  // 1 for infinity too
+  }
+};
+
+}  // namespace sparse_attn::cuda

@@ -1,0 +1,49 @@
+// What a launch hands to the kernel: the parameters of the call, tensor maps, and the order of
+// tiles.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Maps by RowsOf. Their dimensions: columns of a slab, rows of the view, slab, head, batch entry.
+struct TensorMaps {
+  CUtensorMap query[2];
+  CUtensorMap out[2];
+  CUtensorMap key[3];
+  CUtensorMap value[3];
+};
+
+/// How tiles are named in the maps. Where each residue class begins a whole number of slabs behind
+/// the one before, it is that many slabs on; else the third dimension is the class, and the slab is
+/// an offset in the columns. One copy brings a whole tile unless slabs must be copied apart: for
+/// such classes, and for tiles made of several boxes.
+struct TileCoordinates {
+  int32_t query_copies = 1, key_copies = 1;  // of a tile of Q or O, of a box of K or V
+  int32_t slab_columns = 0, slab_step = 1;   // from a slab to the next, in columns and slabs
+  int32_t query_step = 0, out_step = 0, key_step = 0, value_step = 0;  // from a class to the next
+};
+
+struct Arguments {
+  AttentionParams params;
+  TileCoordinates at;
+
+  // Softmax in base 2: exp(x) = exp2(x log2(e)). When `transform` is set, scores are first brought
+  // to natural units (softcap, or a scale that is not positive) and scale_log2 is log2(e).
+  float scale_log2 = 0;
+  bool transform = false;
+
+  int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
+  int32_t classes = 1;   // residue classes that own a query
+  int32_t row_blocks = 0;  // query tiles of the longest class
+  int32_t num_tiles = 0;
+  int32_t section = 1;     // (head, class) pairs whose tiles alternate, so that they share L2
+  bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
+  int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
+};
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,129 @@
+// One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
+// producers, of which one warp plans and one loads, and kConsumers warpgroups of 64 query rows
+// each. Which configurations exist and when each is chosen stands in engine.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::hopper {
+
+constexpr int kWarp = 32;
+constexpr int kWarpgroup = 128;
+constexpr int kConsumerRows = 64;        // rows of a wgmma
+constexpr int kMaxSharedBytes = 232448;  // that a block may have on sm_90
+constexpr int kMinBoxRows = 16;          // least keys that one copy of a list tile brings
+
+template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_>
+struct Config {
+  static constexpr Dtype kDtype = kDtype_;
+  static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int BLOCK_KV = BLOCK_KV_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  static constexpr int kBlocksPerSm = kConsumers == 1 ? 2 : 1;
+
+  // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
+  static constexpr int kSlabColumns = HEAD_DIM % 64 == 0 ? 64 : 32;
+  static constexpr int kSlabs = HEAD_DIM / kSlabColumns;
+  static constexpr int kRowBytes = kSlabColumns * 2;
+  static constexpr int kQueryBytes = kConsumerRows * HEAD_DIM * 2;  // of one consumer
+  static constexpr int kKeyBytes = BLOCK_KV * HEAD_DIM * 2;
+
+  // Schedule; figures in docs/kernel_ladder.md.
+  static constexpr bool kWide = HEAD_DIM > 128;
+  // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory.
+  static constexpr bool kCrossTile = !kWide;
+  // O is rescaled while QK runs instead of behind PV.
+  static constexpr bool kEarlyRescale = HEAD_DIM == 256;
+  // Consumers issue their products in turn, so that one's softmax runs under the other's products.
+  static constexpr bool kPingPong = kConsumers > 1 && !kWide;
+  static constexpr int kStages = 2;  // of the key ring and of the value ring
+  static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
+  static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kConsumers == 2 ? 224 : 200;
+
+  static_assert(HEAD_DIM % kSlabColumns == 0, "the head is a whole number of slabs");
+  static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 128,
+                "a wgmma sums 16 keys, and a mask word holds 32 of a thread's columns");
+  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup *
+                        kBlocksPerSm <=
+                    65536,
+                "registers of an SM");
+};
+
+/// Named barriers; 0 is __syncthreads. Each kind has one for each consumer.
+enum NamedBarrier : int { kBarrierTurn = 1, kBarrierOut = 4 };
+/// Threads that meet at a consumer's barrier: it and its predecessor, or it alone.
+enum NamedBarrierThreads : int { kTurnThreads = 2 * kWarpgroup, kOutThreads = kWarpgroup };
+
+/// Rows of a view, with a tensor map each: a residue class, one with one row more, the lead view.
+enum RowsOf : int32_t { kShortClass, kLongClass, kLeadView };
+
+/// A query tile, rows first_row, first_row + 1, ... of a slice of a (batch, head), and what it
+/// visits.
+struct Work {
+  int32_t batch = -1;  // -1: there is no more
+  int32_t head = 0, head_kv = 0;
+  int32_t first_row = 0;
+  RowsOf query_rows = kShortClass, key_rows = kShortClass;
+  Slice slice;
+  Tiles tiles;
+};
+
+enum class TileKind : int32_t { kWhole, kMasked, kLead };
+
+/// What consumers must know of a key tile; goes with the K of its step.
+struct StepInfo {
+  static constexpr int kMaxBoxes = 8;
+  TileKind kind;
+  int32_t last;            // of the query tile
+  int32_t key[kMaxBoxes];  // first element of each run of keys that one copy brought
+};
+
+/// What one row sees, for the masks: intervals of the main and of the lead view.
+struct RowLimits {
+  Interval keys;
+  Interval lead;
+};
+
+/// Offsets in shared memory are those of this struct.
+template <class C>
+struct SharedStorage {
+  static constexpr int kWorkSlots = 2;
+  static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
+  static_assert(kInfoSlots >= C::kStages + 1 && (kInfoSlots & (kInfoSlots - 1)) == 0,
+                "a step's info outlives the step's stage of K");
+
+  alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
+  uint8_t key[C::kStages][C::kKeyBytes];
+  uint8_t value[C::kStages][C::kKeyBytes];
+  RowLimits rows[C::BLOCK_Q];
+  Work work[kWorkSlots];
+  StepInfo info[kInfoSlots];
+
+  uint64_t query_full[C::kQueryBuffers][C::kConsumers],
+      query_empty[C::kQueryBuffers][C::kConsumers];
+  uint64_t key_full[C::kStages], key_empty[C::kStages];
+  uint64_t value_full[C::kStages], value_empty[C::kStages];
+  uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
+};
+
+/// Position in a ring of `kSlots` slots and the parity of the phase to wait for there.
+template <int kSlots>
+struct Ring {
+  int32_t index = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kSlots) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,100 @@
+// The Hopper engine: chooses the tile shape of a call and launches its kernel. What it does not
+// serve (capability.h keeps such calls away) is float32, other head dims, attn_mask, scattered
+// global tokens, token top-k, lists of query blocks that no tile height divides.
+#include "../common/launch.cuh"
+#include "../engines.h"
+#include "launch.h"
+
+namespace sparse_attn::cuda {
+namespace hopper {
+namespace {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr int64_t kCounterBytes = 256;
+
+/// Most keys for which tiles of 128 rows beat those of 192 under causal (hd 64 and 96).
+constexpr int32_t kShortCausal = 1536;
+
+template <Dtype kDtype>
+Status launch_for_head_dim(const Arguments& args) {
+  const AttentionParams& params = args.params;
+  const BlockList& list = params.pattern.list;
+  const bool listed = list.present();
+  const bool half_tiles = listed && list.block_q % 128 != 0;  // 64 rows are one layout row
+  const bool two_consumers = listed || (params.pattern.causal && params.seq_kv <= kShortCausal);
+  switch (params.head_dim) {
+    case 64:
+      if (half_tiles) return launch_tiles<kDtype, 64, 64, 1>(args);
+      if (two_consumers) return launch_tiles<kDtype, 64, 128, 2>(args);
+      return launch_tiles<kDtype, 64, 128, 3>(args);
+    case 96:
+      if (half_tiles) return launch_tiles<kDtype, 96, 64, 1>(args);
+      if (two_consumers) return launch_tiles<kDtype, 96, 128, 2>(args);
+      return launch_tiles<kDtype, 96, 96, 3>(args);
+    case 128:
+      if (half_tiles) return launch_tiles<kDtype, 128, 64, 1>(args);
+      return launch_tiles<kDtype, 128, 128, 2>(args);
+    case 192:
+      if (listed) return launch_tiles<kDtype, 192, 64, 2>(args);
+      return launch_tiles<kDtype, 192, 112, 2>(args);
+    case 256:
+      if (listed) return launch_tiles<kDtype, 256, 64, 2>(args);
+      return launch_tiles<kDtype, 256, 80, 2>(args);
+  }
+  return {cudaErrorNotSupported, "the hopper engine has no kernel for this head dim"};
+}
+
+/// Whether all query tiles take the same time, so that they may be dealt out in turn.
+bool even_tiles(const AttentionParams& params) {
+  const Pattern& pattern = params.pattern;
+  return !pattern.causal && !pattern.list.present() && params.bounds.data == nullptr &&
+         pattern.left >= params.seq_kv && pattern.right >= params.seq_kv;
+}
+
+int64_t workspace_bytes(const AttentionParams&) { return kCounterBytes; }
+
+Status run(const AttentionParams& params) {
+  if (params.batch == 0 || params.heads_q == 0 || params.seq_q == 0) return {};
+  Arguments args;
+  args.params = params;
+  args.transform = params.softcap != 0.0f || params.scale <= 0.0f;
+  args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
+  if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
+  return params.dtype == Dtype::kFloat16 ? launch_for_head_dim<Dtype::kFloat16>(args)
+                                         : launch_for_head_dim<Dtype::kBFloat16>(args);
+}
+
+}  // namespace
+
+void arrange_tiles(TileShape tile, Arguments* args) {
+  const AttentionParams& params = args->params;
+  const Pattern& pattern = params.pattern;
+  args->classes = imin(pattern.dilation, params.seq_q);
+  args->row_blocks = ceil_div(ceil_div(params.seq_q, args->classes), tile.block_q);
+  const int32_t problems = params.batch * params.heads_q * args->classes;
+  args->num_tiles = problems * args->row_blocks;
+
+  args->box_rows = tile.block_kv;
+  if (pattern.list.present()) {
+    while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
+  }
+
+  // A query head's tiles follow each other, but where their lengths differ the longest of several
+  // heads come first: under causal of as many as fit L2, with global rows of all.
+  constexpr int64_t kCacheBytes = int64_t{32} << 20;
+  if (pattern.global_count > 0 && !pattern.causal) {
+    args->section = problems;
+    args->last_first = false;
+  } else if (pattern.causal && pattern.left >= params.seq_kv) {
+    int64_t head_bytes = int64_t{params.seq_kv} * params.head_dim * 2 * size_of(params.dtype);
+    int64_t heads = head_bytes < kCacheBytes ? kCacheBytes / head_bytes : 1;
+    int64_t section = heads * params.group() * args->classes;
+    args->section = static_cast<int32_t>(section < problems ? section : problems);
+  }
+}
+
+}  // namespace hopper
+
+const Engine kHopper = {"hopper", hopper::workspace_bytes, hopper::run};
+
+}  // namespace sparse_attn::cuda

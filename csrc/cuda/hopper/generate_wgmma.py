@@ -1,0 +1,80 @@
+"""Write the wgmma instructions as C++ wrappers: one struct per element type and width.
+
+Run by CMake with the header's path. ``Wgmma<type, N>`` computes D (64 x N) += A (64 x 16) B (16 x N)
+in float32. ``ss`` takes A from shared memory and overwrites D unless `accumulate`; ``rs`` takes A from
+registers. ``kTransposed`` says that the rows of B in shared memory are the summed dimension. The fragment
+layouts are those of PTX ISA, "Register Fragments and Shared Memory Matrix Layouts".
+"""
+
+import sys
+from pathlib import Path
+
+WIDTHS = (64, 80, 96, 112, 128, 192, 256)
+TYPES = (("kBFloat16", "bf16"), ("kFloat16", "f16"))
+
+HEADER = """// Written by generate_wgmma.py.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace sparse_attn::cuda::ptx {
+
+template <Dtype kDtype, int N>
+struct Wgmma;
+"""
+
+FOOTER = """
+}  // namespace sparse_attn::cuda::ptx
+"""
+
+WRAPPER = """
+template <>
+struct Wgmma<Dtype::{dtype}, {n}> {{
+  __device__ __forceinline__ static void ss(float (&d)[{count}], uint64_t a, uint64_t b,
+                                            bool accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{i2}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{registers}}}, %{i0}, %{i1}, "
+        "p, 1, 1, 0, 0;\\n}}"
+        : {outputs}
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }}
+  template <bool kTransposed>
+  __device__ __forceinline__ static void rs(float (&d)[{count}], uint32_t a0, uint32_t a1,
+                                            uint32_t a2, uint32_t a3, uint64_t b) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{registers}}}, "
+        "{{%{i0}, %{i1}, %{i2}, %{i3}}}, %{i4}, p, 1, 1, %{i5};\\n}}"
+        : {outputs}
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kTransposed ? 1 : 0));
+  }}
+}};
+"""
+
+
+def wrapper(dtype: str, ptx: str, n: int) -> str:
+    """Return the struct of one element type and width."""
+    count = n // 2
+    inputs = {f"i{k}": count + k for k in range(6)}
+    return WRAPPER.format(
+        dtype=dtype,
+        ptx=ptx,
+        n=n,
+        count=count,
+        registers=", ".join(f"%{i}" for i in range(count)),
+        outputs=", ".join(f'"+f"(d[{i}])' for i in range(count)),
+        **inputs,
+    )
+
+
+def main(path: str) -> None:
+    """Write the header to `path`."""
+    wrappers = [wrapper(dtype, ptx, n) for dtype, ptx in TYPES for n in WIDTHS]
+    Path(path).write_text(HEADER + "".join(wrappers) + FOOTER)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,17 @@
+// Defines launch_tiles for both element types of one configuration.
+#pragma once
+
+#include "launch.cuh"
+
+namespace sparse_attn::cuda::hopper {
+
+template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
+Status launch_tiles(const Arguments& args) {
+  return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers>>(args);
+}
+
+#define SPARSE_ATTN_HOPPER_TILES(HEAD_DIM, BLOCK_KV, kConsumers)                                   \
+  template Status launch_tiles<Dtype::kFloat16, HEAD_DIM, BLOCK_KV, kConsumers>(const Arguments&); \
+  template Status launch_tiles<Dtype::kBFloat16, HEAD_DIM, BLOCK_KV, kConsumers>(const Arguments&)
+
+}  // namespace sparse_attn::cuda::hopper

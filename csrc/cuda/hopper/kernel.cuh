@@ -1,0 +1,53 @@
+// The kernel: out = softmax(scale Q K^T over the pattern's keys) V, tile by tile, warp-specialised
+// and persistent (Shah et al. 2024, "FlashAttention-3"). Launched by launch.cuh.
+#pragma once
+
+#include "consumer.cuh"
+#include "loader.cuh"
+#include "planner.cuh"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Arrivals are those of a producer's lane, of consumers' warps, or of the thread that stores O.
+template <class C>
+__device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
+  constexpr int kWarps = kWarpgroup / kWarp;
+  auto init = [](auto& full, auto& empty, int count, int releases) {
+    for (int i = 0; i < count; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&full[i]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&empty[i]), releases);
+    }
+  };
+  for (int buffer = 0; buffer < C::kQueryBuffers; ++buffer) {
+    init(smem.query_full[buffer], smem.query_empty[buffer], C::kConsumers,
+         C::kCrossTile ? kWarps : 1);
+  }
+  init(smem.key_full, smem.key_empty, C::kStages, kWarps * C::kConsumers);
+  init(smem.value_full, smem.value_empty, C::kStages, kWarps * C::kConsumers);
+  init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
+       kWarps * C::kConsumers + 1);  // and the loader
+  ptx::mbarrier_fence_init();
+  ptx::fence_async_proxy();
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
+    attention(const __grid_constant__ TensorMaps maps, const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& smem = *reinterpret_cast<SharedStorage<C>*>(shared);
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();
+
+  const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
+  const int warpgroup = warp / (kWarpgroup / kWarp);
+  if (warpgroup == 0) {
+    ptx::give_registers_back<C::kProducerRegisters>();
+    if (warp == 0) Loader<C>(args, maps, smem).run();
+    if (warp == 1) Planner<C>(args, smem).run();
+  } else {
+    ptx::take_registers<C::kConsumerRegisters>();
+    Consumer<C>(args, maps, smem, warpgroup - 1).run();
+  }
+}
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,53 @@
+// Launches one configuration; included by the file that instantiates it. Two of these files per
+// head dim keep each compilation short.
+#pragma once
+
+#include <atomic>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+#include "launch.h"
+#include "tensor_maps.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Lets the kernel have its shared memory, once for each device.
+template <class C>
+cudaError_t allow_shared_memory(int32_t device) {
+  static std::atomic<uint64_t> allowed{0};
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (allowed.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  cudaError_t error =
+      cudaFuncSetAttribute(attention<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(sizeof(SharedStorage<C>)));
+  if (error == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+template <class C>
+Status launch(Arguments args) {
+  static_assert(sizeof(SharedStorage<C>) <= kMaxSharedBytes, "shared memory of a block");
+  const AttentionParams& params = args.params;
+  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV}, &args);
+
+  TensorMaps maps;
+  BoxShape box = {C::kSlabColumns, kConsumerRows, args.box_rows, C::BLOCK_KV};
+  Status status = make_tensor_maps(params, box, &maps, &args.at);
+  if (!status.ok()) return status;
+  if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);
+
+  int32_t multiprocessors = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
+  if (error != cudaSuccess) return to_status(error);
+  cudaStream_t stream = to_stream(params.stream);
+  if (args.counter != nullptr) {
+    error = cudaMemsetAsync(args.counter, 0, sizeof(*args.counter), stream);
+    if (error != cudaSuccess) return to_status(error);
+  }
+  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
+  attention<C><<<blocks, C::kThreads, sizeof(SharedStorage<C>), stream>>>(maps, args);
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,20 @@
+// What the engine calls: one function for each configuration that is compiled, and the numbering of
+// query tiles that they share.
+#pragma once
+
+#include "arguments.h"
+
+namespace sparse_attn::cuda::hopper {
+
+struct TileShape {
+  int32_t block_q, block_kv;
+};
+
+/// Fills what Arguments say about tiles: how many, and in which order.
+void arrange_tiles(TileShape tile, Arguments* args);
+
+/// Launches the kernel of these tiles; defined for the configurations that engine.cu chooses from.
+template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
+Status launch_tiles(const Arguments& args);
+
+}  // namespace sparse_attn::cuda::hopper

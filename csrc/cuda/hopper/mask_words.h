@@ -1,0 +1,51 @@
+// The in-tile mask as words: bit j of a word says whether a row sees column j of those that one
+// thread holds of a wgmma accumulator row, which are 0, 1, 8, 9, 16, 17, ... behind the thread's
+// first. They are allows_main and allows_lead of pattern.h, 32 columns at a time.
+#pragma once
+
+#include "config.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Bits of the columns below `x`.
+SPARSE_ATTN_HD uint32_t columns_below(int32_t x) {
+  int32_t count = x <= 0 ? 0 : 2 * (x >> 3) + imin(x & 7, 2);
+  return count >= 32 ? ~0u : (1u << count) - 1;
+}
+
+/// Bits of the columns whose elements lie in `x`, where column 0 is element `first`.
+SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
+  return columns_below(x.end - first) & ~columns_below(x.begin - first);
+}
+
+/// A tile of the main view.
+SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& row, int32_t first) {
+  uint32_t word = columns_in(row.keys, first);
+  if (pattern.shared_axis()) word |= columns_in(row.lead, first);
+  return word;
+}
+
+/// A tile of the lead view.
+SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
+                                     const RowLimits& row, int32_t first) {
+  uint32_t word = columns_in(row.lead, first);
+  if (pattern.shared_axis()) return word & ~columns_in(row.keys, first);
+  // On an axis of its own, the lead elements that the row's window holds are left to the main view.
+  Interval axis = {slice.keys.at(row.keys.begin), slice.keys.at(row.keys.end)};
+  Interval window = row.keys.empty() ? Interval{} : pattern.lead.inside(axis);
+  if (pattern.dilation == 1) return word & ~columns_in(window, first);
+  // Of those between the window's ends only every dilation-th is in the window.
+  uint32_t between = word & columns_in(window, first);
+  for (uint32_t rest = between; rest != 0; rest &= rest - 1) {
+#ifdef __CUDA_ARCH__
+    int32_t column = __ffs(static_cast<int>(rest)) - 1;
+#else
+    int32_t column = __builtin_ctz(rest);
+#endif
+    int32_t u = first + 8 * (column / 2) + column % 2;
+    if ((pattern.lead.at(u) - slice.keys.offset) % slice.keys.step == 0) word &= ~(1u << column);
+  }
+  return word;
+}
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,107 @@
+// The planner: one warp that numbers the query tiles, asks pattern.h what each visits, and hands
+// the plans to the loader and the consumers. It runs ahead of both, so that nobody waits for
+// divisions.
+#pragma once
+
+#include "../common/ptx/mbarrier.cuh"
+#include "arguments.h"
+#include "config.h"
+
+namespace sparse_attn::cuda::hopper {
+
+template <class C>
+class Planner {
+ public:
+  __device__ __forceinline__ Planner(const Arguments& args, SharedStorage<C>& smem)
+      : args_(args), smem_(smem), lane_(threadIdx.x % kWarp) {
+    slot_.parity = 1;  // the first pass over the ring finds every slot empty
+  }
+
+  __device__ __forceinline__ void run() {
+    for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile = next_tile(tile)) {
+      Work work = decode(tile);
+      Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
+      if (rows.empty()) continue;  // behind the end of a short class
+      work.tiles =
+          visited_tiles(args_.params.pattern, work.slice, rows, bounds_of(work, rows), C::BLOCK_KV);
+      publish(work);
+      wait_slot();  // a tile is claimed when it can be handed on: a queue would unbalance the end
+    }
+    publish(Work{});
+  }
+
+ private:
+  /// Heads of a section take turns, so that their keys and values are in L2 together.
+  __device__ __forceinline__ Work decode(int32_t tile) const {
+    const AttentionParams& params = args_.params;
+    int32_t problems = params.batch * params.heads_q * args_.classes;
+    int32_t section = tile / (args_.section * args_.row_blocks);
+    int32_t in_section = tile - section * args_.section * args_.row_blocks;
+    int32_t width = imin(args_.section, problems - section * args_.section);
+    int32_t row_block = in_section / width;
+    int32_t problem = section * args_.section + in_section - row_block * width;
+    if (args_.last_first) row_block = args_.row_blocks - 1 - row_block;
+
+    Work work;
+    int32_t class_idx = problem % args_.classes;
+    problem /= args_.classes;
+    work.batch = problem / params.heads_q;
+    work.head = problem - work.batch * params.heads_q;
+    work.head_kv = work.head / params.group();
+    work.first_row = row_block * C::BLOCK_Q;
+    work.slice = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv,
+                            params.offset(work.batch));
+    work.query_rows = class_kind(work.slice.rows, params.seq_q);
+    work.key_rows = class_kind(work.slice.keys, params.seq_kv);
+    return work;
+  }
+
+  /// Whether the class is one of those with one row more.
+  __device__ __forceinline__ static RowsOf class_kind(const View& view, int32_t size) {
+    return view.offset < size % view.step ? kLongClass : kShortClass;
+  }
+
+  /// What key_bounds say of the rows of a tile.
+  __device__ __forceinline__ Bounds bounds_of(const Work& work, Interval rows) const {
+    const AttentionParams& params = args_.params;
+    Bounds bounds = unbounded(params.seq_kv);
+    if (params.bounds.data == nullptr) return bounds;
+    bounds.any = {kUnlimited, 0};
+    for (int32_t r = rows.begin + lane_; r < rows.end; r += kWarp) {
+      Interval row = params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
+      bounds.all = intersect(bounds.all, row);
+      if (row.empty()) continue;
+      bounds.any = {imin(bounds.any.begin, row.begin), imax(bounds.any.end, row.end)};
+    }
+    bounds.any = {__reduce_min_sync(~0u, bounds.any.begin), __reduce_max_sync(~0u, bounds.any.end)};
+    bounds.all = {__reduce_max_sync(~0u, bounds.all.begin), __reduce_min_sync(~0u, bounds.all.end)};
+    return bounds;
+  }
+
+  __device__ __forceinline__ void wait_slot() const {
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot_.index]), slot_.parity);
+  }
+
+  __device__ __forceinline__ void publish(const Work& work) {
+    if (lane_ == 0) {
+      smem_.work[slot_.index] = work;
+      ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_full[slot_.index]));
+    }
+    __syncwarp();
+    slot_.advance();
+  }
+
+  __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
+    int32_t grid = static_cast<int32_t>(gridDim.x);
+    if (args_.counter == nullptr) return tile + grid;
+    int32_t next = lane_ == 0 ? atomicAdd(args_.counter, 1) + grid : 0;
+    return __shfl_sync(~0u, next, 0);
+  }
+
+  const Arguments& args_;
+  SharedStorage<C>& smem_;
+  const int lane_;
+  Ring<SharedStorage<C>::kWorkSlots> slot_;
+};
+
+}  // namespace sparse_attn::cuda::hopper

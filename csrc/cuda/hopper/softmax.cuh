@@ -1,0 +1,88 @@
+// Online softmax on a wgmma accumulator (Milakov & Gimelshein 2018): a thread holds two rows r = 0,
+// 1 of a tile, columns 8i and 8i + 1 of each in s[4i + 2r] and s[4i + 2r + 1]; the four threads of
+// a quad share a row. The sum stays per thread until the row is finished.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace sparse_attn::cuda::hopper {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// m, l and the factor by which the newest m rescales O.
+struct SoftmaxState {
+  float m[2];
+  float l[2];
+  float rescale[2];
+};
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// Replaces scores by exp2(scale (s - m)) and updates the state; kFirst begins a row.
+template <bool kFirst, int kCount>
+__device__ __forceinline__ void online_softmax(float (&s)[kCount], SoftmaxState& state,
+                                               float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = s[2 * r], odd = s[2 * r + 1];
+#pragma unroll
+    for (int i = 1; i < kCount / 4; ++i) {
+      even = fmaxf(even, s[4 * i + 2 * r]);
+      odd = fmaxf(odd, s[4 * i + 2 * r + 1]);
+    }
+    float m = fmaxf(even, odd);
+    if (!kFirst) m = fmaxf(m, state.m[r]);
+    m = quad_max(m);
+    float shift = m == -INFINITY ? 0.0f : m * scale;  // a row may have seen no key yet
+    if (!kFirst) {
+      state.rescale[r] = exp2_approx(state.m[r] * scale - shift);
+      state.l[r] *= state.rescale[r];
+    }
+    state.m[r] = m;
+    even = odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      float& a = s[4 * i + 2 * r];
+      float& b = s[4 * i + 2 * r + 1];
+      a = exp2_approx(fmaf(a, scale, -shift));
+      b = exp2_approx(fmaf(b, scale, -shift));
+      even += a;
+      odd += b;
+    }
+    state.l[r] = kFirst ? even + odd : state.l[r] + (even + odd);
+  }
+}
+
+/// Brings products q.k to natural units: scale * s, capped as softcap * tanh(scale * s / softcap).
+template <int kCount>
+__device__ __forceinline__ void transform_scores(float (&s)[kCount], float scale, float softcap) {
+  if (softcap == 0.0f) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] *= scale;
+    return;
+  }
+  // tanh(x) = 1 - 2 / (1 + exp(2x)): unlike tanh.approx within a rounding of 1.
+  float rate = 2.0f * kLog2e * scale / softcap;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] = softcap - __fdividef(2.0f * softcap, 1.0f + exp2_approx(rate * s[i]));
+  }
+}
+
+}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,131 @@
+// Encodes tensor maps through the driver, whose entry point the runtime looks up: nothing links
+// libcuda.
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include "config.h"
+#include "tensor_maps.h"
+
+namespace sparse_attn::cuda::hopper {
+namespace {
+
+PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
+  static const auto function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                         cudaEnableDefault, &found);
+    bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry) : nullptr;
+  }();
+  return function;
+}
+
+/// A strided view of a tensor's rows, strides in elements.
+struct RowsView {
+  int64_t rows, row_stride;
+  int64_t classes, class_stride;
+};
+
+class Encoder {
+ public:
+  Encoder(const AttentionParams& params, int32_t slab) : params_(params), slab_(slab) {}
+
+  /// Whether every class begins a whole number of slabs behind the one before.
+  bool classes_are_slabs() const {
+    if (params_.pattern.dilation == 1) return true;
+    for (const TensorView* tensor : {&params_.query, &params_.key, &params_.value, &params_.out}) {
+      if (tensor->stride_s % slab_ != 0) return false;
+    }
+    return true;
+  }
+
+  void encode(const TensorView& tensor, const void* first, int32_t heads, const RowsView& view,
+              int32_t box_rows, int32_t copies, CUtensorMap* map) {
+    constexpr uint64_t kElementBytes = 2, kLeastStride = 16;
+    auto extent = [](int64_t size) -> cuuint64_t { return size > 1 ? size : 1; };
+    auto stride = [](int64_t size, int64_t elements) -> cuuint64_t {
+      return size > 1 ? elements * kElementBytes : kLeastStride;  // unused ones must be valid too
+    };
+    const int64_t slabs = params_.head_dim / slab_;
+    const bool folded = classes_are_slabs();
+    const int64_t third =
+        folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs : view.classes;
+    cuuint64_t dims[5] = {static_cast<cuuint64_t>(folded ? slab_ : params_.head_dim),
+                          extent(view.rows), extent(third), extent(heads), extent(params_.batch)};
+    cuuint64_t strides[4] = {
+        stride(view.rows, view.row_stride), stride(third, folded ? slab_ : view.class_stride),
+        stride(heads, tensor.stride_h), stride(params_.batch, tensor.stride_b)};
+    cuuint32_t box[5] = {static_cast<cuuint32_t>(slab_), static_cast<cuuint32_t>(box_rows),
+                         static_cast<cuuint32_t>(slabs / copies), 1, 1};
+    cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    auto function = encode_function();
+    if (function == nullptr) {
+      fail(CUDA_ERROR_NOT_FOUND, "the CUDA driver has no cuTensorMapEncodeTiled");
+      return;
+    }
+    CUresult result = function(
+        map,
+        params_.dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        5, const_cast<void*>(first), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        slab_ == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) fail(result, "the CUDA driver refused a tensor map");
+  }
+
+  Status status() const { return status_; }
+
+ private:
+  void fail(CUresult code, const char* message) { status_ = {static_cast<int32_t>(code), message}; }
+
+  const AttentionParams& params_;
+  int32_t slab_;
+  Status status_;
+};
+
+}  // namespace
+
+Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, TensorMaps* maps,
+                        TileCoordinates* coordinates) {
+  Encoder encoder(params, box.slab);
+  const Pattern& pattern = params.pattern;
+  const int64_t d = pattern.dilation;
+
+  const int32_t slabs = params.head_dim / box.slab;
+  const bool folded = encoder.classes_are_slabs();
+  auto step = [&](const TensorView& tensor) -> int32_t {
+    return folded ? static_cast<int32_t>(tensor.stride_s / box.slab) : 1;
+  };
+  const int32_t query_copies = folded ? 1 : slabs;
+  const int32_t key_copies = folded && box.key_rows == box.lead_rows ? 1 : slabs;
+  *coordinates = {query_copies,       key_copies,       folded ? 0 : box.slab, folded ? 1 : 0,
+                  step(params.query), step(params.out), step(params.key),      step(params.value)};
+
+  auto encode_classes = [&](const TensorView& tensor, int32_t heads, int64_t size, int32_t box_rows,
+                            int32_t copies, CUtensorMap* of_class) {
+    RowsView view = {size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
+    encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kShortClass]);
+    if (size % d == 0) return;
+    ++view.rows;
+    encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kLongClass]);
+  };
+  auto encode_keys = [&](const TensorView& tensor, CUtensorMap* of_view) {
+    encode_classes(tensor, params.heads_kv, params.seq_kv, box.key_rows, key_copies, of_view);
+    if (pattern.lead.length == 0) return;
+    const auto* first =
+        static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
+    RowsView view = {pattern.lead.length, pattern.lead.step * tensor.stride_s, 1, 0};
+    encoder.encode(tensor, first, params.heads_kv, view, box.lead_rows, key_copies,
+                   &of_view[kLeadView]);
+  };
+
+  encode_classes(params.query, params.heads_q, params.seq_q, box.query_rows, query_copies,
+                 maps->query);
+  encode_classes(params.out, params.heads_q, params.seq_q, box.query_rows, query_copies, maps->out);
+  encode_keys(params.key, maps->key);
+  encode_keys(params.value, maps->value);
+  return encoder.status();
+}
+
+}  // namespace sparse_attn::cuda::hopper

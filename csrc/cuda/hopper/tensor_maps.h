@@ -1,0 +1,21 @@
+// Tensor maps of a call: strided views of Q, K, V and O for the copy engine.
+#pragma once
+
+#include "arguments.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Shape of the boxes that a kernel copies.
+struct BoxShape {
+  int32_t slab;        // columns of a slab; its bytes are the swizzle's width, 128 or 64
+  int32_t query_rows;  // of Q and O
+  int32_t key_rows;    // of K and V
+  int32_t lead_rows;   // of K and V in the lead view
+};
+
+/// Fills `maps` and says how they name tiles. A dilated class is a map with a longer row stride, so
+/// nothing is moved; classes come in two lengths, so that no row behind a class is read or written.
+Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, TensorMaps* maps,
+                        TileCoordinates* coordinates);
+
+}  // namespace sparse_attn::cuda::hopper

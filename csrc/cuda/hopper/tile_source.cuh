@@ -1,0 +1,111 @@
+// The key tiles of a query tile, one a call, in the order in which they are visited: main tiles
+// right to left, named by a range or by a list, then lead tiles. Run by the loader's warp; a lane
+// holds the key of the run that it will copy.
+#pragma once
+
+#include "arguments.h"
+#include "config.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// A key tile. A tile of a list is made of several runs (boxes) of keys.
+struct Step {
+  TileKind kind;
+  bool valid = false;
+  int32_t key;  // first element of this lane's box in its view; kUnlimited loads zeros
+};
+
+template <class C>
+class TileSource {
+ public:
+  __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
+      : list_(args.params.pattern.list),
+        tiles_(work.tiles),
+        main_left_(work.tiles.main.size()),
+        box_rows_(args.box_rows) {
+    if (!list_.present()) return;
+    int32_t row = work.first_row / list_.block_q;
+    indices_ = list_.indices + work.batch * list_.index_stride_b +
+               work.head * list_.index_stride_h + row * list_.index_stride_q;
+    main_left_ = list_.count(work.batch, work.head, row) * (list_.block_kv / box_rows_);
+  }
+
+  /// The next tile; not valid when there is none.
+  __device__ __forceinline__ Step next() {
+    Step step;
+    if (list_.present()) {
+      step = next_listed();
+    } else if (main_left_ > 0) {
+      int32_t tile = tiles_.main.begin + --main_left_;
+      step.kind = tiles_.full.contains(tile) ? TileKind::kWhole : TileKind::kMasked;
+      step.key = tile * C::BLOCK_KV;
+      step.valid = true;
+    }
+    if (!step.valid) step = next_lead();
+    return step;
+  }
+
+ private:
+  __device__ __forceinline__ Step next_lead() {
+    Step step;
+    Interval& lead = tiles_.lead_right.empty() ? tiles_.lead_left : tiles_.lead_right;
+    if (lead.empty()) return step;
+    step.kind = TileKind::kLead;
+    step.key = --lead.end * C::BLOCK_KV;
+    step.valid = true;
+    return step;
+  }
+
+  /// Fills a tile with the last boxes of the window of candidates.
+  __device__ __forceinline__ Step next_listed() {
+    Step step;
+    while (candidates_ == 0) {
+      if (main_left_ == 0) return step;
+      read_candidates();
+    }
+    int32_t boxes = C::BLOCK_KV / box_rows_;
+    int32_t box = threadIdx.x % kWarp;
+    step.key = kUnlimited;
+    for (int32_t i = 0; i < boxes; ++i) {
+      int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
+      int32_t key = __shfl_sync(~0u, candidate_, imax(from, 0));
+      if (i == box && candidates_ != 0) step.key = key;
+      if (candidates_ != 0) candidates_ &= ~(1u << from);
+    }
+    bool masked =
+        box < boxes && (step.key == kUnlimited || needs_mask(tiles_, step.key, box_rows_));
+    step.kind = __any_sync(~0u, masked) ? TileKind::kMasked : TileKind::kWhole;
+    step.valid = true;
+    return step;
+  }
+
+  /// The window of candidates: a lane holds a box of the list, and a bit says whether it is
+  /// visited.
+  __device__ __forceinline__ void read_candidates() {
+    int32_t boxes_per_block = list_.block_kv / box_rows_;
+    int32_t first = imax(main_left_ - kWarp, 0);
+    int32_t at = first + threadIdx.x % kWarp;
+    bool visited = false;
+    if (at < main_left_) {
+      int32_t entry = at / boxes_per_block;
+      int32_t block = indices_[entry];
+      bool exists = block >= 0 && block < list_.num_kv;
+      candidate_ =
+          (exists ? block : 0) * list_.block_kv + (at - entry * boxes_per_block) * box_rows_;
+      visited = exists && candidate_ < tiles_.main.end * C::BLOCK_KV &&
+                candidate_ + box_rows_ > tiles_.main.begin * C::BLOCK_KV;
+    }
+    candidates_ = __ballot_sync(~0u, visited);
+    main_left_ = first;
+  }
+
+  const BlockList& list_;
+  Tiles tiles_;
+  int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
+  int32_t box_rows_;
+  const int32_t* indices_ = nullptr;
+  int32_t candidate_ = kUnlimited;
+  uint32_t candidates_ = 0;
+};
+
+}  // namespace sparse_attn::cuda::hopper

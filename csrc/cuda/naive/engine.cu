@@ -1,0 +1,60 @@
+// The naive engine: softmax(scale * Q K^T + mask) V with the scores in global memory, float32
+// throughout. The baseline that shows what fusion buys, and the oracle on the GPU. Heads are taken
+// in chunks where their scores together would not fit.
+#include "../common/launch.cuh"
+#include "../engines.h"
+#include "../select/global_tokens.h"
+#include "problem.cuh"
+
+namespace sparse_attn::cuda {
+namespace {
+
+constexpr int64_t kScoreBytes = int64_t{8} << 30;  // of all heads of a chunk, where one head fits
+constexpr int64_t kMostTiles = int64_t{1} << 30;   // of a grid
+constexpr int64_t kSmallestTile = 16;
+
+int64_t bytes_per_head(const AttentionParams& params) {
+  return int64_t{params.seq_q} * params.seq_kv * static_cast<int64_t>(sizeof(float));
+}
+
+/// (batch, head) pairs of a chunk.
+int64_t heads_at_once(const AttentionParams& params) {
+  int64_t all = int64_t{params.batch} * params.heads_q;
+  int64_t tiles =
+      ceil_div64(params.seq_q, kSmallestTile) * ceil_div64(params.seq_kv, kSmallestTile);
+  int64_t by_rows = kMostTiles / (tiles + params.seq_q + 1);
+  int64_t by_bytes = kScoreBytes / (bytes_per_head(params) + 1);
+  int64_t heads = by_rows < by_bytes ? by_rows : by_bytes;
+  if (heads > all) heads = all;
+  return heads < 1 ? 1 : heads;
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  return aligned_bytes(heads_at_once(params) * bytes_per_head(params)) +
+         global_token_bytes(params, kAnyTile);
+}
+
+Status run(const AttentionParams& given) {
+  naive::Problem problem;
+  problem.params = given;
+  AttentionParams& params = problem.params;
+  int64_t step = heads_at_once(params);
+  problem.scores = static_cast<float*>(params.workspace);
+  char* rest = static_cast<char*>(params.workspace) + aligned_bytes(step * bytes_per_head(params));
+  Status status = mark_global_tokens(&params, kAnyTile, rest);
+
+  int64_t all = int64_t{params.batch} * params.heads_q;
+  for (problem.first = 0; problem.first < all && status.ok(); problem.first += step) {
+    problem.heads = step < all - problem.first ? step : all - problem.first;
+    status = naive::launch_scores(problem);
+    if (status.ok()) status = naive::launch_softmax(problem);
+    if (status.ok()) status = naive::launch_output(problem);
+  }
+  return status;
+}
+
+}  // namespace
+
+const Engine kNaive = {"naive", workspace_bytes, run};
+
+}  // namespace sparse_attn::cuda

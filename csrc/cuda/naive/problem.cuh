@@ -1,0 +1,30 @@
+// What the naive kernels share: the parameters, and the part of the (batch, head) pairs whose
+// scores fit the workspace at once.
+#pragma once
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::naive {
+
+/// Scores [heads, Sq, Skv] of `heads` consecutive (batch, head) pairs from `first`.
+struct Problem {
+  AttentionParams params;
+  float* scores = nullptr;
+  int64_t first = 0;
+  int64_t heads = 0;
+
+  __device__ int64_t batch(int64_t index) const { return (first + index) / params.heads_q; }
+  __device__ int64_t head(int64_t index) const { return (first + index) % params.heads_q; }
+  __device__ float* row(int64_t index, int32_t i) const {
+    return scores + (index * params.seq_q + i) * params.seq_kv;
+  }
+};
+
+/// scores = scale * q.k where the pattern, the bounds and attn_mask allow it, else -inf.
+Status launch_scores(const Problem& problem);
+/// The softmax of every row in place, with softcap, additive mask, top-k and sink logits; lse.
+Status launch_softmax(const Problem& problem);
+/// out = P value.
+Status launch_output(const Problem& problem);
+
+}  // namespace sparse_attn::cuda::naive

@@ -1,0 +1,90 @@
+// Each row of scores becomes its softmax, in place: top-k on the scaled scores first, then softcap
+// and the additive mask, then exp and the sum, with the sink logit in the denominator only. Writes
+// lse.
+#include "../common/launch.cuh"
+#include "../common/mask.cuh"
+#include "../common/radix_select.cuh"
+#include "problem.cuh"
+
+namespace sparse_attn::cuda::naive {
+namespace {
+
+constexpr int kRowThreads = 256;
+constexpr int kWarps = kRowThreads / 32;
+
+template <typename Combine>
+__device__ float reduce_row(float value, const Combine& combine) {
+  __shared__ float partial[kWarps];
+  for (int step = 16; step > 0; step /= 2) {
+    value = combine(value, __shfl_xor_sync(~0u, value, step));
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = partial[0];
+  for (int warp = 1; warp < kWarps; ++warp) value = combine(value, partial[warp]);
+  return value;
+}
+
+__device__ Threshold find_row_threshold(const float* scores, int32_t keys, int32_t topk) {
+  __shared__ SelectStorage storage;
+  auto key = [&](int32_t j) { return scores[j] == -INFINITY ? 0u : ordered_key(scores[j]); };
+  return find_threshold(key, keys, topk, storage);
+}
+
+__global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem problem) {
+  const AttentionParams& params = problem.params;
+  int64_t index = blockIdx.x / params.seq_q;
+  int32_t i = static_cast<int32_t>(blockIdx.x % params.seq_q);
+  int64_t batch = problem.batch(index);
+  int64_t head = problem.head(index);
+  float* scores = problem.row(index, i);
+  int32_t topk = params.pattern.topk;
+  Threshold threshold;
+  if (topk > 0) threshold = find_row_threshold(scores, params.seq_kv, topk);
+
+  float m = -INFINITY;
+  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+    float score = scores[j];
+    if (score == -INFINITY) continue;
+    bool kept = topk == 0 || threshold.keeps(ordered_key(score), j);
+    score = kept ? capped(score, params.softcap) + mask_bias(params.mask, batch, head, i, j)
+                 : -INFINITY;
+    scores[j] = score;
+    m = fmaxf(m, score);
+  }
+  m = reduce_row(m, [](float a, float b) { return fmaxf(a, b); });
+  bool empty = m == -INFINITY;
+
+  float l = 0.0f;
+  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+    l += empty ? 0.0f : expf(scores[j] - m);
+  }
+  l = reduce_row(l, [](float a, float b) { return a + b; });
+
+  // The sink may exceed every score, so it takes part in the maximum.
+  float weight = empty ? 0.0f : 1.0f / l;
+  if (params.sink_logits != nullptr && !empty) {
+    float sink = params.sink_logits[head];
+    float top = fmaxf(m, sink);
+    weight = expf(m - top) / (l * expf(m - top) + (sink == top ? 1.0f : expf(sink - top)));
+  }
+  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+    scores[j] = empty ? 0.0f : expf(scores[j] - m) * weight;
+  }
+  if (params.lse != nullptr && threadIdx.x == 0) {
+    params.lse[batch * params.lse_stride_b + head * params.lse_stride_h + i * params.lse_stride_s] =
+        empty ? -INFINITY : m + logf(l);
+  }
+}
+
+}  // namespace
+
+Status launch_softmax(const Problem& problem) {
+  const AttentionParams& params = problem.params;
+  int64_t rows = problem.heads * params.seq_q;
+  softmax_rows<<<static_cast<uint32_t>(rows), kRowThreads, 0, to_stream(params.stream)>>>(problem);
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda::naive

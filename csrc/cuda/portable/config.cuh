@@ -1,0 +1,46 @@
+// What a kernel is compiled for: element type, kind and head dim give shape, products and
+// fragments.
+#pragma once
+
+#include <type_traits>
+
+#include "product.cuh"
+#include "product_float.cuh"
+#include "tile.h"
+
+namespace sparse_attn::cuda::portable {
+
+template <typename T_, KernelKind kKind, int HEAD_DIM_>
+struct Config {
+  using T = T_;
+  static constexpr TileShape kShape = tile_shape(kKind, HEAD_DIM_);
+  static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int BLOCK_Q = kShape.block_q;
+  static constexpr int BLOCK_KV = kShape.block_kv;
+  static constexpr int kThreads = kShape.threads();
+  static constexpr int kWarpRows = kShape.rows_per_warp();
+  static constexpr int kPitch = kShape.pitch();
+  static constexpr int MT = kWarpRows / 16;  // fragments: rows of 16, keys and head dim of 8
+  static constexpr int NT = BLOCK_KV / 8;
+  static constexpr int DT = HEAD_DIM / 8;
+
+  static constexpr bool kFloat = std::is_same_v<T, float>;
+  static constexpr bool kGeneral = kKind != KernelKind::kDense;
+  /// Thread blocks that share a multiprocessor's registers.
+  static constexpr int kBlocksPerSm = kThreads > 128 ? 1 : 2;
+
+  using Products = std::conditional_t<
+      kFloat, FmaProducts<HEAD_DIM, BLOCK_KV, kPitch>,
+      TensorCoreProducts<T, HEAD_DIM, BLOCK_KV, MT, kPitch, kShape.query_registers>>;
+  using Walk = TileWalk<BLOCK_KV, kGeneral>;
+  using Step = typename Walk::Step;
+  using Scores = float[MT][NT][4];
+
+  static_assert(kWarpRows % 16 == 0, "a warp holds whole 16-row fragments");
+  static_assert(!kFloat || MT == 1, "the FMA products take one fragment of rows");
+  static_assert(!kShape.query_registers ||
+                    kShape.query_bytes() <= (kShape.slots - 1) * kShape.slot_bytes(),
+                "queries pass through the ring's slots behind the first");
+};
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,119 @@
+// The portable engine: any GPU from sm_75. Chooses kernel and tile by the case and by the device's
+// opt-in shared memory, lays out the workspace (bits of global tokens, thresholds of top-k), and
+// launches.
+#include <cstdlib>
+
+#include "../common/launch.cuh"
+#include "../common/radix_select.cuh"
+#include "../engines.h"
+#include "../select/global_tokens.h"
+#include "launch.h"
+
+namespace sparse_attn::cuda {
+namespace {
+
+using portable::KernelKind;
+using portable::LaunchChoice;
+using portable::TileShape;
+
+constexpr int64_t kAlignment = 16;  // bytes
+
+bool is_aligned(const TensorView& tensor, int64_t element_bytes) {
+  int64_t strides = tensor.stride_b | tensor.stride_h | tensor.stride_s;
+  return reinterpret_cast<uintptr_t>(tensor.data) % kAlignment == 0 &&
+         strides * element_bytes % kAlignment == 0;
+}
+
+bool all_aligned(const AttentionParams& params) {
+  int64_t bytes = size_of(params.dtype);
+  return is_aligned(params.query, bytes) && is_aligned(params.key, bytes) &&
+         is_aligned(params.value, bytes) && is_aligned(params.out, bytes);
+}
+
+/// Rows computed for a row of blocks by tiles of `block_q`.
+int32_t padded_rows(int32_t layout_block_q, int32_t block_q) {
+  return ceil_div(layout_block_q, block_q) * block_q;
+}
+
+/// Whether the dense kernel takes the list: its tiles lie inside blocks, and no more rows are
+/// padded.
+bool dense_takes_list(const BlockList& list, const TileShape& dense, const TileShape& general) {
+  return list.block_kv % dense.block_kv == 0 &&
+         padded_rows(list.block_q, dense.block_q) <= padded_rows(list.block_q, general.block_q);
+}
+
+bool dense_suffices(const AttentionParams& params, bool aligned) {
+  const Pattern& pattern = params.pattern;
+  return aligned && params.scale > 0.0f && params.softcap == 0.0f &&
+         params.mask.kind == MaskKind::kNone && pattern.topk == 0 &&
+         (!pattern.list.present() ||
+          dense_takes_list(pattern.list, tile_shape(KernelKind::kDense, params.head_dim),
+                           tile_shape(KernelKind::kGeneral, params.head_dim)));
+}
+
+__global__ void code_probe() {}
+
+/// The device's limit, or the smaller one that a test sets in SPARSE_ATTN_SMEM_LIMIT. Code older
+/// than sm_80 has no dense kernels and is held to what its own devices have.
+int32_t smem_limit(int32_t device) {
+  constexpr int32_t kTuringLimit = 64 << 10;
+  int limit = 0;
+  cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaFuncAttributes code;
+  if (cudaFuncGetAttributes(&code, code_probe) == cudaSuccess && code.ptxVersion < 80) {
+    limit = imin(limit, kTuringLimit);
+  }
+  const char* override_limit = std::getenv("SPARSE_ATTN_SMEM_LIMIT");
+  return override_limit == nullptr ? limit : imin(limit, std::atoi(override_limit));
+}
+
+LaunchChoice choose(const AttentionParams& params) {
+  LaunchChoice choice;
+  choice.aligned = all_aligned(params);
+  choice.smem_limit = smem_limit(params.device);
+  choice.kind = portable::choose_kernel(params.dtype, dense_suffices(params, choice.aligned),
+                                        params.head_dim, choice.smem_limit);
+  return choice;
+}
+
+int32_t key_tile(const AttentionParams& params, const LaunchChoice& choice) {
+  return tile_shape(choice.kind, params.head_dim).block_kv;
+}
+
+int64_t threshold_bytes(const AttentionParams& params) {
+  if (params.pattern.topk == 0) return 0;
+  int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+  return aligned_bytes(rows * static_cast<int64_t>(sizeof(Threshold)));
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  return threshold_bytes(params) + global_token_bytes(params, key_tile(params, choose(params)));
+}
+
+Status run(const AttentionParams& given) {
+  AttentionParams params = given;
+  LaunchChoice choice = choose(params);
+  char* memory = static_cast<char*>(params.workspace);
+  if (params.pattern.topk > 0) choice.thresholds = memory;
+  Status status =
+      mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
+  if (!status.ok()) return status;
+  switch (portable::head_dim_bucket(choice.kind, params.head_dim)) {
+    case 64:
+      return portable::launch<64>(params, choice);
+    case 96:
+      return portable::launch<96>(params, choice);
+    case 128:
+      return portable::launch<128>(params, choice);
+    case 192:
+      return portable::launch<192>(params, choice);
+    default:
+      return portable::launch<256>(params, choice);
+  }
+}
+
+}  // namespace
+
+const Engine kPortable = {"portable", workspace_bytes, run};
+
+}  // namespace sparse_attn::cuda

@@ -1,0 +1,113 @@
+// The portable attention kernel (Dao 2023, FlashAttention-2): a thread block holds one query tile
+// and walks its visited key tiles with an online softmax. Keys and values pass through a ring of
+// slots in shared memory, K0 V0 K1 V1 ..., two loads ahead of the products.
+#pragma once
+
+#include "store.cuh"
+#include "transform.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+template <typename Config>
+__device__ __forceinline__ void rescale_output(Output<Config>& rO,
+                                               const float (&rescale)[Config::MT][2]) {
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+    // Once the maxima have settled there is nothing to do; a factor of 1 changes no bit.
+    if (!__any_sync(~0u, rescale[mt][0] != 1.0f || rescale[mt][1] != 1.0f)) continue;
+#pragma unroll
+    for (int dt = 0; dt < Config::DT; ++dt) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) rO[mt][dt][e] *= rescale[mt][e / 2];
+    }
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const __grid_constant__ AttentionParams params,
+                     const __grid_constant__ GridPlan plan, const Threshold* thresholds,
+                     bool aligned) {
+#if __CUDA_ARCH__ < 800
+  if constexpr (!Config::kGeneral) return;  // never chosen there: their tiles do not fit
+#endif
+  constexpr TileShape kShape = Config::kShape;
+  extern __shared__ __align__(128) char smem[];
+  using State = TileState<Config>;
+  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
+
+  State& tile_state = *reinterpret_cast<State*>(state_memory);
+  QueryTile<Config> tile(params, tile_state, aligned);
+  if (!tile.find(plan)) return;
+  const uint32_t ring =
+      ptx::shared_address(smem) + (kShape.query_registers ? 0 : kShape.query_bytes());
+  const uint32_t sQ =
+      kShape.query_registers ? ring + kShape.slot_bytes() : ptx::shared_address(smem);
+  tile.load_queries(sQ);
+  ptx::cp_async_commit();
+  tile.prepare();
+
+  const auto walk = tile.walk();
+  uint32_t key_slot = ring;
+  uint32_t value_slot = ring + kShape.slot_bytes();
+  uint32_t free_slot = ring + (kShape.slots - 1) * kShape.slot_bytes();
+
+  int32_t position = 0;
+  typename Config::Step step;
+  bool more = walk.next(position, step);
+  if (more) tile.load_keys(key_slot, step);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<1>();
+  __syncthreads();
+  typename Config::Products products;
+  products.start(sQ + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
+  if (kShape.query_registers) __syncthreads();
+  if (more) tile.load_values(value_slot, step);
+  ptx::cp_async_commit();
+
+  SoftmaxState<Config::MT, Config::kFloat> state;
+  state.init();
+  Output<Config> rO = {};
+  const bool transformed = Config::kGeneral && !scale_suffices(params);
+  const float scale = transformed ? kLog2e : params.scale * kLog2e;
+
+  while (more) {
+    typename Config::Step next_step;
+    bool next_more = walk.next(position, next_step);
+    bool visited = refine(tile, step);
+
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // keys have landed; the values before them have been read
+    if (next_more) tile.load_keys(free_slot, next_step);
+    ptx::cp_async_commit();
+    typename Config::Products::Probabilities rP;
+    if (visited) {
+      typename Config::Scores rS;
+      products.scores(rS, key_slot);
+      if (step.masked) mask_scores(rS, tile, step);
+      if (transformed) transform_scores(rS, tile, step, thresholds);
+      float rescale[Config::MT][2];
+      state.update(rS, scale, rescale);
+      products.round(rP, rS);
+      rescale_output<Config>(rO, rescale);
+    }
+
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // values have landed; the keys before them have been read
+    if (next_more) tile.load_values(key_slot, next_step);
+    ptx::cp_async_commit();
+    if (visited) products.output(rO, rP, value_slot);
+
+    uint32_t read = value_slot;
+    value_slot = key_slot;
+    key_slot = free_slot;
+    free_slot = read;
+    step = next_step;
+    more = next_more;
+  }
+  ptx::cp_async_wait<0>();
+  state.finish();
+  store_tile<Config>(rO, state, tile, smem);
+}
+
+}  // namespace sparse_attn::cuda::portable

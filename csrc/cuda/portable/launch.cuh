@@ -1,0 +1,69 @@
+// The definition of launch<HEAD_DIM> (launch.h), for the files that instantiate it.
+#pragma once
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+#include "launch.h"
+#include "topk.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// Sets the kernel's shared memory and the grid, and launches.
+template <typename Kernel, typename... Arguments>
+Status launch_kernel(Kernel kernel, int64_t blocks, int32_t threads, int32_t smem_bytes,
+                     void* stream, const Arguments&... arguments) {
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (error != cudaSuccess) return to_status(error);
+  kernel<<<static_cast<uint32_t>(blocks), threads, smem_bytes, to_stream(stream)>>>(arguments...);
+  return launched();
+}
+
+template <typename Config>
+Status launch_config(const AttentionParams& params, const LaunchChoice& choice) {
+  constexpr TileShape kShape = Config::kShape;
+  GridPlan plan = plan_grid<Config::BLOCK_Q>(params);
+  int64_t blocks = int64_t{plan.tiles} * plan.heads;
+  Threshold* thresholds = static_cast<Threshold*>(choice.thresholds);
+  if constexpr (Config::kGeneral) {
+    if (thresholds != nullptr) {
+      constexpr int kMostBits = 8;
+      constexpr int kLeastBits = 5;
+      int bits = kMostBits;
+      while (bits > kLeastBits &&
+             kShape.smem_bytes() + kShape.static_bytes() + selection_bytes<Config::BLOCK_Q>(bits) >
+                 choice.smem_limit) {
+        --bits;
+      }
+      Status status = launch_kernel(threshold_kernel<Config>, blocks, Config::kThreads,
+                                    kShape.smem_bytes() + selection_bytes<Config::BLOCK_Q>(bits),
+                                    params.stream, params, plan, thresholds, choice.aligned, bits);
+      if (!status.ok()) return status;
+    }
+  }
+  return launch_kernel(attention_kernel<Config>, blocks, Config::kThreads, kShape.smem_bytes(),
+                       params.stream, params, plan, thresholds, choice.aligned);
+}
+
+template <KernelKind kKind, int HEAD_DIM>
+Status launch_half(const AttentionParams& params, const LaunchChoice& choice) {
+  if (params.dtype == Dtype::kFloat16) {
+    return launch_config<Config<__half, kKind, HEAD_DIM>>(params, choice);
+  }
+  return launch_config<Config<__nv_bfloat16, kKind, HEAD_DIM>>(params, choice);
+}
+
+template <int HEAD_DIM>
+Status launch(const AttentionParams& params, const LaunchChoice& choice) {
+  if constexpr (head_dim_bucket(KernelKind::kGeneral, HEAD_DIM) == HEAD_DIM) {
+    if (choice.kind == KernelKind::kGeneral) {
+      return launch_half<KernelKind::kGeneral, HEAD_DIM>(params, choice);
+    }
+    if (choice.kind == KernelKind::kFloat) {
+      return launch_config<Config<float, KernelKind::kFloat, HEAD_DIM>>(params, choice);
+    }
+  }
+  return launch_half<KernelKind::kDense, HEAD_DIM>(params, choice);
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,22 @@
+// One launcher a head dim and type (head_dim_*.cu): the attention kernel, and before it the
+// threshold pass where the pattern has a top-k.
+#pragma once
+
+#include "../../params.h"
+#include "tile.h"
+
+namespace sparse_attn::cuda::portable {
+
+/// What the engine decided for a call.
+struct LaunchChoice {
+  KernelKind kind = KernelKind::kGeneral;
+  bool aligned = true;         // rows start at multiples of 16 bytes
+  int32_t smem_limit = 0;      // bytes of shared memory a thread block may have
+  void* thresholds = nullptr;  // [B, Hq, Sq] of Threshold, with top-k
+};
+
+/// Runs a call whose kernel is compiled for HEAD_DIM (head_dim_bucket of tile.h).
+template <int HEAD_DIM>
+Status launch(const AttentionParams& params, const LaunchChoice& choice);
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,87 @@
+// Tiles of rows from global to shared memory: rows of 16-byte chunks, chunk c of row r stored at c
+// ^ (r % 8), so that eight rows of one chunk lie in different banks. Rows and columns that do not
+// exist become zeros: a probability of 0 must never meet a NaN.
+#pragma once
+
+#include "../common/ptx/cp_async.cuh"
+#include "../common/types.cuh"
+#include "tile.h"
+#include "walk.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+constexpr int kChunkBytes = 16;
+
+/// Byte offset of a chunk in a tile.
+template <int kPitch>
+__device__ __forceinline__ constexpr uint32_t swizzled(int row, int chunk) {
+  return row * kPitch + ((chunk ^ (row & 7)) * kChunkBytes);
+}
+
+/// Rows of a [rows, head_dim] matrix in global memory; elements of the view that are not in `valid`
+/// read as zeros.
+template <typename T>
+struct RowSource {
+  const T* data = nullptr;
+  int64_t stride = 0;
+  Interval valid;
+};
+
+/// 16 bytes by single elements, for rows that are not aligned.
+template <typename T>
+__device__ __forceinline__ uint4 load_unaligned(const T* from) {
+  union {
+    T elements[kChunkBytes / sizeof(T)];
+    uint4 bits;
+  } chunk;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(kChunkBytes / sizeof(T)); ++i) chunk.elements[i] = from[i];
+  return chunk.bits;
+}
+
+/// The copy of load_tile for rows that are not aligned: element by element, done on return.
+template <typename T, int ROWS, int kThreads, int kPitch, typename RowOf>
+__device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource<T>& source,
+                                                    int32_t head_dim, const RowOf& row_of) {
+  constexpr int kElements = kChunkBytes / sizeof(T);
+  constexpr int kChunks = kPitch / kChunkBytes;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < ROWS * kChunks; i += kThreads) {
+    int row = i / kChunks;
+    int chunk = i % kChunks;
+    int32_t element = row_of(row);
+    bool valid = source.valid.contains(element) && chunk * kElements < head_dim;
+    uint4 bits = {0, 0, 0, 0};
+    if (valid) bits = load_unaligned(source.data + element * source.stride + chunk * kElements);
+    ptx::store_shared_16(to + swizzled<kPitch>(row, chunk), bits);
+  }
+}
+
+/// Copies ROWS aligned rows to shared memory at `to`; row r is element row_of(r) of the source.
+template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch, typename RowOf>
+__device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& source, int32_t head_dim,
+                                          const RowOf& row_of) {
+  constexpr int kElements = kChunkBytes / sizeof(T);
+  constexpr int kChunks = HEAD_DIM / kElements;
+  constexpr int kThreadsPerRow = kChunks % 8 == 0 ? 8 : 4;
+  constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
+  static_assert(kChunks % kThreadsPerRow == 0, "a row is whole rounds of its threads");
+  int first_row = threadIdx.x / kThreadsPerRow;
+  int first_chunk = threadIdx.x % kThreadsPerRow;
+#pragma unroll
+  for (int pass = 0; pass < (ROWS + kRowsAtOnce - 1) / kRowsAtOnce; ++pass) {
+    int row = first_row + pass * kRowsAtOnce;
+    if (ROWS % kRowsAtOnce != 0 && row >= ROWS) break;
+    int32_t element = row_of(row);
+    bool exists = source.valid.contains(element);
+    const T* from = source.data + (exists ? element : 0) * source.stride + first_chunk * kElements;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk += kThreadsPerRow) {
+      bool valid = exists && (chunk + first_chunk) * kElements < head_dim;
+      ptx::cp_async_16(to + swizzled<kPitch>(row, chunk + first_chunk), from + chunk * kElements,
+                       valid);
+    }
+  }
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,98 @@
+// Which scores count: in-tile masks of the pattern on score fragments. A main tile of a range needs
+// two comparisons a score; lead tiles, global bits and gathered lists ask pattern.h key by key.
+#pragma once
+
+#include "query_tile.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// Row of the tile that the lane holds in half `h` of fragment `mt`.
+template <typename Config>
+__device__ __forceinline__ int lane_row(int mt, int h) {
+  return threadIdx.x / 32 * Config::kWarpRows + mt * 16 + h * 8 + threadIdx.x % 32 / 4;
+}
+
+/// Column of the tile of a lane's k-th score of a row.
+__device__ __forceinline__ int lane_column(int k) {
+  return k / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+}
+
+/// Calls function(score, mt, h, k) for the lane's scores, k ascending with the column.
+template <typename Config, typename Function>
+__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
+                                               const Function& function) {
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int k = 0; k < 2 * Config::NT; ++k) function(rS[mt][k / 2][2 * h + k % 2], mt, h, k);
+    }
+  }
+}
+
+/// A main tile in which each row sees one interval of consecutive keys.
+template <typename Config>
+__device__ __forceinline__ bool is_interval_tile(const QueryTile<Config>& tile,
+                                                 const typename Config::Step& step) {
+  const Pattern& pattern = tile.params.pattern;
+  if (step.lead || (Config::kGeneral && pattern.list.present())) return false;
+  return !pattern.shared_axis() ||
+         (step.start >= pattern.lead.length && pattern.global_bits == nullptr);
+}
+
+/// Narrows step.masked to the warp's own rows; false where they see nothing of the tile.
+template <typename Config>
+__device__ __forceinline__ bool refine(const QueryTile<Config>& tile, typename Config::Step& step) {
+  if (!step.masked || !is_interval_tile(tile, step)) return true;
+  const WarpKeys& keys = tile.state.warp_keys[threadIdx.x / 32];
+  int32_t end = step.start + Config::BLOCK_KV;
+  step.masked = step.start < keys.all.begin || keys.all.end < end;
+  return step.start < keys.any.end && keys.any.begin < end;
+}
+
+/// Bit k is set where row `r` of the tile sees the lane's k-th column.
+template <typename Config>
+__device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
+                                                 const typename Config::Step& step, int r) {
+  const Pattern& pattern = tile.params.pattern;
+  uint32_t bits = 0;
+  if (r >= tile.work.rows.size()) return bits;
+  Row row = tile.row(tile.work.rows.begin + r);
+#pragma unroll 1
+  for (int k = 0; k < 2 * Config::NT; ++k) {
+    int32_t element = tile.element(step, lane_column(k));
+    bool allowed = step.lead ? allows_lead(pattern, tile.work.slice, row, element)
+                             : allows_main(pattern, row, element);
+    bits |= static_cast<uint32_t>(allowed) << k;
+  }
+  return bits;
+}
+
+/// Scores that the pattern does not allow become -inf.
+template <typename Config>
+__device__ __forceinline__ void mask_scores(typename Config::Scores& rS,
+                                            const QueryTile<Config>& tile,
+                                            const typename Config::Step& step) {
+  if (is_interval_tile(tile, step)) {
+    Interval keys[Config::MT][2];
+#pragma unroll
+    for (int row = 0; row < 2 * Config::MT; ++row) {
+      keys[row / 2][row % 2] = tile.state.row_keys[lane_row<Config>(row / 2, row % 2)];
+    }
+    for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+      if (!keys[mt][h].contains(step.start + lane_column(k))) score = -INFINITY;
+    });
+    return;
+  }
+  uint32_t bits[Config::MT][2];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    bits[row / 2][row % 2] = allowed_bits(tile, step, lane_row<Config>(row / 2, row % 2));
+  }
+  for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+    if (!(bits[mt][h] >> k & 1)) score = -INFINITY;
+  });
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,111 @@
+// The end of a query tile: out = O weight in the output's type, lse. Half precision passes through
+// shared memory so that rows leave in whole 16-byte chunks.
+#pragma once
+
+#include "../common/state.cuh"
+#include "mask.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+template <typename Config>
+using Output = float[Config::MT][Config::DT][4];
+
+template <typename Config>
+__device__ __forceinline__ typename Config::T* output_row(const QueryTile<Config>& tile, int r) {
+  const TensorView& out = tile.params.out;
+  return static_cast<typename Config::T*>(out.data) + tile.work.batch * out.stride_b +
+         tile.work.head * out.stride_h +
+         tile.work.slice.rows.at(tile.work.rows.begin + r) * out.stride_s;
+}
+
+template <typename Config>
+__device__ __forceinline__ void store_elements(const Output<Config>& rO,
+                                               const QueryTile<Config>& tile) {
+  using T = typename Config::T;
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int r = lane_row<Config>(mt, h);
+      if (r >= tile.work.rows.size()) continue;
+      T* out = output_row(tile, r);
+#pragma unroll
+      for (int dt = 0; dt < Config::DT; ++dt) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          int d = Config::Products::column(dt, e);
+          if (d < tile.params.head_dim) out[d] = from_float<T>(rO[mt][dt][2 * h + e]);
+        }
+      }
+    }
+  }
+}
+
+/// `smem` is room for the tile's rows; each warp uses its own.
+template <typename Config>
+__device__ __forceinline__ void store_chunks(const Output<Config>& rO,
+                                             const QueryTile<Config>& tile, char* smem) {
+  using T = typename Config::T;
+  int lane = threadIdx.x % 32;
+  int first = threadIdx.x / 32 * Config::kWarpRows;
+  smem += first * Config::kPitch;
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int row = mt * 16 + h * 8 + lane / 4;
+#pragma unroll
+      for (int dt = 0; dt < Config::DT; ++dt) {
+        char* chunk = smem + swizzled<Config::kPitch>(row, dt);
+        reinterpret_cast<uint32_t*>(chunk)[lane % 4] =
+            pack<T>(rO[mt][dt][2 * h], rO[mt][dt][2 * h + 1]);
+      }
+    }
+  }
+  __syncwarp();
+  constexpr int kChunks = Config::DT;
+#pragma unroll
+  for (int i = lane; i < Config::kWarpRows * kChunks; i += 32) {
+    int row = i / kChunks;
+    int chunk = i % kChunks;
+    if (first + row < tile.work.rows.size() && chunk * 8 < tile.params.head_dim) {
+      uint4 bits = *reinterpret_cast<uint4*>(smem + swizzled<Config::kPitch>(row, chunk));
+      *reinterpret_cast<uint4*>(output_row(tile, first + row) + chunk * 8) = bits;
+    }
+  }
+}
+
+template <typename Config, typename State>
+__device__ __forceinline__ void store_tile(Output<Config>& rO, const State& state,
+                                           const QueryTile<Config>& tile, char* smem) {
+  const AttentionParams& params = tile.params;
+  float sink = params.sink_logits == nullptr ? -INFINITY : params.sink_logits[tile.work.head];
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float weight = state.weight(mt, h, sink);
+#pragma unroll
+      for (int dt = 0; dt < Config::DT; ++dt) {
+        rO[mt][dt][2 * h] *= weight;
+        rO[mt][dt][2 * h + 1] *= weight;
+      }
+      int r = lane_row<Config>(mt, h);
+      if (params.lse != nullptr && threadIdx.x % 4 == 0 && r < tile.work.rows.size()) {
+        int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + r);
+        params.lse[tile.work.batch * params.lse_stride_b + tile.work.head * params.lse_stride_h +
+                   i * params.lse_stride_s] = state.lse(mt, h);
+      }
+    }
+  }
+  if constexpr (!Config::kFloat) {
+    if (!Config::kGeneral || tile.aligned) {
+      __syncthreads();  // the tiles in shared memory have been read
+      store_chunks<Config>(rO, tile, smem);
+      return;
+    }
+  }
+  store_elements<Config>(rO, tile);
+}
+
+}  // namespace sparse_attn::cuda::portable

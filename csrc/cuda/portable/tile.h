@@ -1,0 +1,74 @@
+// The tile shapes of the portable engine and the choice among them by the shared memory that a
+// thread block may have. Plain C++: the chooser is tested on the host for any limit.
+#pragma once
+
+#include <cstdint>
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::portable {
+
+/// A shape of tile: rows of queries and keys, warps, and key or value tiles held at once.
+struct TileShape {
+  int32_t head_dim = 0;  // at most; smaller ones are padded with zeros
+  int32_t block_q = 0, block_kv = 0;
+  int32_t warps = 0;
+  int32_t slots = 0;             // of the ring of key and value tiles
+  bool query_registers = false;  // queries move to registers, and the ring takes their room
+  int32_t element_bytes = 2;
+
+  SPARSE_ATTN_HD constexpr int32_t rows_per_warp() const { return block_q / warps; }
+  SPARSE_ATTN_HD constexpr int32_t threads() const { return 32 * warps; }
+  /// Bytes from one row of a tile to the next, in whole 128-byte lines.
+  SPARSE_ATTN_HD constexpr int32_t pitch() const {
+    return (head_dim * element_bytes + 127) / 128 * 128;
+  }
+  SPARSE_ATTN_HD constexpr int32_t query_bytes() const { return block_q * pitch(); }
+  SPARSE_ATTN_HD constexpr int32_t slot_bytes() const { return block_kv * pitch(); }
+  SPARSE_ATTN_HD constexpr int32_t smem_bytes() const {
+    return (query_registers ? 0 : query_bytes()) + slots * slot_bytes();
+  }
+  /// What the kernel declares beside its tiles: the rows' intervals and the tile walk, rounded up.
+  SPARSE_ATTN_HD constexpr int32_t static_bytes() const { return 8 * block_q + 512; }
+  constexpr bool fits(int32_t smem_limit) const {
+    return smem_bytes() + static_bytes() <= smem_limit;
+  }
+};
+
+/// The kinds of kernel: `kDense` for ranges and lists of large blocks on tensor cores, `kGeneral`
+/// for all of the contract, `kFloat` for float32. The last two fit every device.
+enum class KernelKind : int32_t { kDense, kGeneral, kFloat };
+
+/// The head dim that a kernel is compiled for: the dense ones are tuned at five, the others at
+/// three.
+constexpr int32_t head_dim_bucket(KernelKind kind, int32_t head_dim) {
+  if (head_dim <= 64) return 64;
+  if (kind == KernelKind::kDense && head_dim <= 96) return 96;
+  if (head_dim <= 128) return 128;
+  return kind == KernelKind::kDense && head_dim <= 192 ? 192 : 256;
+}
+
+/// The shape of the kernel that serves a head dim.
+constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
+  head_dim = head_dim_bucket(kind, head_dim);
+  bool small = head_dim <= 128;
+  switch (kind) {
+    case KernelKind::kDense:  // 32 rows a warp halve the reads of keys, where registers allow
+      return {head_dim, 128, 64, small ? 4 : 8, 3, false, 2};
+    case KernelKind::kGeneral:
+      return {head_dim, 64, small ? 64 : 16, 4, 3, small, 2};
+    default:
+      if (head_dim == 64) return {64, 64, 32, 4, 3, false, 4};
+      return {head_dim, small ? 64 : 32, small ? 16 : 8, small ? 4 : 2, 3, false, 4};
+  }
+}
+
+/// Which kernel serves a case within `smem_limit` bytes of shared memory a thread block.
+constexpr KernelKind choose_kernel(Dtype dtype, bool dense_suffices, int32_t head_dim,
+                                   int32_t smem_limit) {
+  if (dtype == Dtype::kFloat32) return KernelKind::kFloat;
+  bool fits = tile_shape(KernelKind::kDense, head_dim).fits(smem_limit);
+  return dense_suffices && fits ? KernelKind::kDense : KernelKind::kGeneral;
+}
+
+}  // namespace sparse_attn::cuda::portable

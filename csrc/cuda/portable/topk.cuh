@@ -1,0 +1,180 @@
+// The threshold pass of token top-k: per row the k-th highest scale * q.k, by radix selection over
+// histograms in shared memory. Each round walks the tiles again and fixes the next digits; a row is
+// done as soon as its digit's keys are all kept. Exact ties go to the lower key, found by one more
+// walk where there are any.
+#pragma once
+
+#include "transform.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// Selection of one row.
+struct RowSelection {
+  uint32_t prefix;  // the digits found so far
+  uint32_t wanted;  // place of the k-th key among those of the prefix
+  bool active;
+  Threshold threshold;
+};
+
+constexpr int kKeyBits = 32;
+
+/// The threshold kernel's shared memory behind the tiles.
+template <int BLOCK_Q>
+constexpr int32_t selection_bytes(int digit_bits) {
+  return BLOCK_Q * (static_cast<int32_t>(sizeof(RowSelection)) + (4 << digit_bits));
+}
+
+/// Calls function(rS, step) for every visited tile of keys: rS = scale * Q K^T, -inf where not
+/// allowed.
+template <typename Config, typename Function>
+__device__ void walk_scores(const QueryTile<Config>& tile,
+                            const typename Config::Products& products, uint32_t ring,
+                            const Function& function) {
+  const auto walk = tile.walk();
+  uint32_t slot = ring;
+  uint32_t other = ring + Config::kShape.slot_bytes();
+  int32_t position = 0;
+  typename Config::Step step;
+  bool more = walk.next(position, step);
+  if (more) tile.load_keys(slot, step);
+  ptx::cp_async_commit();
+  while (more) {
+    typename Config::Step next_step;
+    bool next_more = walk.next(position, next_step);
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (next_more) tile.load_keys(other, next_step);
+    ptx::cp_async_commit();
+    typename Config::Scores rS;
+    products.scores(rS, slot);
+    if (step.masked) mask_scores(rS, tile, step);
+    scale_scores<Config>(rS, tile.params.scale);
+    join_mask<true, Config>(rS, tile, step);
+    function(rS, step);
+    uint32_t swap = slot;
+    slot = other;
+    other = swap;
+    step = next_step;
+    more = next_more;
+  }
+  __syncthreads();
+}
+
+/// Moves a row one digit on; a whole warp calls it.
+__device__ inline void advance(RowSelection& row, const uint32_t* histogram, int digit_bits,
+                               int shift) {
+  Digit digit = find_digit(histogram, 1 << digit_bits, row.wanted);
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  uint32_t prefix = row.prefix | digit.value << shift;
+  if (!digit.found || digit.wanted == digit.count) {
+    // Fewer keys than k, or the digit's keys are all kept: everything from the prefix on.
+    row.threshold = {digit.found ? prefix - 1 : 0, -1};
+    row.active = false;
+  }
+  row.prefix = prefix;
+  row.wanted = digit.wanted;
+}
+
+/// Finds the last kept key of the rows that are still active: their prefix is the threshold itself.
+template <typename Config>
+__device__ void resolve_ties(const QueryTile<Config>& tile,
+                             const typename Config::Products& products, uint32_t ring,
+                             RowSelection* selections) {
+  static_assert(Config::BLOCK_KV <= 64, "a tile's ties fit 64 bits");
+  uint32_t seen[Config::MT][2] = {};
+  walk_scores<Config>(
+      tile, products, ring, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+        uint64_t ties[Config::MT][2] = {};
+        for_each_score<Config>(rS, [&](float score, int mt, int h, int k) {
+          bool tie = score != -INFINITY &&
+                     ordered_key(score) == selections[lane_row<Config>(mt, h)].prefix;
+          if (tie) ties[mt][h] |= uint64_t{1} << lane_column(k);
+        });
+#pragma unroll
+        for (int row = 0; row < 2 * Config::MT; ++row) {
+          uint64_t& bits = ties[row / 2][row % 2];
+          bits |= __shfl_xor_sync(~0u, bits, 1);
+          bits |= __shfl_xor_sync(~0u, bits, 2);
+          RowSelection& selection = selections[lane_row<Config>(row / 2, row % 2)];
+          uint32_t& before = seen[row / 2][row % 2];
+          uint32_t count = __popcll(bits);
+          if (threadIdx.x % 4 == 0 && selection.active && before < selection.wanted &&
+              before + count >= selection.wanted) {
+            for (uint32_t skip = selection.wanted - before - 1; skip > 0; --skip) bits &= bits - 1;
+            selection.threshold = {selection.prefix, tile.key_position(step, __ffsll(bits) - 1)};
+          }
+          before += count;
+        }
+      });
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    threshold_kernel(const __grid_constant__ AttentionParams params,
+                     const __grid_constant__ GridPlan plan, Threshold* thresholds, bool aligned,
+                     int digit_bits) {
+  constexpr TileShape kShape = Config::kShape;
+  extern __shared__ __align__(128) char smem[];
+  using State = TileState<Config>;
+  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
+  RowSelection* selections = reinterpret_cast<RowSelection*>(smem + kShape.smem_bytes());
+  uint32_t* histograms = reinterpret_cast<uint32_t*>(selections + Config::BLOCK_Q);
+
+  State& tile_state = *reinterpret_cast<State*>(state_memory);
+  QueryTile<Config> tile(params, tile_state, aligned);
+  if (!tile.find(plan)) return;
+  const uint32_t ring =
+      ptx::shared_address(smem) + (kShape.query_registers ? 0 : kShape.query_bytes());
+  const uint32_t sQ = kShape.query_registers ? ring : ptx::shared_address(smem);
+  tile.load_queries(sQ);
+  ptx::cp_async_commit();
+  for (int r = threadIdx.x; r < Config::BLOCK_Q; r += Config::kThreads) {
+    selections[r] = {0, static_cast<uint32_t>(params.pattern.topk), r < tile.work.rows.size(), {}};
+  }
+  tile.prepare();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  typename Config::Products products;
+  const int first_row = threadIdx.x / 32 * Config::kWarpRows;
+  products.start(sQ + first_row * Config::kPitch);
+  __syncthreads();
+
+  bool active = true;
+  for (int end = kKeyBits; end > 0 && active; end -= digit_bits) {
+    int shift = end < digit_bits ? 0 : end - digit_bits;
+    uint32_t high = end == kKeyBits ? 0 : ~0u << end;
+    uint32_t digit_mask = (1u << (end - shift)) - 1;
+    for (int i = threadIdx.x; i < Config::BLOCK_Q << digit_bits; i += Config::kThreads) {
+      histograms[i] = 0;
+    }
+    walk_scores<Config>(
+        tile, products, ring, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+          for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+            int r = lane_row<Config>(mt, h);
+            uint32_t key = ordered_key(score);
+            if (score != -INFINITY && selections[r].active &&
+                (key & high) == selections[r].prefix) {
+              atomicAdd(&histograms[(r << digit_bits) + (key >> shift & digit_mask)], 1u);
+            }
+          });
+        });
+    active = false;
+    for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
+      if (selections[r].active)
+        advance(selections[r], histograms + (r << digit_bits), digit_bits, shift);
+      __syncwarp();
+      active |= selections[r].active;
+    }
+    active = __syncthreads_or(active);
+  }
+  if (active) resolve_ties<Config>(tile, products, ring, selections);
+  __syncthreads();
+  int64_t head = int64_t{tile.work.batch} * params.heads_q + tile.work.head;
+  for (int r = threadIdx.x; r < tile.work.rows.size(); r += Config::kThreads) {
+    int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + r);
+    thresholds[head * params.seq_q + i] = selections[r].threshold;
+  }
+}
+
+}  // namespace sparse_attn::cuda::portable

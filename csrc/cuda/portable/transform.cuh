@@ -1,0 +1,108 @@
+// From q.k to what the softmax takes, where that is more than a positive scale: scale * q.k, the
+// top-k threshold, softcap, attn_mask. Scores of -inf are not allowed and stay so.
+#pragma once
+
+#include "../common/mask.cuh"
+#include "../common/radix_select.cuh"
+#include "mask.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// Whether scores need no more than a positive scale.
+__device__ __forceinline__ bool scale_suffices(const AttentionParams& params) {
+  return params.scale > 0.0f && params.softcap == 0.0f && params.pattern.topk == 0 &&
+         params.mask.kind == MaskKind::kNone;
+}
+
+template <typename Config>
+__device__ __forceinline__ void scale_scores(typename Config::Scores& rS, float scale) {
+  for_each_score<Config>(
+      rS, [&](float& score, int, int, int) { score = score == -INFINITY ? score : scale * score; });
+}
+
+/// Keeps the scores at or above their row's threshold, of [B, Hq, Sq].
+template <typename Config>
+__device__ __forceinline__ void keep_top(typename Config::Scores& rS, const QueryTile<Config>& tile,
+                                         const typename Config::Step& step,
+                                         const Threshold* thresholds) {
+  const Work& work = tile.work;
+  thresholds += (int64_t{work.batch} * tile.params.heads_q + work.head) * tile.params.seq_q;
+  Threshold threshold[Config::MT][2];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    int r = lane_row<Config>(row / 2, row % 2);
+    if (r >= work.rows.size()) continue;
+    threshold[row / 2][row % 2] = thresholds[work.slice.rows.at(work.rows.begin + r)];
+  }
+  for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+    int32_t j = tile.key_position(step, lane_column(k));
+    if (!threshold[mt][h].keeps(ordered_key(score), j)) score = -INFINITY;
+  });
+}
+
+/// Adds attn_mask, or only forbids what it forbids. Positions that no row has are not read.
+template <bool kForbidOnly, typename Config, typename Load>
+__device__ __forceinline__ void join_mask(typename Config::Scores& rS,
+                                          const QueryTile<Config>& tile,
+                                          const typename Config::Step& step, const Load& load) {
+  const MaskView& mask = tile.params.mask;
+  int64_t base = tile.work.batch * mask.stride_b + tile.work.head * mask.stride_h;
+  int64_t row_base[Config::MT][2];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    int r = imin(lane_row<Config>(row / 2, row % 2), tile.work.rows.size() - 1);
+    row_base[row / 2][row % 2] =
+        base + tile.work.slice.rows.at(tile.work.rows.begin + r) * mask.stride_q;
+  }
+  for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+    int32_t j = tile.key_position(step, lane_column(k));
+    if (score == -INFINITY || j >= tile.params.seq_kv) return;
+    float bias = load(row_base[mt][h] + j * mask.stride_k);
+    score = !kForbidOnly || bias == -INFINITY ? score + bias : score;
+  });
+}
+
+template <bool kForbidOnly, typename Config>
+__device__ __forceinline__ void join_mask(typename Config::Scores& rS,
+                                          const QueryTile<Config>& tile,
+                                          const typename Config::Step& step) {
+  const MaskView& mask = tile.params.mask;
+  const void* data = mask.data;
+  switch (mask.kind) {
+    case MaskKind::kNone:
+      return;
+    case MaskKind::kBool:
+      return join_mask<kForbidOnly, Config>(rS, tile, step, [&](int64_t at) {
+        return static_cast<const uint8_t*>(data)[at] != 0 ? 0.0f : -INFINITY;
+      });
+    case MaskKind::kFloat32:
+      return join_mask<kForbidOnly, Config>(
+          rS, tile, step, [&](int64_t at) { return static_cast<const float*>(data)[at]; });
+    default: {
+      bool half = mask.kind == MaskKind::kFloat16;
+      return join_mask<kForbidOnly, Config>(rS, tile, step, [&](int64_t at) {
+        uint16_t bits = static_cast<const uint16_t*>(data)[at];
+        return half ? __half2float(__ushort_as_half(bits)) : __uint_as_float(uint32_t{bits} << 16);
+      });
+    }
+  }
+}
+
+/// All of it, in the contract's order.
+template <typename Config>
+__device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
+                                                 const QueryTile<Config>& tile,
+                                                 const typename Config::Step& step,
+                                                 const Threshold* thresholds) {
+  const AttentionParams& params = tile.params;
+  scale_scores<Config>(rS, params.scale);
+  if (params.pattern.topk > 0) keep_top<Config>(rS, tile, step, thresholds);
+  if (params.softcap != 0.0f) {
+    for_each_score<Config>(rS, [&](float& score, int, int, int) {
+      score = score == -INFINITY ? score : capped(score, params.softcap);
+    });
+  }
+  join_mask<false, Config>(rS, tile, step);
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,76 @@
+// Which rows of which (batch, head) a thread block computes. Heavy query tiles come first, within
+// groups of heads whose keys and values together stay in the L2 cache.
+#pragma once
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::portable {
+
+/// How a grid is laid out; made on the host from sizes alone, never from device data.
+struct GridPlan {
+  int32_t tiles = 0;            // query tiles of a head, over all classes
+  int32_t classes = 1;          // residue classes that have rows
+  int32_t tiles_per_block = 1;  // query tiles of a row of a block list
+  int32_t heads = 0;            // batch * heads_q
+  int32_t heads_at_once = 1;    // heads of a group
+  bool last_first = false;      // the last query tiles are the heavy ones
+};
+
+template <int BLOCK_Q>
+GridPlan plan_grid(const AttentionParams& params) {
+  constexpr int64_t kGroupBytes = 32 << 20;  // measured best where the L2 cache has 50 MB
+  const Pattern& pattern = params.pattern;
+  GridPlan plan;
+  plan.classes = imin(pattern.dilation, params.seq_q);
+  plan.tiles = plan.classes * ceil_div(ceil_div(params.seq_q, pattern.dilation), BLOCK_Q);
+  if (pattern.list.present()) {
+    plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.seq_q), BLOCK_Q);
+    plan.tiles = pattern.list.num_q * plan.tiles_per_block;
+  }
+  plan.heads = params.batch * params.heads_q;
+  int64_t head_bytes =
+      int64_t{2} * params.seq_kv * params.head_dim * size_of(params.dtype) / params.group() + 1;
+  int64_t heads = kGroupBytes / head_bytes;
+  plan.heads_at_once = heads < 1            ? 1
+                       : heads < plan.heads ? static_cast<int32_t>(heads)
+                                            : plan.heads;
+  plan.last_first = pattern.causal;
+  return plan;
+}
+
+/// One thread block's part.
+struct Work {
+  int32_t batch = 0, head = 0;
+  Slice slice;
+  Interval rows;         // of the slice; empty where the class or the list row has none left
+  int32_t list_row = 0;  // row of the block list
+};
+
+template <int BLOCK_Q>
+__device__ Work find_work(const AttentionParams& params, const GridPlan& plan, int64_t block) {
+  int64_t group_tiles = int64_t{plan.tiles} * plan.heads_at_once;
+  int32_t first_head = static_cast<int32_t>(block / group_tiles) * plan.heads_at_once;
+  int32_t rest = static_cast<int32_t>(block % group_tiles);
+  int32_t heads = imin(plan.heads_at_once, plan.heads - first_head);
+  int32_t tile = rest / heads;
+  int32_t head_index = first_head + rest % heads;
+  if (plan.last_first) tile = plan.tiles - 1 - tile;
+
+  Work work;
+  work.batch = head_index / params.heads_q;
+  work.head = head_index % params.heads_q;
+  work.slice = make_slice(params.pattern, tile % plan.classes, params.seq_q, params.seq_kv,
+                          params.offset(work.batch));
+  int32_t begin = tile / plan.classes * BLOCK_Q;
+  int32_t end = work.slice.rows.length;
+  if (params.pattern.list.present()) {
+    int32_t block_q = params.pattern.list.block_q;
+    work.list_row = tile / plan.tiles_per_block;
+    begin = work.list_row * block_q + tile % plan.tiles_per_block * BLOCK_Q;
+    end = imin(end, (work.list_row + 1) * block_q);
+  }
+  work.rows = {begin, imin(begin + BLOCK_Q, end)};
+  return work;
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,84 @@
+// The kept key blocks of each query block, ascending: forced ones first, then the highest scores,
+// exact with ties to the lower block. The rule stands in docs/design.md, "Block top-k". One thread
+// block a row.
+#include "../common/launch.cuh"
+#include "../common/radix_select.cuh"
+#include "tools.h"
+
+namespace sparse_attn::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr uint32_t kForced = ~0u;  // above the key of every score
+constexpr uint32_t kLowest = 1;    // of a block without keys
+
+/// What the rule says about the key blocks of one query block.
+struct BlockRule {
+  Interval visible, sinks, diagonal;
+
+  __device__ bool forced(int32_t block) const {
+    return visible.contains(block) && (sinks.contains(block) || diagonal.contains(block));
+  }
+};
+
+__device__ BlockRule make_rule(const SelectParams& params, int64_t batch, int32_t query_block) {
+  int32_t first = query_block * params.block;
+  int32_t last = imin(first + params.block, params.seq_q) - 1;
+  int32_t offset = imax(-kMaxLength, imin(params.offset(batch), kMaxLength));
+  int32_t low = floor_div(first + offset, params.block);
+  int32_t high = floor_div(last + offset, params.block);
+  BlockRule rule;
+  rule.visible = {0, params.causal ? imin(high + 1, params.num_kv) : params.num_kv};
+  rule.sinks = {0, params.sink_blocks};
+  rule.diagonal = params.around_diagonal(low, high);
+  return rule;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    choose_blocks(const SelectParams params, const float* scores) {
+  __shared__ SelectStorage storage;
+  __shared__ int32_t num_forced;
+  int64_t row = blockIdx.x;
+  int64_t batch = row / params.num_q / params.heads_q;
+  BlockRule rule = make_rule(params, batch, static_cast<int32_t>(row % params.num_q));
+  scores += row * params.num_kv;
+  int32_t* indices = params.indices + row * params.num_kv;
+
+  if (threadIdx.x == 0) num_forced = 0;
+  __syncthreads();
+  int32_t mine = 0;
+  for (int32_t j = threadIdx.x; j < rule.visible.size(); j += kThreads) mine += rule.forced(j);
+  if (mine > 0) atomicAdd(&num_forced, mine);
+  __syncthreads();
+
+  auto key = [&](int32_t j) -> uint32_t {
+    if (!rule.visible.contains(j)) return 0;
+    if (rule.forced(j)) return kForced;
+    return isnan(scores[j]) ? kLowest : ordered_key(scores[j]);
+  };
+  int32_t kept = params.kept(rule.visible.size(), num_forced);
+  Threshold threshold = find_threshold(key, params.num_kv, kept, storage);
+
+  if (threadIdx.x >= 32) return;
+  int lane = threadIdx.x;
+  int32_t count = 0;
+  for (int32_t begin = 0; begin < params.num_kv; begin += 32) {
+    int32_t j = begin + lane;
+    uint32_t taken = __ballot_sync(~0u, j < params.num_kv && threshold.keeps(key(j), j));
+    if (taken >> lane & 1) indices[count + __popc(taken & ((1u << lane) - 1))] = j;
+    count += __popc(taken);
+  }
+  for (int32_t entry = count + lane; entry < params.num_kv; entry += 32) indices[entry] = 0;
+  if (lane == 0) params.counts[row] = count;
+}
+
+}  // namespace
+
+Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
+  int64_t rows = int64_t{params.batch} * params.heads_q * params.num_q;
+  choose_blocks<<<static_cast<uint32_t>(rows), kThreads, 0, to_stream(params.stream)>>>(
+      params, workspace.scores);
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda

@@ -1,0 +1,114 @@
+// Means of query and key blocks in float32, one thread block each. Under bounds a key counts when
+// some row of its batch entry has it: rows mark their interval's ends, and a prefix sum counts
+// them.
+#include "../common/launch.cuh"
+#include "../common/types.cuh"
+#include "tools.h"
+
+namespace sparse_attn::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kScanThreads = 1024;
+
+/// means[b, h, block] over the rows of the block whose mark is not 0; NaN, which ranks last, where
+/// none is.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    pool_blocks(TensorView tensor, int32_t heads, int32_t length, int32_t head_dim, int32_t block,
+                int32_t num_blocks, const int32_t* marks, float* means) {
+  int64_t head_index = blockIdx.x / num_blocks;
+  int64_t batch = head_index / heads;
+  int32_t begin = static_cast<int32_t>(blockIdx.x % num_blocks) * block;
+  int32_t end = imin(begin + block, length);
+  const T* rows = static_cast<const T*>(tensor.data) + batch * tensor.stride_b +
+                  head_index % heads * tensor.stride_h;
+  if (marks != nullptr) marks += batch * (length + 1);
+  for (int32_t d = threadIdx.x; d < head_dim; d += kThreads) {
+    float sum = 0.0f;
+    int32_t count = 0;
+#pragma unroll 8
+    for (int32_t j = begin; j < end; ++j) {
+      bool exists = marks == nullptr || marks[j] > 0;
+      float x = to_float(rows[j * tensor.stride_s + d]);
+      sum += exists ? x : 0.0f;
+      count += exists;
+    }
+    means[int64_t{blockIdx.x} * head_dim + d] = count > 0 ? sum / count : NAN;
+  }
+}
+
+__global__ void mark_bounds(const SelectParams params, int32_t heads, int32_t* marks) {
+  int64_t rows = int64_t{params.batch} * heads * params.seq_q;
+  for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < rows;
+       at += int64_t{gridDim.x} * blockDim.x) {
+    int64_t batch = at / params.seq_q / heads;
+    Interval keys =
+        params.bounds.row(batch, at / params.seq_q % heads, at % params.seq_q, params.seq_kv);
+    if (keys.empty()) continue;
+    int32_t* entry = marks + batch * (params.seq_kv + 1);
+    atomicAdd(entry + keys.begin, 1);
+    atomicSub(entry + keys.end, 1);
+  }
+}
+
+/// Prefix sums of each batch entry's marks, in place; one thread block an entry.
+__global__ void __launch_bounds__(kScanThreads) sum_marks(int32_t length, int32_t* marks) {
+  __shared__ int32_t warps[kScanThreads / 32];
+  marks += blockIdx.x * int64_t{length + 1};
+  int lane = threadIdx.x % 32;
+  int32_t carry = 0;
+  for (int32_t begin = 0; begin < length; begin += kScanThreads) {
+    int32_t j = begin + threadIdx.x;
+    int32_t sum = j < length ? marks[j] : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      int32_t other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == 31) warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    int32_t before = carry;
+    for (int warp = 0; warp < kScanThreads / 32; ++warp) {
+      if (warp < static_cast<int>(threadIdx.x / 32)) before += warps[warp];
+      carry += warps[warp];
+    }
+    if (j < length) marks[j] = sum + before;
+    __syncthreads();
+  }
+}
+
+Status launch_marks(const SelectParams& params, int32_t* marks) {
+  cudaStream_t stream = to_stream(params.stream);
+  int64_t bytes = int64_t{params.batch} * (params.seq_kv + 1) * sizeof(int32_t);
+  cudaError_t error = cudaMemsetAsync(marks, 0, bytes, stream);
+  if (error != cudaSuccess) return to_status(error);
+  int32_t heads = params.bounds.stride_h == 0 ? 1 : params.heads_q;
+  int64_t rows = int64_t{params.batch} * heads * params.seq_q;
+  mark_bounds<<<grid_for(rows, kThreads), kThreads, 0, stream>>>(params, heads, marks);
+  sum_marks<<<params.batch, kScanThreads, 0, stream>>>(params.seq_kv, marks);
+  return launched();
+}
+
+}  // namespace
+
+Status launch_pool(const SelectParams& params, const SelectWorkspace& workspace) {
+  cudaStream_t stream = to_stream(params.stream);
+  if (workspace.key_marks != nullptr) {
+    Status status = launch_marks(params, workspace.key_marks);
+    if (!status.ok()) return status;
+  }
+  int64_t query_blocks = int64_t{params.batch} * params.heads_q * params.num_q;
+  int64_t key_blocks = int64_t{params.batch} * params.heads_kv * params.num_kv;
+  return with_type(params.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    pool_blocks<T><<<static_cast<uint32_t>(query_blocks), kThreads, 0, stream>>>(
+        params.query, params.heads_q, params.seq_q, params.head_dim, params.block, params.num_q,
+        nullptr, workspace.pooled_query);
+    pool_blocks<T><<<static_cast<uint32_t>(key_blocks), kThreads, 0, stream>>>(
+        params.key, params.heads_kv, params.seq_kv, params.head_dim, params.block, params.num_kv,
+        workspace.key_marks, workspace.pooled_key);
+    return launched();
+  });
+}
+
+}  // namespace sparse_attn::cuda

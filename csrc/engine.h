@@ -1,0 +1,26 @@
+// What an engine is to ops/: three functions that know no framework. ops/ picks one with
+// capability.h, allocates workspace_bytes, and calls run.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace sparse_attn {
+
+/// An attention engine: pure functions of the parameters.
+struct Engine {
+  const char* name;
+  int64_t (*workspace_bytes)(const AttentionParams&);
+  Status (*run)(const AttentionParams&);
+};
+
+/// The non-attention kernels of a device: block selection, list building, merging.
+struct Tools {
+  int64_t (*select_workspace_bytes)(const SelectParams&);
+  Status (*select_blocks)(const SelectParams&);
+  Status (*list_from_mask)(const ListParams&);
+  Status (*merge_states)(const MergeParams&);
+};
+
+}  // namespace sparse_attn

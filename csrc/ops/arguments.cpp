@@ -1,0 +1,268 @@
+// The checks of the common arguments: query, key, value, masks, bounds, offsets, outputs.
+// Patterns are checked in pattern_arguments.cpp.
+#include "arguments.h"
+
+#include <cmath>
+
+#include "checks.h"
+#include "overlap.h"
+#include "pattern_arguments.h"
+
+namespace sparse_attn {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+
+void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
+  if (tensor.dim() != 4) {
+    fail_expected(op, text(name, " of shape (batch, heads, length, head_dim)"), shape_of(tensor));
+  }
+  if (!is_attention_dtype(tensor)) {
+    fail_expected(op, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(tensor));
+  }
+  if (tensor.size(3) > 1 && tensor.numel() > 0 && tensor.stride(3) != 1) {
+    fail_expected(op, text(name, " with a contiguous last dimension"),
+                  text("stride ", tensor.stride(3)));
+  }
+  if (tensor.size(2) > kMaxLength) {
+    fail_expected(op, text(name, " of length up to ", kMaxLength), std::to_string(tensor.size(2)));
+  }
+}
+
+void check_like_query(const std::string& op, const char* name, const Tensor& tensor,
+                      const Tensor& query) {
+  check_same_device(op, name, tensor, query);
+  if (tensor.scalar_type() != query.scalar_type()) {
+    fail_expected(op, text(name, " of query's dtype ", dtype_of(query)), dtype_of(tensor));
+  }
+}
+
+/// query and key alone: block selection has no value.
+void check_query_key(const std::string& op, const Tensor& query, const Tensor& key) {
+  check_tensor(op, "query", query);
+  check_tensor(op, "key", key);
+  check_like_query(op, "key", key, query);
+  int64_t head_dim = query.size(3);
+  if (head_dim < 8 || head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
+    fail_expected(op, text("query with a head_dim that is a multiple of 8 up to ", kMaxHeadDim),
+                  std::to_string(head_dim));
+  }
+  if (key.size(0) != query.size(0) || key.size(3) != head_dim) {
+    fail_expected(
+        op,
+        text("key of shape (", query.size(0), ", heads, length, ", head_dim, ") as query has it"),
+        shape_of(key));
+  }
+  int64_t heads_q = query.size(1), heads_kv = key.size(1);
+  if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
+    fail_expected(op, text("query heads that are a multiple of the ", heads_kv, " key heads"),
+                  std::to_string(heads_q));
+  }
+}
+
+MaskView check_mask(const std::string& op, const CallArguments& args) {
+  MaskView view;
+  if (!args.attn_mask) return view;
+  const Tensor& mask = *args.attn_mask;
+  const Tensor& query = *args.query;
+  check_same_device(op, "attn_mask", mask, query);
+  if (mask.scalar_type() == ScalarType::Bool) {
+    view.kind = MaskKind::kBool;
+  } else if (mask.scalar_type() == ScalarType::Float) {
+    view.kind = MaskKind::kFloat32;
+  } else if (mask.scalar_type() == query.scalar_type()) {
+    view.kind = dtype_code(mask) == Dtype::kFloat16 ? MaskKind::kFloat16 : MaskKind::kBFloat16;
+  } else {
+    fail_expected(op, text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
+                  dtype_of(mask));
+  }
+  const int64_t target[4] = {query.size(0), query.size(1), query.size(2), args.key->size(2)};
+  int64_t* strides[4] = {&view.stride_b, &view.stride_h, &view.stride_q, &view.stride_k};
+  bool fits = mask.dim() <= 4;
+  for (int64_t d = 0; fits && d < mask.dim(); ++d) {
+    int64_t axis = 4 - mask.dim() + d;
+    fits = mask.size(d) == target[axis] || mask.size(d) == 1;
+    if (fits && mask.size(d) != 1) *strides[axis] = mask.stride(d);
+  }
+  if (!fits) {
+    fail_expected(op,
+                  text("attn_mask that broadcasts to ",
+                       shape_text({target[0], target[1], target[2], target[3]})),
+                  shape_of(mask));
+  }
+  view.data = mask.const_data_ptr();
+  return view;
+}
+
+BoundsView check_bounds(const std::string& op, const MaybeTensor& bounds, const Tensor& query) {
+  BoundsView view;
+  if (!bounds) return view;
+  check_same_device(op, "key_bounds", *bounds, query);
+  check_dtype(op, "key_bounds", *bounds, ScalarType::Int, "int32");
+  bool per_head = bounds->dim() == 4 && bounds->size(1) != 1;
+  check_shape(op, "key_bounds", *bounds,
+              {query.size(0), per_head ? query.size(1) : 1, query.size(2), 2});
+  view.data = static_cast<const int32_t*>(bounds->const_data_ptr());
+  view.stride_b = bounds->stride(0);
+  view.stride_h = per_head ? bounds->stride(1) : 0;
+  view.stride_q = bounds->stride(2);
+  view.stride_side = bounds->stride(3);
+  return view;
+}
+
+/// Fills query_offset or query_offsets of either kind of parameters.
+template <class Params>
+void check_offset(const std::string& op, const CallArguments& args, Params* params) {
+  int64_t offset = args.query_offset.value_or(args.key->size(2) - args.query->size(2));
+  int64_t limit = kMaxLength;
+  params->query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
+  if (!args.query_offsets) return;
+  if (args.query_offset) {
+    fail_expected(op, "query_offset as an int or as a tensor", "both");
+  }
+  check_same_device(op, "query_offset", *args.query_offsets, *args.query);
+  check_dtype(op, "query_offset", *args.query_offsets, ScalarType::Int, "int32");
+  check_shape(op, "query_offset", *args.query_offsets, {args.query->size(0)});
+  if (!args.query_offsets->is_contiguous()) {
+    fail_expected(op, "query_offset that is contiguous",
+                  text("stride ", args.query_offsets->stride(0)));
+  }
+  params->query_offsets = static_cast<const int32_t*>(args.query_offsets->const_data_ptr());
+}
+
+/// Fills what attention and block selection have in common.
+template <class Params>
+void fill_problem(const std::string& op, const CallArguments& args, Params* params) {
+  const Tensor& query = *args.query;
+  params->query = view_of(query);
+  params->key = view_of(*args.key);
+  params->batch = static_cast<int32_t>(query.size(0));
+  params->heads_q = static_cast<int32_t>(query.size(1));
+  params->heads_kv = static_cast<int32_t>(args.key->size(1));
+  params->seq_q = static_cast<int32_t>(query.size(2));
+  params->seq_kv = static_cast<int32_t>(args.key->size(2));
+  params->head_dim = static_cast<int32_t>(query.size(3));
+  params->dtype = dtype_code(query);
+  double scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
+  if (!std::isfinite(scale)) fail_expected(op, "scale that is finite", std::to_string(scale));
+  params->scale = static_cast<float>(scale);
+  params->bounds = check_bounds(op, args.key_bounds, query);
+  check_offset(op, args, params);
+}
+
+bool aligned_to_16_bytes(const Tensor& tensor) {
+  int64_t size = static_cast<int64_t>(tensor.element_size());
+  if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 != 0) return false;
+  for (int64_t d = 0; d < 3; ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) * size % 16 != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string shape_of(const Tensor& tensor) {
+  std::string result = "shape (";
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    result += (d ? ", " : "") + std::to_string(tensor.size(d));
+  }
+  return result + ")";
+}
+
+std::string dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return torch::headeronly::toString(tensor.scalar_type());
+  }
+}
+
+TensorView view_of(const Tensor& tensor) {
+  return {const_cast<void*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1),
+          tensor.stride(2)};
+}
+
+CheckedCall check_call(const std::string& op, PatternKind kind, const CallArguments& args) {
+  const Tensor& query = *args.query;
+  const Tensor& value = *args.value;
+  check_query_key(op, query, *args.key);
+  check_tensor(op, "value", value);
+  check_like_query(op, "value", value, query);
+  check_shape(op, "value", value,
+              {args.key->size(0), args.key->size(1), args.key->size(2), args.key->size(3)});
+
+  CheckedCall call;
+  AttentionParams& params = call.params;
+  fill_problem(op, args, &params);
+  params.value = view_of(value);
+  if (!std::isfinite(args.softcap) || args.softcap < 0) {
+    fail_expected(op, "softcap that is finite and at least 0", std::to_string(args.softcap));
+  }
+  params.softcap = static_cast<float>(args.softcap);
+  params.mask = check_mask(op, args);
+  if (args.sink_logits) {
+    check_same_device(op, "sink_logits", *args.sink_logits, query);
+    if (!is_attention_dtype(*args.sink_logits)) {
+      fail_expected(op, "sink_logits of dtype float32, float16 or bfloat16",
+                    dtype_of(*args.sink_logits));
+    }
+    check_shape(op, "sink_logits", *args.sink_logits, {query.size(1)});
+    call.sink_logits =
+        torch::stable::contiguous(torch::stable::to(*args.sink_logits, ScalarType::Float));
+    params.sink_logits = static_cast<const float*>(call.sink_logits->const_data_ptr());
+  }
+  fill_pattern(op, kind, args, &call);
+
+  Case& c = call.engine_case;
+  c.cuda = query.is_cuda();
+  c.dtype = params.dtype;
+  c.head_dim = params.head_dim;
+  c.aligned = aligned_to_16_bytes(query) && aligned_to_16_bytes(*args.key) &&
+              aligned_to_16_bytes(value) && (!args.out || aligned_to_16_bytes(*args.out));
+  c.dense_mask = params.mask.kind != MaskKind::kNone;
+  c.scattered_globals = params.num_global_tokens > 0;
+  c.topk = params.pattern.topk > 0;
+  c.block_q = params.pattern.list.block_q;
+  c.block_kv = params.pattern.list.block_kv;
+  return call;
+}
+
+SelectParams check_selection(const std::string& op, const CallArguments& args) {
+  check_query_key(op, *args.query, *args.key);
+  SelectParams params;
+  fill_problem(op, args, &params);
+  params.causal = args.is_causal;
+  fill_budget(op, args, &params);
+  return params;
+}
+
+void check_outputs(const std::string& op, const CallArguments& args) {
+  const Tensor& query = *args.query;
+  const Tensor& out = *args.out;
+  check_like_query(op, "out", out, query);
+  check_shape(op, "out", out, {query.size(0), query.size(1), query.size(2), query.size(3)});
+  if (out.numel() > 0 && out.stride(3) != 1) {
+    fail_expected(op, "out with a contiguous last dimension", text("stride ", out.stride(3)));
+  }
+  check_no_overlap(op, "out", out, args);
+  if (!args.lse) return;
+  check_same_device(op, "lse", *args.lse, query);
+  check_dtype(op, "lse", *args.lse, ScalarType::Float, "float32");
+  check_shape(op, "lse", *args.lse, {query.size(0), query.size(1), query.size(2)});
+  check_no_overlap(op, "lse", *args.lse, args);
+}
+
+}  // namespace sparse_attn

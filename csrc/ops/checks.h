@@ -1,0 +1,77 @@
+// Small checks on tensors and numbers, each with its sentence.
+#pragma once
+
+#include <initializer_list>
+
+#include "arguments.h"
+#include "error.h"
+
+namespace sparse_attn {
+
+using torch::headeronly::ScalarType;
+
+inline bool is_attention_dtype(const Tensor& tensor) {
+  ScalarType type = tensor.scalar_type();
+  return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
+}
+
+inline Dtype dtype_code(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    default:
+      return Dtype::kFloat32;
+  }
+}
+
+inline bool has_shape(const Tensor& tensor, std::initializer_list<int64_t> sizes) {
+  if (tensor.dim() != static_cast<int64_t>(sizes.size())) return false;
+  int64_t d = 0;
+  for (int64_t size : sizes) {
+    if (tensor.size(d++) != size) return false;
+  }
+  return true;
+}
+
+inline std::string shape_text(std::initializer_list<int64_t> sizes) {
+  std::string result = "(";
+  for (int64_t size : sizes) result += (result.size() > 1 ? ", " : "") + std::to_string(size);
+  return result + ")";
+}
+
+inline void check_shape(const std::string& op, const char* name, const Tensor& tensor,
+                        std::initializer_list<int64_t> sizes) {
+  if (!has_shape(tensor, sizes)) {
+    fail_expected(op, text(name, " of shape ", shape_text(sizes)), shape_of(tensor));
+  }
+}
+
+inline std::string device_of(const Tensor& tensor) {
+  return tensor.is_cpu() ? "cpu"
+                         : text(tensor.is_cuda() ? "cuda:" : "device ", tensor.get_device_index());
+}
+
+inline void check_same_device(const std::string& op, const char* name, const Tensor& tensor,
+                              const Tensor& query) {
+  if (device_of(tensor) != device_of(query)) {
+    fail_expected(op, text(name, " on query's device ", device_of(query)), device_of(tensor));
+  }
+}
+
+inline void check_dtype(const std::string& op, const char* name, const Tensor& tensor,
+                        ScalarType type, const char* type_name) {
+  if (tensor.scalar_type() != type) {
+    fail_expected(op, text(name, " of dtype ", type_name), dtype_of(tensor));
+  }
+}
+
+/// A count or size argument: at least `least`; numbers beyond 32 bits are simply large.
+inline int32_t check_at_least(const std::string& op, const char* name, int64_t value,
+                              int64_t least) {
+  if (value < least) fail_expected(op, text(name, " of at least ", least), std::to_string(value));
+  return static_cast<int32_t>(value > kUnlimited ? kUnlimited : value);
+}
+
+}  // namespace sparse_attn

@@ -1,0 +1,104 @@
+// Exact for views of one buffer with equal strides (a fused projection's slices); otherwise two
+// tensors overlap when their address ranges do.
+#include "overlap.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "error.h"
+
+namespace sparse_attn {
+namespace {
+
+struct Axis {
+  int64_t stride, size_a, size_b;
+};
+
+/// Whether sum of stride * (index_a - index_b) over the axes from `d` on reaches `distance`.
+/// Strides descend and nest, so that only two quotients are possible at each axis.
+bool reaches(const std::vector<Axis>& axes, size_t d, int64_t distance) {
+  if (d == axes.size()) return distance == 0;
+  const Axis& axis = axes[d];
+  int64_t quotient = distance / axis.stride - (distance % axis.stride < 0);
+  for (int64_t k : {quotient, quotient + 1}) {
+    if (k > -axis.size_b && k < axis.size_a && reaches(axes, d + 1, distance - k * axis.stride)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::pair<const char*, const char*> address_range(const Tensor& tensor) {
+  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+bool overlaps(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  auto range_a = address_range(a);
+  auto range_b = address_range(b);
+  if (range_a.second <= range_b.first || range_b.second <= range_a.first) return false;
+  int64_t size = static_cast<int64_t>(a.element_size());
+  int64_t bytes = range_b.first - range_a.first;
+  if (a.dim() != b.dim() || a.element_size() != b.element_size() || bytes % size != 0) return true;
+  std::vector<Axis> axes;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) == 1 && b.size(d) == 1) continue;
+    if (a.stride(d) != b.stride(d) || a.stride(d) <= 0) return true;
+    axes.push_back({a.stride(d), a.size(d), b.size(d)});
+  }
+  std::sort(axes.begin(), axes.end(), [](Axis x, Axis y) { return x.stride > y.stride; });
+  for (size_t d = 0; d + 1 < axes.size(); ++d) {
+    int64_t inner = axes[d + 1].stride * std::max(axes[d + 1].size_a, axes[d + 1].size_b);
+    if (inner > axes[d].stride) return true;
+  }
+  return reaches(axes, 0, bytes / size);
+}
+
+bool overlaps_itself(const Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) axes.push_back({tensor.stride(d), tensor.size(d)});
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t extent = 1;
+  for (const auto& axis : axes) {
+    if (axis.first < extent) return true;
+    extent = axis.first * axis.second;
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_no_overlap(const std::string& op, const char* name, const Tensor& out,
+                      const CallArguments& args) {
+  if (out.numel() == 0) return;
+  if (overlaps_itself(out)) {
+    fail_expected(op, text(name, " without overlapping elements"), "overlapping strides");
+  }
+  const std::pair<const char*, const MaybeTensor*> inputs[] = {
+      {"query", &args.query},
+      {"key", &args.key},
+      {"value", &args.value},
+      {"attn_mask", &args.attn_mask},
+      {"key_bounds", &args.key_bounds},
+      {"query_offset", &args.query_offsets},
+      {"sink_logits", &args.sink_logits},
+      {"counts", &args.counts},
+      {"indices", &args.indices},
+      {"global_tokens", &args.global_tokens},
+      {"lse", &args.lse}};
+  for (const auto& input : inputs) {
+    if (!input.second->has_value() || &**input.second == &out) continue;
+    if (overlaps(out, **input.second)) {
+      fail_expected(op, text(name, " that does not overlap ", input.first),
+                    text("an overlapping ", name));
+    }
+  }
+}
+
+}  // namespace sparse_attn

@@ -1,0 +1,46 @@
+// CUDA kernels of all ops; the schemas come with the CPU library, which is loaded first.
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../cuda/engines.h"
+#include "dispatch.h"
+#include "error.h"
+
+namespace sparse_attn {
+namespace {
+
+class CudaBackend : public Backend {
+ public:
+  const Engine& engine(const std::string& name) const override {
+    for (const Engine* engine : {&cuda::kHopper, &cuda::kPortable}) {
+      if (name == engine->name) return *engine;
+    }
+    return cuda::kNaive;
+  }
+  const Tools& tools() const override { return cuda::kTools; }
+  std::shared_ptr<void> enter(int32_t device) const override {
+    return std::make_shared<torch::stable::accelerator::DeviceGuard>(device);
+  }
+  void* stream(int32_t device) const override {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    return stream;
+  }
+  int32_t compute_capability(int32_t device) const override {
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return major * 10 + minor;
+  }
+};
+
+}  // namespace
+
+const Backend& backend() {
+  static const CudaBackend kBackend;
+  return kBackend;
+}
+
+}  // namespace sparse_attn
+
+STABLE_TORCH_LIBRARY_IMPL(sparse_attn, CUDA, library) { sparse_attn::register_kernels(library); }

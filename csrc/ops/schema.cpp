@@ -1,0 +1,146 @@
+// Argument declarations and the op table.
+#include "schema.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+namespace sparse_attn {
+namespace {
+
+/// Reads a stack value, which it consumes, into a member of CallArguments.
+template <auto Member>
+void read(CallArguments& args, StableIValue value) {
+  using Type = std::remove_reference_t<decltype(args.*Member)>;
+  args.*Member = torch::stable::detail::to<Type>(value);
+}
+
+/// The same for a tensor that is always there.
+template <MaybeTensor CallArguments::* Member>
+void read_tensor(CallArguments& args, StableIValue value) {
+  args.*Member = torch::stable::detail::to<Tensor>(value);
+}
+
+using A = CallArguments;
+
+const Argument kArguments[] = {
+    {"query", "Tensor query", read_tensor<&A::query>},
+    {"key", "Tensor key", read_tensor<&A::key>},
+    {"value", "Tensor value", read_tensor<&A::value>},
+    {"left", "SymInt? left=None", read<&A::left>},
+    {"right", "SymInt? right=None", read<&A::right>},
+    {"dilation", "SymInt dilation=1", read<&A::dilation>},
+    {"sinks", "SymInt sinks=0", read<&A::sinks>},
+    {"num_global", "SymInt num_global=0", read<&A::num_global>},
+    {"global_tokens", "Tensor? global_tokens=None", read<&A::global_tokens>},
+    {"local", "SymInt? local=None", read<&A::local>},
+    {"stride", "SymInt? stride=None", read<&A::stride>},
+    {"counts", "Tensor? counts=None", read<&A::counts>},
+    {"indices", "Tensor? indices=None", read<&A::indices>},
+    {"block_q", "SymInt block_q=0", read<&A::block_q>},
+    {"block_kv", "SymInt block_kv=0", read<&A::block_kv>},
+    {"num_kv_blocks", "SymInt num_kv_blocks=0", read<&A::num_kv_blocks>},
+    {"k", "SymInt? k=None", read<&A::k>},
+    {"block_size", "SymInt block_size=128", read<&A::block_size>},
+    {"budget_count", "SymInt? budget_count=None", read<&A::budget_count>},
+    {"budget_share", "float? budget_share=None", read<&A::budget_share>},
+    {"mass", "float? mass=None", read<&A::mass>},
+    {"selector", "str selector=\"mean\"", read<&A::selector>},
+    {"group", "str group=\"q\"", read<&A::group>},
+    {"sink_blocks", "SymInt sink_blocks=1", read<&A::sink_blocks>},
+    {"local_blocks", "SymInt local_blocks=1", read<&A::local_blocks>},
+    {"attn_mask", "Tensor? attn_mask=None", read<&A::attn_mask>},
+    {"is_causal", "bool is_causal=False", read<&A::is_causal>},
+    {"scale", "float? scale=None", read<&A::scale>},
+    {"key_bounds", "Tensor? key_bounds=None", read<&A::key_bounds>},
+    {"query_offset", "SymInt? query_offset=None", read<&A::query_offset>},
+    {"query_offsets", "Tensor? query_offsets=None", read<&A::query_offsets>},
+    {"softcap", "float softcap=0.0", read<&A::softcap>},
+    {"sink_logits", "Tensor? sink_logits=None", read<&A::sink_logits>},
+    {"return_lse", "bool return_lse=False", read<&A::return_lse>},
+    {"engine", "str engine=\"auto\"", read<&A::engine>},
+    {"out", "Tensor(a!) out", read_tensor<&A::out>},
+    {"lse", "Tensor(b!)? lse=None", read<&A::lse>},
+};
+
+using Names = std::vector<const char*>;
+
+/// Local statics: registration runs while the library is opened, before other files' globals exist.
+const Names& selection_names() {
+  static const Names kNames = {"block_size", "budget_count", "budget_share", "mass",
+                               "selector",   "group",        "sink_blocks",  "local_blocks"};
+  return kNames;
+}
+
+const std::vector<Op>& ops() {
+  static const std::vector<Op> kOps = {
+      {"naive",
+       PatternKind::kAny,
+       {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride",
+        "counts", "indices", "block_q", "block_kv", "num_kv_blocks", "k"}},
+      {"fused", PatternKind::kFull, {}},
+      {"band", PatternKind::kBand, {"left", "right", "sinks", "num_global", "global_tokens"}},
+      {"dilated", PatternKind::kDilated, {"left", "right", "dilation", "sinks"}},
+      {"strided", PatternKind::kStrided, {"local", "stride"}},
+      {"block_sparse",
+       PatternKind::kBlockSparse,
+       {"counts", "indices", "block_q", "block_kv", "num_kv_blocks"}},
+      {"topk", PatternKind::kTopK, {"k"}},
+      {"block_topk", PatternKind::kBlockTopK, selection_names()},
+  };
+  return kOps;
+}
+
+const Argument* find(const char* name) {
+  for (const Argument& argument : kArguments) {
+    if (std::strcmp(argument.name, name) == 0) return &argument;
+  }
+  throw std::logic_error(std::string("no argument ") + name);
+}
+
+void append(std::vector<const Argument*>* list, const Names& names) {
+  for (const char* name : names) list->push_back(find(name));
+}
+
+std::string join(const std::vector<const Argument*>& arguments) {
+  std::string result;
+  for (const Argument* argument : arguments) {
+    if (!result.empty()) result += ", ";
+    if (std::strcmp(argument->name, "out") == 0) result += "*, ";
+    result += argument->declaration;
+  }
+  return result;
+}
+
+}  // namespace
+
+const Op& op_at(int index) { return ops()[index]; }
+
+std::vector<const Argument*> arguments_of(const Op& op, bool outputs) {
+  std::vector<const Argument*> list;
+  append(&list, {"query", "key", "value"});
+  append(&list, op.pattern_arguments);
+  append(&list, {"attn_mask", "is_causal", "scale", "key_bounds", "query_offset", "query_offsets",
+                 "softcap", "sink_logits"});
+  append(&list, outputs ? Names{"engine", "out", "lse"} : Names{"return_lse", "engine"});
+  return list;
+}
+
+std::string schema_of(const Op& op, bool outputs) {
+  return std::string(op.name) + (outputs ? "_out(" : "(") + join(arguments_of(op, outputs)) +
+         (outputs ? ") -> ()" : ") -> (Tensor out, Tensor lse)");
+}
+
+std::vector<const Argument*> selection_arguments() {
+  std::vector<const Argument*> list;
+  append(&list, {"query", "key"});
+  append(&list, selection_names());
+  append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets"});
+  return list;
+}
+
+std::string selection_schema() {
+  return "select_blocks(" + join(selection_arguments()) + ") -> (Tensor counts, Tensor indices)";
+}
+
+}  // namespace sparse_attn

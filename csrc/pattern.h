@@ -1,0 +1,279 @@
+// What a pattern is: for a tile of query rows, which tiles of keys are visited, which of them need
+// a mask, and which keys inside a tile a row may see. Every engine reads this one definition, on
+// the host (g++) and on the device (nvcc).
+//
+//   positions   query i stands at key position p = i + query_offset; keys are j = 0 .. Skv-1
+//   classes     dilation d splits rows and keys by residue: class c holds keys c, c+d, c+2d, ...;
+//               in class units every window is a plain band: nothing else knows about dilation
+//   main view   the keys of the row's class: contiguous tiles (full, causal, band, dilated) or
+//               listed tiles (block lists)
+//   lead view   undilated leading keys that every row sees: sinks, global columns, strided columns
+//
+// A key of both views counts once: where the views share an axis the lead tiles skip the main tiles
+// and a main tile allows the union; otherwise a lead tile excludes what the main view allows.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define SPARSE_ATTN_HD __host__ __device__ __forceinline__
+#else
+#define SPARSE_ATTN_HD inline
+#endif
+
+namespace sparse_attn {
+
+/// The longest sequence. Query offsets are cut to it on either side: positions beyond see no more.
+constexpr int32_t kMaxLength = (1 << 29) - 1;
+/// A window side without a limit: reaches every key from every position, and the sums fit int32.
+constexpr int32_t kUnlimited = 1 << 30;
+
+SPARSE_ATTN_HD constexpr int32_t imin(int32_t a, int32_t b) { return a < b ? a : b; }
+SPARSE_ATTN_HD constexpr int32_t imax(int32_t a, int32_t b) { return a > b ? a : b; }
+/// Division rounded down and up, right for every `a` (b > 0), without overflow.
+SPARSE_ATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
+  return a >= 0 ? a / b : (a + 1) / b - 1;
+}
+SPARSE_ATTN_HD constexpr int32_t ceil_div(int32_t a, int32_t b) {
+  return a > 0 ? (a - 1) / b + 1 : a / b;
+}
+
+/// The integers begin <= x < end.
+struct Interval {
+  int32_t begin = 0;
+  int32_t end = 0;
+  SPARSE_ATTN_HD constexpr bool contains(int32_t x) const { return begin <= x && x < end; }
+  SPARSE_ATTN_HD constexpr bool empty() const { return end <= begin; }
+  SPARSE_ATTN_HD constexpr int32_t size() const { return end > begin ? end - begin : 0; }
+};
+
+SPARSE_ATTN_HD constexpr Interval intersect(Interval a, Interval b) {
+  return {imax(a.begin, b.begin), imin(a.end, b.end)};
+}
+
+/// Elements offset, offset + step, ... of an axis, `length` of them.
+struct View {
+  int32_t offset = 0;
+  int32_t step = 1;
+  int32_t length = 0;
+  /// The axis position of the view's element u.
+  SPARSE_ATTN_HD constexpr int32_t at(int32_t u) const { return offset + u * step; }
+  /// How many of the view's elements lie before axis position x, whatever x is.
+  SPARSE_ATTN_HD constexpr int32_t before(int32_t x) const {
+    return x <= offset ? 0 : imin(length, ceil_div(x - offset, step));
+  }
+  /// The view's elements whose axis positions lie in `x`.
+  SPARSE_ATTN_HD constexpr Interval inside(Interval x) const {
+    return {before(x.begin), before(x.end)};
+  }
+};
+
+/// The elements of residue class `residue` of an axis of `size` elements.
+SPARSE_ATTN_HD constexpr View residue_class(int32_t residue, int32_t step, int32_t size) {
+  return {residue, step, imax(0, ceil_div(size - residue, step))};
+}
+
+/// Key blocks listed per row of query blocks, ascending. Entries are never trusted: counts are
+/// clamped, entries that name no block are skipped.
+struct BlockList {
+  const int32_t* counts = nullptr;   // [B|1, Hq|1, num_q]
+  const int32_t* indices = nullptr;  // [B|1, Hq|1, num_q, max_count]
+  int64_t count_stride_b = 0, count_stride_h = 0;
+  int64_t index_stride_b = 0, index_stride_h = 0, index_stride_q = 0;
+  int32_t block_q = 0, block_kv = 0;
+  int32_t num_q = 0, num_kv = 0, max_count = 0;
+
+  SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
+  SPARSE_ATTN_HD int32_t count(int64_t batch, int64_t head, int32_t row) const {
+    int32_t n = counts[batch * count_stride_b + head * count_stride_h + row];
+    return imin(imax(n, 0), max_count);
+  }
+  /// First key of the entry's block, or kUnlimited when the entry names no block.
+  SPARSE_ATTN_HD int32_t key_start(int64_t batch, int64_t head, int32_t row, int32_t entry) const {
+    int32_t block =
+        indices[batch * index_stride_b + head * index_stride_h + row * index_stride_q + entry];
+    return block >= 0 && block < num_kv ? block * block_kv : kUnlimited;
+  }
+};
+
+/// Which keys a query may see; plain data, passed to kernels by value.
+struct Pattern {
+  // Main window, in taps of `dilation` keys: -left <= t <= right at j = p + t * dilation.
+  int32_t left = kUnlimited;
+  int32_t right = kUnlimited;
+  int32_t dilation = 1;
+  bool causal = false;  // j <= p, cuts the lead view too
+
+  // Lead view: keys lead.at(u), 0 <= u < lead.length.
+  View lead;
+
+  // Global tokens: their rows see every key. Either the first `global_count` positions (their
+  // columns are the lead view), or a bit per key with the list of key tiles that hold one.
+  int32_t global_count = 0;
+  const uint32_t* global_bits = nullptr;  // [ceil(Skv / 32)]
+  const int32_t* global_tiles = nullptr;  // [num_global_tiles], ascending, in the engine's tiles
+  const int32_t* num_global_tiles = nullptr;  // [1]
+
+  BlockList list;    // main view by list when present; window sides are then unlimited
+  int32_t topk = 0;  // keep the k highest scores of the allowed keys; 0 keeps all
+
+  /// Lead and main view lie on the same axis, so tiles of one are tiles of the other.
+  SPARSE_ATTN_HD constexpr bool shared_axis() const { return dilation == 1 && lead.step == 1; }
+  SPARSE_ATTN_HD bool global_bit(int32_t j) const {
+    return global_bits != nullptr && (global_bits[j >> 5] >> (j & 31) & 1u);
+  }
+  /// Whether the token at position p of `keys` keys is global, so that its row sees every key.
+  SPARSE_ATTN_HD bool global_row(int32_t p, int32_t keys) const {
+    return p >= 0 && (p < global_count || (p < keys && global_bit(p)));
+  }
+};
+
+/// One residue class of a (batch, head): a dense band problem on views of the rows and keys.
+struct Slice {
+  View rows;             // rows i = rows.at(r)
+  View keys;             // keys j = keys.at(v), the main view
+  int32_t shift = 0;     // row r stands at v = r + shift
+  int32_t offset = 0;    // query_offset: row i stands at p = i + offset
+  int32_t num_keys = 0;  // Skv
+
+  SPARSE_ATTN_HD constexpr int32_t position(int32_t r) const { return rows.at(r) + offset; }
+};
+
+/// Class `c` of `pattern.dilation` classes of a (seq_q, seq_kv) problem.
+SPARSE_ATTN_HD constexpr Slice make_slice(const Pattern& pattern, int32_t c, int32_t seq_q,
+                                          int32_t seq_kv, int32_t query_offset) {
+  int32_t d = pattern.dilation;
+  query_offset = imax(-kMaxLength, imin(query_offset, kMaxLength));
+  int32_t position = c + query_offset;  // of the class's first row
+  int32_t shift = floor_div(position, d);
+  return {residue_class(c, d, seq_q), residue_class(position - shift * d, d, seq_kv), shift,
+          query_offset, seq_kv};
+}
+
+/// What one row may see. `keys`, `lead` and `limit` are in elements of their views.
+struct Row {
+  Interval keys;   // main view: window, causal and bounds; everything for a global row
+  Interval lead;   // lead view: causal and bounds
+  Interval limit;  // main view: causal and bounds alone, where a global bit counts
+};
+
+/// `bounds` are the keys that exist for the row (key_bounds), [0, Skv) without.
+SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t r,
+                            Interval bounds) {
+  int32_t p = slice.position(r);
+  int32_t v = r + slice.shift;
+  Interval seen =
+      intersect(bounds, {0, pattern.causal ? imin(p + 1, slice.num_keys) : slice.num_keys});
+  Row row;
+  row.limit = slice.keys.inside(seen);
+  row.lead = pattern.lead.inside(seen);
+  row.keys = row.limit;
+  if (!pattern.global_row(p, slice.num_keys)) {
+    row.keys = intersect(row.limit, {v - pattern.left, v + pattern.right + 1});
+  }
+  return row;
+}
+
+/// Whether the row sees key `v` of the main view when a main tile is visited.
+SPARSE_ATTN_HD bool allows_main(const Pattern& pattern, const Row& row, int32_t v) {
+  if (row.keys.contains(v)) return true;
+  if (!pattern.shared_axis()) return false;
+  return row.lead.contains(v) || (row.limit.contains(v) && pattern.global_bit(v));
+}
+
+/// Whether the row sees key `u` of the lead view when a lead tile is visited.
+SPARSE_ATTN_HD bool allows_lead(const Pattern& pattern, const Slice& slice, const Row& row,
+                                int32_t u) {
+  if (pattern.shared_axis()) {
+    return !row.keys.contains(u) &&
+           (row.lead.contains(u) || (row.limit.contains(u) && pattern.global_bit(u)));
+  }
+  if (!row.lead.contains(u)) return false;
+  int32_t j = pattern.lead.at(u) - slice.keys.offset;
+  int32_t v = floor_div(j, slice.keys.step);
+  return v * slice.keys.step != j || !row.keys.contains(v);
+}
+
+/// The extremes of key_bounds over the rows of a query tile: what any row has, what all rows have.
+struct Bounds {
+  Interval any;
+  Interval all;
+};
+
+SPARSE_ATTN_HD constexpr Bounds unbounded(int32_t seq_kv) { return {{0, seq_kv}, {0, seq_kv}}; }
+
+/// What a query tile visits, in tiles of `block` elements of each view.
+struct Tiles {
+  Interval main;        // visited tiles of the main view (range patterns)
+  Interval full;        // those of them that every row sees whole: no mask
+  Interval lead_left;   // lead tiles before the main ones
+  Interval lead_right;  // lead tiles behind the main ones (shared axis only)
+  Interval full_keys;   // elements of the main view that every row sees, for listed tiles
+
+  SPARSE_ATTN_HD constexpr int32_t count() const {
+    return main.size() + lead_left.size() + lead_right.size();
+  }
+};
+
+SPARSE_ATTN_HD bool any_global_row(const Pattern& pattern, const Slice& slice, Interval rows) {
+  int32_t first = slice.position(rows.begin);
+  int32_t last = slice.position(rows.end - 1);
+  if (last >= 0 && imax(first, 0) < pattern.global_count) return true;
+  if (pattern.global_bits == nullptr) return false;
+  for (int32_t p = imax(first, 0); p <= imin(last, slice.num_keys - 1); ++p) {
+    if (pattern.global_bit(p)) return true;
+  }
+  return false;
+}
+
+/// Tiles visited by rows [rows.begin, rows.end) of the slice (not empty).
+SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, Interval rows,
+                                   const Bounds& bounds, int32_t block) {
+  int32_t first = rows.begin + slice.shift;
+  int32_t last = rows.end - 1 + slice.shift;
+  int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
+  Interval any = slice.keys.inside(bounds.any);
+  Interval all = slice.keys.inside(bounds.all);
+
+  Interval seen = intersect(any, {first - pattern.left, last + right + 1});
+  Interval full = intersect(all, {last - pattern.left, first + right + 1});
+  if (any_global_row(pattern, slice, rows)) {
+    seen = intersect(any, {0, pattern.causal ? last + 1 : slice.keys.length});
+  }
+
+  Tiles tiles;
+  tiles.full_keys = full;
+  if (!seen.empty()) {
+    tiles.main = {seen.begin / block, ceil_div(seen.end, block)};
+  }
+  tiles.full = intersect(
+      tiles.main, {ceil_div(imax(full.begin, 0), block), full.empty() ? 0 : full.end / block});
+  if (tiles.full.empty()) tiles.full = {tiles.main.end, tiles.main.end};
+
+  // Leading keys seen by some row. On an axis of its own, keys that the window of every row covers
+  // are left to the main view.
+  int32_t last_p = slice.position(rows.end - 1);
+  Interval lead_seen = bounds.any;
+  if (pattern.causal) lead_seen.end = imin(lead_seen.end, last_p + 1);
+  bool shared = pattern.shared_axis();
+  if (!shared && pattern.dilation == 1 && pattern.causal && pattern.right >= 0) {
+    lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
+  }
+  Interval lead = pattern.lead.inside(lead_seen);
+  if (lead.empty()) return tiles;
+  Interval lead_tiles = {lead.begin / block, ceil_div(lead.end, block)};
+  if (!shared || tiles.main.empty()) {
+    tiles.lead_left = lead_tiles;
+  } else {
+    tiles.lead_left = {lead_tiles.begin, imin(lead_tiles.end, tiles.main.begin)};
+    tiles.lead_right = {imax(lead_tiles.begin, tiles.main.end), lead_tiles.end};
+  }
+  return tiles;
+}
+
+/// Whether a listed run of `length` keys from `key` needs a mask.
+SPARSE_ATTN_HD constexpr bool needs_mask(const Tiles& tiles, int32_t key, int32_t length) {
+  return key < tiles.full_keys.begin || key + length > tiles.full_keys.end;
+}
+
+}  // namespace sparse_attn

@@ -1,0 +1,1 @@
+"""What `make` runs: the build, digests of sources, and the recorded GPU run."""

@@ -1,0 +1,158 @@
+"""Run the test suite on the GPU and record it in benchmarks/results/gpu_suite.json.
+
+The record holds where it ran (GPU, driver, torch), what came out (pytest's counts, every failure,
+every skip with its reason), what compute-sanitizer says on the tests marked ``sanitizer``, the
+libraries' hashes and the digests of the sources, so that ``make gpu-evidence`` can tell whose run
+it is. A tool that does not run on the machine is recorded as not available, never as passed.
+
+``--part tests`` and ``--part sanitizers`` run one half; the other half is kept from the record when
+it belongs to this tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from .digests import ROOT, evidence_digests, library_hashes
+from .gpu_evidence import RECORD
+
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+UNSUPPORTED = ("Device not supported", "Unable to find", "not supported on this")
+SANITIZER_SECONDS = 900
+
+
+class Recorder:
+    """Pytest plugin: counts outcomes, and keeps failures and the reasons of skips."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.skips: list[dict[str, str]] = []
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count one phase of a test."""
+        if hasattr(report, "wasxfail"):
+            self.counts["xfailed" if report.skipped else "xpassed"] += report.when == "call"
+        elif report.skipped:
+            self._skip(report)
+        elif report.failed:
+            self.counts["failed" if report.when == "call" else "errors"] += 1
+            self.failures.append(report.nodeid)
+        elif report.when == "call":
+            self.counts["passed"] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count what kept a file from being collected."""
+        if report.failed:
+            self.counts["errors"] += 1
+            self.failures.append(report.nodeid)
+        elif report.skipped:
+            self._skip(report)
+
+    def _skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        self.counts["skipped"] += 1
+        self.skips.append({"test": report.nodeid, "reason": str(reason).removeprefix("Skipped: ")})
+
+
+def run_tests(extra: list[str]) -> dict[str, object]:
+    """Run the whole suite on the GPU and return what came out."""
+    recorder = Recorder()
+    start = time.monotonic()
+    arguments = ["tests", "--device", "cuda", "--continue-on-collection-errors", *extra]
+    status = pytest.main(arguments, plugins=[recorder])
+    return {
+        "exit_status": int(status),
+        "seconds": round(time.monotonic() - start, 1),
+        "counts": dict(recorder.counts),
+        "failures": recorder.failures,
+        "skips": recorder.skips,
+    }
+
+
+def run_sanitizer(tool: str) -> dict[str, object]:
+    """Run the tests marked ``sanitizer`` under one tool of compute-sanitizer."""
+    program = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin"
+    )
+    if program is None:
+        return {"status": "not available", "why": "compute-sanitizer was not found"}
+    command = [program, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "pytest"]
+    command += ["tests", "--device", "cuda", "-q", "-p", "no:cacheprovider", "-m", "sanitizer"]
+    # Without torch's cache every tensor is an allocation of its own, whose bounds the tool knows.
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    start = time.monotonic()
+    try:
+        result = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SANITIZER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": "failed", "why": f"no end within {SANITIZER_SECONDS} s"}
+    output = result.stdout + result.stderr
+    run: dict[str, object] = {"seconds": round(time.monotonic() - start, 1)}
+    if unsupported := [line for line in output.splitlines() if any(w in line for w in UNSUPPORTED)]:
+        return run | {"status": "not available", "why": unsupported[0].strip()}
+    clean = result.returncode == 0 and "ERROR SUMMARY: 0 errors" in output
+    closing = [line for line in output.splitlines() if " in " in line and "passed" in line]
+    run["tests"] = closing[-1].strip("= ") if closing else "none"
+    return run | ({"status": "passed"} if clean else {"status": "failed", "why": output[-4000:]})
+
+
+def driver_version() -> str:
+    """Return the driver's version, or a sentence that it is unknown."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def main() -> int:
+    """Run the parts asked for, write the record, and return 0 when nothing failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=("all", "tests", "sanitizers"), default="all")
+    options, extra = parser.parse_known_args()
+    if not torch.cuda.is_available():
+        print("This suite needs a GPU: torch.cuda.is_available() is False.", file=sys.stderr)
+        return 2
+    os.chdir(ROOT)
+    digests = evidence_digests()
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if record.get("digests") != digests:
+        record = {}
+    record |= {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "gpu": torch.cuda.get_device_name(0),
+        "devices": torch.cuda.device_count(),
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "digests": digests,
+        "libraries": library_hashes(),
+    }
+    record.setdefault("tests", {"exit_status": 0, "counts": {}})
+    record.setdefault("sanitizers", {tool: {"status": "not run"} for tool in SANITIZERS})
+    if options.part != "sanitizers":
+        record["tests"] = run_tests(extra)
+    if options.part != "tests":
+        record["sanitizers"] = {tool: run_sanitizer(tool) for tool in SANITIZERS}
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record["sanitizers"], indent=2))
+    failed = any(run["status"] == "failed" for run in record["sanitizers"].values())
+    return int(record["tests"]["exit_status"]) or int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Sparse attention for inference: fused C++/CUDA kernels behind drop-in functions.
+
+A pattern is data (`Band`, `Dilated`, `BlockSparse`, ...), a function runs it
+(`band_attention`, ..., or `sparse_attention` with any pattern), and a `Policy` says which pattern
+runs in which layer of a model. ``integrations.transformers`` is imported only on demand.
+"""
+
+from . import integrations, nn
+from ._common import Common
+from .capability import Capability, can_use
+from .functional import (
+    band_attention,
+    block_sparse_attention,
+    block_topk_attention,
+    dilated_attention,
+    fused_attention,
+    naive_attention,
+    sparse_attention,
+    strided_attention,
+    topk_attention,
+)
+from .layout import BlockLayout
+from .nn import swap_attention
+from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
+from .policy import Policy
+from .tools import merge_states, select_blocks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Band",
+    "BlockLayout",
+    "BlockSparse",
+    "BlockTopK",
+    "Capability",
+    "Common",
+    "Dilated",
+    "Full",
+    "Pattern",
+    "Policy",
+    "Strided",
+    "TopK",
+    "band_attention",
+    "block_sparse_attention",
+    "block_topk_attention",
+    "can_use",
+    "dilated_attention",
+    "fused_attention",
+    "integrations",
+    "merge_states",
+    "naive_attention",
+    "nn",
+    "select_blocks",
+    "sparse_attention",
+    "strided_attention",
+    "swap_attention",
+    "topk_attention",
+]

@@ -1,0 +1,114 @@
+"""Kinds and numbers of Python arguments, each refusal one sentence.
+
+``sparse_attn.<owner>: expected <what>, got <value>``: a ``TypeError`` for a wrong kind, a
+``ValueError`` for a wrong number. Called by patterns, layouts and functions; tensors are checked by
+the ops alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, cast
+
+import torch
+
+__all__ = [
+    "LARGE",
+    "Integer",
+    "Number",
+    "check_block",
+    "check_choice",
+    "check_integer",
+    "check_kind",
+    "check_share",
+    "check_tensor",
+    "check_window",
+    "clamped",
+    "kind_of",
+    "refuse",
+]
+
+#: Numbers that no length reaches are alike; the ops take 64 bits.
+LARGE = 2**40
+
+Integer = (int, Integral, torch.SymInt)
+Number = (int, float, Real, torch.SymInt, torch.SymFloat)
+
+
+def kind_of(value: object) -> str:
+    """Name of a value's kind, for sentences."""
+    return type(value).__name__
+
+
+def refuse(owner: str, what: str, got: object) -> ValueError:
+    """Make the error of a wrong number."""
+    return ValueError(f"sparse_attn.{owner}: expected {what}, got {got}")
+
+
+def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:
+    """Raise ``TypeError`` unless `value` is one of `kinds`; a bool is no number."""
+    number = kinds in (Integer, Number)
+    if not isinstance(value, kinds) or (number and isinstance(value, bool)):
+        raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {kind_of(value)}")
+
+
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Raise ``TypeError`` unless `value` is a tensor."""
+    if not isinstance(value, torch.Tensor):
+        check_kind(owner, name, value, torch.Tensor, "a tensor")
+
+
+def check_integer(owner: str, name: str, value: Any, least: int) -> int:
+    """Return `value` when it is an integer of at least `least`."""
+    check_kind(owner, name, value, Integer, "an int")
+    if value < least:
+        raise refuse(owner, f"{name} of at least {least}", value)
+    return cast(int, value if isinstance(value, (int, torch.SymInt)) else int(value))
+
+
+def check_share(owner: str, name: str, value: Any) -> float:
+    """Return `value` when it is a number above 0 and up to 1."""
+    check_kind(owner, name, value, Number, "a float")
+    if not 0 < value <= 1:
+        raise refuse(owner, f"{name} above 0 and up to 1", value)
+    return float(value)
+
+
+def check_block(owner: str, name: str, value: Any) -> int:
+    """Return `value` when it is a positive multiple of 16."""
+    check_kind(owner, name, value, Integer, "an int")
+    if value < 16 or value % 16 != 0:
+        raise refuse(owner, f"{name} that is a positive multiple of 16", value)
+    return int(value)
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` when it is one of the words in `choices`."""
+    check_kind(owner, name, value, str, "a str")
+    if value not in choices:
+        raise refuse(owner, f"{name} to be one of {', '.join(choices)}", repr(value))
+    return value
+
+
+def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | None, int | None]:
+    """Return the two sides of `window`: an int is both sides, None a side without a limit."""
+    if isinstance(window, (tuple, list)):
+        if len(window) != 2:
+            raise refuse(owner, f"{name} with two sides (left, right)", tuple(window))
+        left, right = window
+    else:
+        what = "an int or a pair (left, right)"
+        check_kind(owner, name, window, Integer, what)
+        left = right = window
+    for side, value in (("left", left), ("right", right)):
+        if value is not None:
+            check_integer(owner, f"{name}'s {side} side", value, 0)
+    return left, right
+
+
+def clamped(number: Any) -> Any:
+    """Return `number` where the ops can take it, -LARGE or LARGE beyond; None stays None."""
+    if number is None:
+        return None
+    return torch.sym_max(torch.sym_min(number, LARGE), -LARGE)

@@ -1,0 +1,25 @@
+from typing import TypedDict
+
+class BuildFacts(TypedDict):
+    version: str
+    compiler: str
+    instruction_sets: list[str]
+    cuda: str | None
+    cuda_architectures: list[str]
+
+def build_facts() -> BuildFacts: ...
+def engine_names(cuda: bool) -> list[str]: ...
+def choose_engine(
+    requested: str = "auto",
+    *,
+    cuda: bool = False,
+    sm: int = 0,
+    dtype: str = "float32",
+    head_dim: int = 0,
+    aligned: bool = True,
+    dense_mask: bool = False,
+    scattered_globals: bool = False,
+    topk: bool = False,
+    block_q: int = 0,
+    block_kv: int = 0,
+) -> tuple[str | None, list[str]]: ...

@@ -1,0 +1,148 @@
+"""The base of all patterns: dense mask, density and picture from two small methods.
+
+A pattern says which keys are allowed (``allows``) and how many each row has (``_row_counts``); the
+mask, the share of allowed pairs and the plot follow. Data-dependent patterns have no ``allows``.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar
+
+import torch
+
+__all__ = ["Pattern"]
+
+
+class Pattern(abc.ABC):
+    """Which keys each query may attend to.
+
+    Query i stands at key position ``p = i + Skv - Sq`` (lower-right alignment).
+    """
+
+    _op: ClassVar[str]
+
+    def _arguments(self) -> dict[str, Any]:
+        """Pattern arguments of the op."""
+        return {}
+
+    @property
+    def _device(self) -> torch.device | None:
+        """Device of the tensors that the pattern carries."""
+        return None
+
+    @abc.abstractmethod
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Tell which keys are allowed, leaving causal masking aside.
+
+        Parameters
+        ----------
+        row, position, key : Tensor
+            int64 query index i, its key position p and the key index j, as they broadcast to
+            ``(..., Sq, Skv)``.
+
+        Returns
+        -------
+        Tensor
+            bool of the broadcast shape; a layout adds its batch and head dimensions.
+
+        Raises
+        ------
+        NotImplementedError
+            When the pattern depends on the data (top-k, block top-k).
+        """
+
+    @abc.abstractmethod
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        """Count the allowed keys in ``[0, end)`` of every row, ``(Sq,)``; a mean over heads."""
+
+    def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
+        """Return the dense mask, the readable truth.
+
+        Parameters
+        ----------
+        Sq, Skv : int
+            Numbers of queries and keys.
+        is_causal : bool
+            Cut the pattern to the keys ``j <= p``.
+
+        Returns
+        -------
+        Tensor
+            bool ``(Sq, Skv)``, true where query i may see key j; ``(B|1, Hq|1, Sq, Skv)`` for a
+            block layout.
+
+        Raises
+        ------
+        NotImplementedError
+            When the pattern depends on the data (top-k, block top-k).
+
+        Examples
+        --------
+        >>> from sparse_attn import Band
+        >>> Band((1, 0)).mask(3, 3).int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        """
+        row = torch.arange(Sq, device=self._device)[:, None]
+        key = torch.arange(Skv, device=self._device)[None, :]
+        position = row + (Skv - Sq)
+        allowed = self.allows(row, position, key)
+        return allowed & (key <= position) if is_causal else allowed
+
+    def density(self, Sq: int, Skv: int, is_causal: bool = False) -> float:
+        """Return the share of the ``Sq * Skv`` pairs that are allowed.
+
+        Counted row by row, without a dense mask.
+
+        Raises
+        ------
+        NotImplementedError
+            When the number of allowed pairs depends on the data (block top-k).
+
+        Examples
+        --------
+        >>> from sparse_attn import Band, Full
+        >>> Full().density(4, 4, is_causal=True)
+        0.625
+        >>> round(Band((4095, 0)).density(131072, 131072), 4)
+        0.0308
+        """
+        if Sq <= 0 or Skv <= 0:
+            return 0.0
+        position = torch.arange(Sq, device=self._device) + (Skv - Sq)
+        end = torch.full_like(position, Skv)
+        if is_causal:
+            end = torch.clamp(position + 1, 0, Skv)
+        return float(self._row_counts(position, end).double().sum() / (Sq * Skv))
+
+    def plot(self, Sq: int, Skv: int, is_causal: bool = False, ax: Any = None) -> Any:
+        """Draw the mask: queries down, keys across, allowed pairs dark.
+
+        Parameters
+        ----------
+        Sq, Skv, is_causal
+            As in `mask`. Of a layout, the first batch entry and head are drawn.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; by default a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        NotImplementedError
+            When the pattern depends on the data.
+        """
+        from matplotlib import pyplot
+        from matplotlib.colors import ListedColormap
+
+        mask = self.mask(Sq, Skv, is_causal)
+        mask = mask[(0,) * (mask.dim() - 2)].cpu()
+        if ax is None:
+            ax = pyplot.figure(figsize=(4, 4)).gca()
+        colors = ListedColormap(["#eef1f5", "#1f4e79"])
+        ax.imshow(mask, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
+        share = self.density(Sq, Skv, is_causal)
+        ax.set(title=f"{self!r}\n{share:.1%} of the pairs", xlabel="key", ylabel="query")
+        return ax

@@ -1,0 +1,151 @@
+"""can_use: which engine serves a call, and why faster ones stand aside.
+
+The op itself judges the call, on an empty batch so that nothing is computed; the engine comes from
+the capability table that the ops obey (``_info``, a compiled module that may be missing).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from typing_extensions import Unpack
+
+from ._checks import check_tensor
+from ._common import Common, attend, check_pattern
+from .patterns import BlockTopK, Full, Pattern
+
+__all__ = ["Capability", "can_use"]
+
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Answer of `can_use`: true when the call is served.
+
+    Attributes
+    ----------
+    engine : str or None
+        ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable`` or ``hopper`` on CUDA; None when
+        the call is refused, or when the table is missing.
+    reasons : tuple of str
+        Sentences: why faster engines stand aside, or why the call is refused.
+    served : bool
+        The truth value.
+    """
+
+    engine: str | None
+    reasons: tuple[str, ...]
+    served: bool
+
+    def __bool__(self) -> bool:
+        return self.served
+
+
+def _empty_batch(name: str, value: Any, batch: int) -> Any:
+    """Cut the batch dimension of one argument to nothing, where it has it."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    has_batch = name != "sink_logits" and (name != "attn_mask" or value.dim() == 4)
+    return value[:0] if has_batch and value.shape[0] == batch else value
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    size = tensor.element_size()
+    strides = [s for s, n in zip(tensor.stride()[:3], tensor.shape[:3], strict=True) if n > 1]
+    return tensor.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in strides)
+
+
+def _refusal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    common: dict[str, Any],
+) -> str | None:
+    """Return the op's sentence when it refuses the call."""
+    batch = query.shape[0] if query.dim() else 0
+    query, key, value = (_empty_batch("", tensor, batch) for tensor in (query, key, value))
+    arguments = pattern._arguments()
+    lists = {name: arguments[name] for name in ("counts", "indices") if name in arguments}
+    arguments.update({name: _empty_batch(name, list_, batch) for name, list_ in lists.items()})
+    common = {name: _empty_batch(name, argument, batch) for name, argument in common.items()}
+    try:
+        with torch.no_grad():
+            attend("can_use", pattern._op, query, key, value, arguments, common)
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return None
+
+
+def can_use(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None = None,
+    **common: Unpack[Common],
+) -> Capability:
+    """Tell whether a call is served, by which engine, and why faster engines stand aside.
+
+    Parameters
+    ----------
+    query, key, value : Tensor
+        As in the attention functions; nothing is computed.
+    pattern : Pattern, optional
+        All keys by default.
+    **common
+        The common keywords of the call, ``engine`` among them.
+
+    Returns
+    -------
+    Capability
+        True when served, with ``.engine`` and ``.reasons``. A wrong call is refused with the
+        sentence that it would raise.
+
+    Raises
+    ------
+    TypeError
+        An argument of a wrong kind.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band, can_use
+    >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+    >>> can_use(q, k, v, Band(8))
+    Capability(engine='tiled', reasons=(), served=True)
+    >>> can_use(q, k[..., :8], v, Band(8)).served
+    False
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor("can_use", name, tensor)
+    pattern = Full() if pattern is None else pattern
+    check_pattern("can_use", pattern)
+    refusal = _refusal(query, key, value, pattern, dict(common))
+    if refusal is not None:
+        return Capability(None, (refusal,), False)
+    try:
+        from . import _info
+    except ImportError as error:
+        return Capability(None, (f"the capability table is missing: {error}",), True)
+    arguments = pattern._arguments()
+    out = common.get("out")
+    on_cuda = query.is_cuda
+    major, minor = torch.cuda.get_device_capability(query.device) if on_cuda else (0, 0)
+    block = arguments.get("block_size", 0) if isinstance(pattern, BlockTopK) else 0
+    engine, reasons = _info.choose_engine(
+        common.get("engine", "auto"),
+        cuda=on_cuda,
+        sm=10 * major + minor,
+        dtype=_DTYPES[query.dtype],
+        head_dim=query.shape[-1],
+        aligned=all(_aligned(t) for t in (query, key, value, out) if t is not None),
+        dense_mask=common.get("attn_mask") is not None,
+        scattered_globals=arguments.get("global_tokens") is not None,
+        topk=arguments.get("k") is not None,
+        block_q=arguments.get("block_q", block),
+        block_kv=arguments.get("block_kv", block),
+    )
+    return Capability(engine, tuple(reasons), engine is not None)

@@ -1,0 +1,251 @@
+"""The attention function: transformers' call as a call of ``sparse_attention``.
+
+The mask says what the model allows (intervals or a dense mask; where a model makes none, the causal
+flag does); a policy bound to the module narrows it. What the call carries and the ops do not honour is
+refused by name, with the layer. Called by models through ``AttentionInterface`` and by the modules
+for BigBird.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..functional import sparse_attention
+from ..patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
+from ..policy import Policy
+from ._masks import Note, is_intervals, note_of
+
+__all__ = ["Layer", "attention", "layer_error", "place"]
+
+#: Arguments of the call that change nothing here: the mask holds what they say, or they are notes
+#: for other parts of the model.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "encoder_hidden_states",
+        "mm_token_type_ids",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "sliding_window",
+        "token_type_ids",
+        "use_cache",
+    }
+)
+
+#: What to do instead, for arguments that come up.
+_ADVICE = {
+    "cache": "generate without continuous batching",
+    "cu_seq_lens_q": "give a padded batch with an attention_mask",
+    "dropout": "call model.eval()",
+    "position_bias": "load this model with attn_implementation='sdpa'",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A policy bound to an attention module.
+
+    Attributes
+    ----------
+    policy : Policy
+    number : int
+        The layer's number in the policy.
+    path : str
+        The module's name in its model.
+    """
+
+    policy: Policy
+    number: int
+    path: str
+
+
+def place(module: nn.Module) -> str:
+    """Name an attention module in sentences."""
+    layer: Layer | None = getattr(module, "_sparse_attn", None)
+    if layer is not None:
+        return f"layer {layer.number} ({layer.path})"
+    number = getattr(module, "layer_idx", None)
+    name = type(module).__name__
+    return name if number is None else f"layer {number} ({name})"
+
+
+def layer_error(module: nn.Module, argument: str, got: object) -> NotImplementedError:
+    """Make the error of an argument that is not served: layer, argument, what to do."""
+    advice = _ADVICE.get(argument, "leave it out, or load the model with its own attention")
+    return NotImplementedError(
+        f"sparse_attn: {place(module)}: not served: {argument}={got}; {advice}"
+    )
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as the model asks, inside the pattern of the module's policy.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The caller; ``is_causal`` counts where the call does not say it.
+    query : Tensor
+        (B, Hq, Sq, D)
+    key, value : Tensor
+        (B, Hkv, Skv, D), heads not repeated.
+    attention_mask : Tensor, optional
+        int32 (B, 1, Sq, 2) intervals, or bool (true: attend) or additive, broadcast to
+        (B, Hq, Sq, Skv).
+    dropout : float
+        0: inference only.
+    scaling, softcap : float, optional
+        Scale of the scores, default 1/sqrt(D); ``softcap * tanh(s / softcap)`` after it.
+    s_aux : Tensor, optional
+        (Hq,) learned sinks, which join the denominator of the softmax.
+    extras
+        Harmless ones are accepted by name.
+
+    Returns
+    -------
+    out, None
+        (B, Sq, Hq, D); weights are never made.
+
+    Raises
+    ------
+    NotImplementedError
+        An argument that the ops do not honour, with layer, name and what to do.
+    ValueError
+        Tensors that the ops refuse.
+    """
+    if dropout:
+        raise layer_error(module, "dropout", dropout)
+    for name, extra in extras.items():
+        if extra is not None and name not in _HARMLESS:
+            raise layer_error(module, name, _brief(extra))
+    if value.shape[-1] != query.shape[-1]:
+        raise layer_error(module, "value head dim", f"{value.shape[-1]} (query {query.shape[-1]})")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    note = note_of(attention_mask, key.shape[2])
+    if note is not None:
+        is_causal = note.causal
+
+    pattern = _chosen(module, query.shape[2], key.shape[2], is_causal)
+    narrowed = _joined(pattern, note)
+    if narrowed is not None:
+        pattern, attention_mask = narrowed, None
+    common: dict[str, Any] = {"is_causal": is_causal}
+    if attention_mask is not None:
+        common = _masked(module, attention_mask, query, key, pattern, is_causal)
+    try:
+        out = sparse_attention(
+            query,
+            key,
+            value,
+            pattern,
+            scale=scaling,
+            softcap=softcap or 0.0,
+            sink_logits=s_aux,
+            **common,
+        )
+    except (ValueError, NotImplementedError) as error:
+        raise type(error)(
+            f"sparse_attn: {place(module)}: {error}; "
+            "give the layer another pattern, or load the model with its own attention"
+        ) from error
+    return out.transpose(1, 2), None
+
+
+def _brief(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return f"tensor of shape {tuple(value.shape)}"
+    return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _chosen(module: nn.Module, seq_q: int, seq_kv: int, is_causal: bool) -> Pattern:
+    """Return the policy's pattern, ``Full`` without policy or where the causal cut says it all."""
+    layer: Layer | None = getattr(module, "_sparse_attn", None)
+    if layer is None:
+        return Full()
+    pattern = layer.policy.choose(layer.number, seq_q, seq_kv)
+    if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
+        return Full()
+    return pattern
+
+
+def _joined(pattern: Pattern, note: Note | None) -> Pattern | None:
+    """Return the pattern inside the model's own window as one pattern; None when none is that."""
+    if note is None or note.sides is None:
+        return None
+    left, right = note.sides
+    if left is None:
+        return pattern  # all keys, or all up to the row's own: the causal flag says it
+    if isinstance(pattern, Full):
+        return Band(note.sides)
+    if not isinstance(pattern, Band) or pattern.sinks or pattern.global_tokens is not None:
+        return None
+    own_left, own_right = pattern.window  # type: ignore[misc]
+    return Band((_narrower(left, own_left), _narrower(right, own_right)))
+
+
+def _narrower(side: int | None, other: int | None) -> int | None:
+    return other if side is None else side if other is None else min(side, other)
+
+
+def _masked(
+    module: nn.Module,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern,
+    is_causal: bool,
+) -> dict[str, Any]:
+    """Turn a mask into arguments of the ops. The mask holds causality, so the flag stays off."""
+    batch, _, seq_q, _ = query.shape
+    common: dict[str, Any] = {}
+    if is_intervals(mask):
+        common["key_bounds"] = mask.expand(batch, -1, -1, -1)
+    elif mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point()):
+        common["attn_mask"] = mask
+    else:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise layer_error(module, "attention_mask", got)
+    if is_causal and seq_q < key.shape[2]:
+        if isinstance(pattern, (Band, BlockTopK, Dilated, Strided)):
+            common["query_offset"] = _positions(mask, batch, seq_q)
+    if isinstance(pattern, BlockTopK):
+        common["is_causal"] = is_causal
+    return common
+
+
+def _positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
+    """Key position of query 0, int32 (B,), read off a causal mask: a token's last key is its own.
+
+    A static cache is longer than its contents, so the lengths do not say it. Rows of padding end
+    before their own position, so the maximum over the rows is that of the tokens.
+    """
+    if is_intervals(mask):
+        last = mask[..., 1] - 1
+    else:
+        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
+        last = (allowed * index).amax(-1) - 1
+    row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)
+    return (last - row).amax((1, 2)).to(torch.int32).expand(batch)

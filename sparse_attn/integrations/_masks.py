@@ -1,0 +1,219 @@
+"""The mask function: which keys a row of a call may see, as one interval a row.
+
+For causal or full attention, with or without a window, under left or right padding, the allowed
+keys of a row are one run. ``attention_mask`` returns it as int32 (B, 1, Sq, 2) = [lo, hi), which is
+4-D as transformers expects of a finished mask and goes to the ops as ``key_bounds``. Everything else
+(holes in the padding, packed sequences, chunks, overlays) becomes a dense mask. It never returns
+None: the mask alone holds the model's window and causality, which the flags of modules do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    sdpa_mask,
+)
+
+from ._model_source import calls_attention, reads_mask, refuse_model
+
+__all__ = ["Note", "attention_mask", "is_intervals", "note_of", "padding_arguments"]
+
+_NOTE = "_sparse_attn_note"
+
+
+class Note(NamedTuple):
+    """What an interval mask is, written on it beside its values.
+
+    The values are complete without it (a copy of the mask loses it, a compiled graph does not see
+    it); it spares the ops to read them.
+    """
+
+    causal: bool
+    sides: tuple[int | None, int | None] | None  # set: nothing but this window, queries at the end
+    kv_length: int
+
+
+class _Band(NamedTuple):
+    """What a mask function says when it is a plain band."""
+
+    causal: bool
+    window: int | None  # causal: keys with the query's own; else distance to either side
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """Return the window's sides (left, right), None without a limit."""
+        if self.causal:
+            return (None if self.window is None else self.window - 1), 0
+        return self.window, self.window
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
+    **extras: Any,
+) -> torch.Tensor:
+    """Return the keys that the queries of a call may see.
+
+    Parameters
+    ----------
+    batch_size, q_length, kv_length : int
+        Sizes of the call.
+    q_offset, kv_offset : int
+        Position of the first query and of the first key; a 0-dim tensor for static caches.
+    mask_function : callable
+        transformers' description of the mask.
+    attention_mask : Tensor, optional
+        bool (B, positions), true for tokens, false for padding.
+    use_vmap, device, dtype, config, extras
+        As transformers passes them.
+
+    Returns
+    -------
+    Tensor
+        int32 (B, 1, Sq, 2), intervals of keys; bool (B, 1, Sq, Skv), true where to attend, when no
+        interval says it; additive, as eager attention has it, for models that compute with it.
+
+    Raises
+    ------
+    ValueError
+        A model that does not call attention functions, such as Longformer.
+    """
+    call: dict[str, Any] = dict(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        use_vmap=use_vmap,
+        device=device,
+    )
+    if config is not None:
+        if not calls_attention(type(config)):
+            raise refuse_model(type(config).__name__.removesuffix("Config"))
+        if reads_mask(type(config)):
+            return eager_mask(**call, dtype=dtype)
+    compiling = torch.compiler.is_compiling()
+    band = None if use_vmap else _recognised(mask_function, compiling)
+    run = _token_run(attention_mask, kv_length, kv_offset) if band is not None else None
+    if band is None or run is None:
+        return sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    position = torch.arange(q_length, device=device) + (q_offset - kv_offset)
+    mask = _intervals(band, position, run, batch_size, kv_length)
+    if not compiling:
+        at_end = not isinstance(q_offset, torch.Tensor) and (
+            q_offset + q_length == kv_offset + kv_length
+        )
+        plain = run.whole and (at_end or band.sides() == (None, None))
+        setattr(mask, _NOTE, Note(band.causal, band.sides() if plain else None, kv_length))
+    return mask
+
+
+def is_intervals(mask: torch.Tensor) -> bool:
+    """Whether `mask` holds an interval for each row."""
+    return mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] == 2
+
+
+def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
+    """Return the note on an interval mask of `kv_length` keys, when it has one."""
+    if mask is None or torch.compiler.is_compiling():
+        return None
+    note: Note | None = getattr(mask, _NOTE, None)
+    return note if note is not None and note.kv_length == kv_length else None
+
+
+def padding_arguments(tokens: torch.Tensor, seq_q: int) -> dict[str, torch.Tensor]:
+    """Say which keys are tokens, bool (B, Skv), to the ops: as bounds, or as a mask for holes."""
+    batch, kv_length = tokens.shape
+    run = _token_run(tokens, kv_length, 0)
+    if run is None:
+        return {"attn_mask": tokens[:, None, None, :]}
+    if run.whole:
+        return {}
+    position = torch.arange(seq_q, device=tokens.device)
+    return {"key_bounds": _intervals(_Band(False, None), position, run, batch, kv_length)}
+
+
+def _recognised(function: Callable[..., Any], compiling: bool) -> _Band | None:
+    """Read a mask function that is a plain band; None for all others."""
+    if function is causal_mask_function:
+        return _Band(True, None)
+    if function is bidirectional_mask_function:
+        return _Band(False, None)
+    # Windows are closures: and_masks of an overlay and a base. Dynamo cannot look into them.
+    if compiling or function.__qualname__ != "and_masks.<locals>.and_mask":
+        return None
+    parts = _free_variable(function, "mask_functions")
+    if not isinstance(parts, tuple) or len(parts) != 2:
+        return None
+    overlay, base = parts
+    name = getattr(overlay, "__qualname__", "").split(".")[0]
+    known = {
+        "sliding_window_overlay": causal_mask_function,
+        "sliding_window_bidirectional_overlay": bidirectional_mask_function,
+    }
+    window = _free_variable(overlay, "sliding_window")
+    if name not in known or base is not known[name] or not isinstance(window, int):
+        return None
+    return _Band(base is causal_mask_function, window)
+
+
+def _free_variable(function: Callable[..., Any], name: str) -> Any:
+    names = function.__code__.co_freevars
+    if name not in names or function.__closure__ is None:
+        return None
+    return function.__closure__[names.index(name)].cell_contents
+
+
+class _Run(NamedTuple):
+    """The run of tokens in each text of the batch."""
+
+    first: torch.Tensor | int  # (B, 1)
+    end: torch.Tensor | int  # (B, 1)
+    whole: bool  # all keys
+
+
+def _token_run(tokens: torch.Tensor | None, kv_length: int, kv_offset: int) -> _Run | None:
+    """Find the run of tokens; None where there are holes, or values cannot be read."""
+    if tokens is None:
+        return _Run(0, kv_length, True)
+    if torch.compiler.is_compiling():
+        return None
+    tokens = tokens[:, kv_offset : kv_offset + kv_length]
+    tokens = pad(tokens, (0, kv_length - tokens.shape[1]))
+    count = tokens.sum(-1, keepdim=True, dtype=torch.int32)
+    index = torch.arange(kv_length, device=tokens.device, dtype=torch.int32)
+    first = torch.where(tokens, index, kv_length).amin(-1, keepdim=True)
+    end = torch.where(tokens, index + 1, 0).amax(-1, keepdim=True)
+    holes = ((count > 0) & (end - first != count)).any()
+    has_holes, whole = torch.stack([holes, (count == kv_length).all()]).tolist()
+    return None if has_holes else _Run(first, end, whole)
+
+
+def _intervals(
+    band: _Band, position: torch.Tensor, run: _Run, batch: int, kv_length: int
+) -> torch.Tensor:
+    """Write the intervals, int32 (B, 1, Sq, 2); `position` (Sq,) counts from the first key."""
+    left, right = band.sides()
+    low = position - left if left is not None else torch.zeros_like(position)
+    high = position + right + 1 if right is not None else torch.full_like(position, kv_length)
+    low = low.clamp(min=run.first) if isinstance(run.first, int) else torch.maximum(low, run.first)
+    high = high.clamp(max=run.end) if isinstance(run.end, int) else torch.minimum(high, run.end)
+    rows = torch.stack([low.clamp(min=0), high], dim=-1).to(torch.int32)  # (B|1, Sq, 2)
+    return rows.expand(batch, -1, -1)[:, None].contiguous()

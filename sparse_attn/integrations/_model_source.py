@@ -1,0 +1,84 @@
+"""What a model's source says about its attention, read once for a configuration class.
+
+Two questions decide which mask a model can be given: whether its attention modules call attention
+functions at all, and whether they compute with the mask before they do (sparse indexers, dynamic
+masks), so that an interval in place of a mask would be misread. Asked by the mask function.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import lru_cache
+
+import torch
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+#: Methods that run under eager attention alone.
+_EAGER_ONLY = ("_upcast_and_reordered_attn",)
+
+__all__ = ["calls_attention", "reads_mask", "refuse_model"]
+
+
+def refuse_model(name: str) -> ValueError:
+    """Make the error of a model that does not call attention functions."""
+    return ValueError(
+        f"sparse_attn: expected a model that calls transformers' attention functions, got {name}; "
+        "keep its own attention, or for Longformer and BigBird load it with its own attention and "
+        "call sparse_attn.integrations.transformers.apply(model)"
+    )
+
+
+@torch.compiler.assume_constant_result
+def calls_attention(config: type) -> bool:
+    """Whether the models of a configuration class call attention functions."""
+    return _calls_attention(config)
+
+
+@torch.compiler.assume_constant_result
+def reads_mask(config: type) -> bool:
+    """Whether attention modules beside a configuration class compute with their mask."""
+    return _reads_mask(config)
+
+
+@lru_cache
+def _calls_attention(config: type) -> bool:
+    if config not in MODEL_MAPPING:
+        return True
+    models = MODEL_MAPPING[config]
+    models = models if isinstance(models, (tuple, list)) else (models,)
+    return all(model._can_set_attn_implementation() for model in models)
+
+
+@lru_cache
+def _reads_mask(config: type) -> bool:
+    module = sys.modules.get(config.__module__.replace(".configuration_", ".modeling_"))
+    try:
+        tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
+    except (OSError, TypeError):
+        return False
+    return any(
+        _computes_with_mask(node)
+        for parent in tree.body
+        if isinstance(parent, ast.ClassDef)
+        and ("Attention" in parent.name or "Indexer" in parent.name)
+        for method in parent.body
+        if getattr(method, "name", None) not in _EAGER_ONLY
+        for node in ast.walk(method)
+    )
+
+
+def _computes_with_mask(node: ast.AST) -> bool:
+    """Whether a node is an operation on a variable of that meaning; handing it on is none."""
+    if isinstance(node, ast.BinOp):
+        operands: list[ast.expr] = [node.left, node.right]
+    elif isinstance(node, (ast.Subscript, ast.Attribute)):
+        operands = [node.value]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("torch.", "F.", "nn.")):
+        operands = [*node.args, *(keyword.value for keyword in node.keywords)]
+    else:
+        return False
+    return any(
+        isinstance(operand, ast.Name) and operand.id.endswith("mask") for operand in operands
+    )

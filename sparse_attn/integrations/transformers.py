@@ -1,0 +1,146 @@
+"""Hugging Face transformers: the key ``sparse_attn`` and policies on loaded models.
+
+``register()`` makes the key known; a model that chooses it keeps its own attention and changes only
+the engine. ``apply()`` also binds a policy to the layers of a loaded model. The attention function
+is in ``_attention``, the mask function in ``_masks``; Longformer and BigBird, which do not call
+attention functions, get modules of their own (``_longformer``, ``_bigbird``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from ..patterns import Full, Pattern
+from ..policy import Policy, as_policy
+from . import _bigbird, _longformer
+from ._attention import Layer, attention
+from ._bigbird import BigBirdAttention, SparseBigBirdAttention
+from ._longformer import LongformerSelfAttention, SparseLongformerSelfAttention
+from ._masks import attention_mask
+from ._model_source import refuse_model
+
+__all__ = ["apply", "register"]
+
+KEY = "sparse_attn"
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+#: Attention that calls no attention function; modules of these classes get forwards of ours.
+_OWN = (LongformerSelfAttention, BigBirdAttention)
+_CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+
+
+def register() -> None:
+    """Register attention and mask function under the key ``"sparse_attn"``, process-wide.
+
+    It changes nothing but the engine: a model loaded with ``attn_implementation="sparse_attn"``
+    equals its own attention, with its windows, softcap and sinks. Rows without a key (padded
+    queries) give zeros.
+
+    Examples
+    --------
+    >>> import sparse_attn, transformers
+    >>> sparse_attn.integrations.transformers.register()
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    ... )
+    >>> config._attn_implementation = "sparse_attn"
+    >>> model = transformers.LlamaModel(config)
+    """
+    AttentionInterface.register(KEY, attention)
+    AttentionMaskInterface.register(KEY, attention_mask)
+
+
+def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
+    """Run a policy in the self-attention layers of a loaded model, in place.
+
+    A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
+    layer is the model's own attention. Layers are the self-attention modules in module order; cross
+    attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes bands
+    that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the one
+    that is meant, as ``model.language_model``.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Changed in place.
+    policy : Policy or Pattern, optional
+        A bare pattern runs in every call, whatever its length. Default ``Full()``.
+
+    Returns
+    -------
+    PreTrainedModel
+        `model`.
+
+    Raises
+    ------
+    TypeError
+        `model` is no transformers model, or `policy` neither policy nor pattern.
+    ValueError
+        The model does not call attention functions, or the policy does not fit its layers.
+    NotImplementedError
+        Longformer or BigBird with a pattern that is not served.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, transformers
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2
+    ... )
+    >>> model = transformers.LlamaModel(config).eval()
+    >>> policy = sa.Policy.dense_on_top(sa.Band((63, 0)), num_layers=4)
+    >>> model = sa.integrations.transformers.apply(model, policy)
+
+    Source: attention functions by name, transformers' ``AttentionInterface``.
+    """
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise TypeError(f"sparse_attn.apply: expected a transformers model, got {kind}")
+    chosen = as_policy(Full() if policy is None else policy)
+    name = type(model).__name__
+    layers = [
+        (path, module)
+        for path, module in model.named_modules()
+        if _is_layer(module) and not _CROSS.search(f"{path}.{type(module).__name__}")
+    ]
+    if not layers:
+        raise refuse_model(name)
+    chosen.check_layers(len(layers), name)
+    for path, module in layers:
+        if isinstance(module, LongformerSelfAttention):
+            _longformer.check_policy(path, chosen)
+        elif isinstance(module, BigBirdAttention):
+            _bigbird.check_policy(path, chosen)
+    if not all(isinstance(module, _OWN) for _, module in layers):
+        _choose_key(model)
+    for number, (path, module) in enumerate(layers):
+        module._sparse_attn = Layer(chosen, number, path)  # type: ignore[assignment]
+        if isinstance(module, LongformerSelfAttention):
+            module.__class__ = SparseLongformerSelfAttention
+        elif isinstance(module, BigBirdAttention):
+            module.__class__ = SparseBigBirdAttention
+            module.bind()
+    return model
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module attends: it calls attention functions, or we know it."""
+    if isinstance(module, _OWN):
+        return True
+    forward: Callable[..., object] = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _choose_key(model: PreTrainedModel) -> None:
+    """Set our key in a model and its parts; refuse before anything changes."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+            raise refuse_model(type(part).__name__)
+    register()
+    model.set_attn_implementation(KEY)

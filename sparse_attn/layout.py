@@ -1,0 +1,368 @@
+"""BlockLayout: the key blocks that each query block visits, as counts and ascending indices.
+
+The form that every engine reads. ``from_mask`` builds it on the device without a sync; constructors
+that are given indices check them and keep no alias. Ready makers (local, bigbird, strided) stand in
+``layout_makers``. Causal masking and tails are not the layout's: the ops add them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import ops
+from ._checks import check_block, check_integer, check_kind, check_tensor, refuse
+from .layout_flex import block_mask_from, masked_in_part
+from .layout_makers import bigbird_mask, local_mask, strided_mask
+
+__all__ = ["BlockLayout"]
+
+_OWNER = "BlockLayout"
+
+
+def _is_int(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _with_rank(tensor: torch.Tensor, rank: int, name: str, shape: str) -> torch.Tensor:
+    """Add leading dimensions of size one."""
+    if not rank - 2 <= tensor.dim() <= rank:
+        raise refuse(_OWNER, f"{name} of shape {shape}", f"shape {tuple(tensor.shape)}")
+    return tensor[(None,) * (rank - tensor.dim())]
+
+
+def _sorted_indices(
+    counts: torch.Tensor, indices: torch.Tensor, num_kv_blocks: int
+) -> torch.Tensor:
+    """Check the listed entries and sort them; entries past the count become 0."""
+    length = indices.shape[-1]
+    wrong = (counts < 0) | (counts > length)
+    if bool(wrong.any()):
+        got = int(counts[wrong][0])
+        raise refuse(_OWNER, f"counts between 0 and the {length} indices of a row", got)
+    listed = torch.arange(length, device=indices.device) < counts[..., None]
+    outside = listed & ((indices < 0) | (indices >= num_kv_blocks))
+    if bool(outside.any()):
+        got = int(indices[outside][0])
+        raise refuse(_OWNER, f"indices from 0 to {num_kv_blocks - 1}", got)
+    ordered = torch.where(listed, indices, num_kv_blocks).sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & listed[..., 1:]
+    if bool(twice.any()):
+        got = int(ordered[..., 1:][twice][0])
+        raise refuse(_OWNER, "indices without duplicates", f"block {got} twice in a row")
+    return torch.where(listed, ordered, 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockLayout:
+    """Key blocks listed for each query block.
+
+    Parameters
+    ----------
+    counts : Tensor
+        int32 ``(B|1, Hq|1, NQ)``: how many key blocks a query block visits. Heads are query heads;
+        size one, or a missing leading dimension, means all.
+    indices : Tensor
+        int32 ``(B|1, Hq|1, NQ, max)``: which ones; they are sorted, entries past the count are
+        ignored.
+    block_q, block_kv : int
+        Rows and keys of a block, multiples of 16. Rows go by query index i.
+    num_kv_blocks : int
+        Number of key blocks NKV.
+
+    Raises
+    ------
+    TypeError
+        An argument of a wrong kind.
+    ValueError
+        Shapes that do not fit, block sizes that are no multiples of 16, counts or indices out of
+        range, an index twice in a row. The contents are read, which waits for the device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import BlockLayout
+    >>> layout = BlockLayout(torch.tensor([1, 2]), torch.tensor([[0, 0], [1, 0]]), 64, 64, 2)
+    >>> layout
+    BlockLayout(batch=1, heads=1, blocks=2x2, block_q=64, block_kv=64, device=cpu)
+    >>> layout.to_mask()[0, 0].int().tolist()
+    [[1, 0], [1, 1]]
+    """
+
+    counts: torch.Tensor
+    indices: torch.Tensor
+    block_q: int
+    block_kv: int
+    num_kv_blocks: int
+
+    def __post_init__(self) -> None:
+        for name in ("counts", "indices"):
+            tensor = getattr(self, name)
+            check_tensor(_OWNER, name, tensor)
+            if not _is_int(tensor):
+                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
+        check_block(_OWNER, "block_q", self.block_q)
+        check_block(_OWNER, "block_kv", self.block_kv)
+        check_integer(_OWNER, "num_kv_blocks", self.num_kv_blocks, 0)
+        counts = _with_rank(self.counts, 3, "counts", "(B|1, Hq|1, NQ)")
+        indices = _with_rank(self.indices, 4, "indices", "(B|1, Hq|1, NQ, max)")
+        if counts.device != indices.device:
+            raise refuse(_OWNER, f"indices on counts' device {counts.device}", indices.device)
+        fits = indices.shape[2] == counts.shape[2] and all(
+            a == b or 1 in (a, b) for a, b in zip(indices.shape[:2], counts.shape[:2], strict=True)
+        )
+        if not fits:
+            want = f"({', '.join(map(str, counts.shape))}, max)"
+            raise refuse(_OWNER, f"indices of shape {want}", f"shape {tuple(indices.shape)}")
+        rows = torch.broadcast_shapes(counts.shape, indices.shape[:3])
+        counts = counts.expand(rows)
+        indices = _sorted_indices(counts, indices.expand(*rows, -1), self.num_kv_blocks)
+        object.__setattr__(self, "counts", counts.to(torch.int32, copy=True).contiguous())
+        object.__setattr__(self, "indices", indices.to(torch.int32).contiguous())
+
+    @classmethod
+    def _trusted(
+        cls,
+        counts: torch.Tensor,
+        indices: torch.Tensor,
+        block_q: int,
+        block_kv: int,
+        num_kv_blocks: int,
+    ) -> BlockLayout:
+        """Make a layout of tensors that our own kernels wrote: no checks, no sync."""
+        layout = object.__new__(cls)
+        object.__setattr__(layout, "counts", counts)
+        object.__setattr__(layout, "indices", indices)
+        object.__setattr__(layout, "block_q", block_q)
+        object.__setattr__(layout, "block_kv", block_kv)
+        object.__setattr__(layout, "num_kv_blocks", num_kv_blocks)
+        return layout
+
+    def __repr__(self) -> str:
+        batch, heads, num_q = self.counts.shape
+        return (
+            f"BlockLayout(batch={batch}, heads={heads}, blocks={num_q}x{self.num_kv_blocks}, "
+            f"block_q={self.block_q}, block_kv={self.block_kv}, device={self.counts.device})"
+        )
+
+    @classmethod
+    def from_mask(cls, mask: torch.Tensor, block_q: int, block_kv: int) -> BlockLayout:
+        """Build the lists from a mask of blocks, on its device and without a sync.
+
+        Parameters
+        ----------
+        mask : Tensor
+            bool ``(NQ, NKV)``, ``(Hq|1, NQ, NKV)`` or ``(B|1, Hq|1, NQ, NKV)``.
+        block_q, block_kv : int
+            Block sizes, multiples of 16.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong kind; a wrong rank, dtype or block size.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.from_mask(torch.ones(4, 4).tril().bool(), 64, 64).counts.tolist()
+        [[[1, 2, 3, 4]]]
+        """
+        check_tensor(_OWNER, "mask", mask)
+        check_block(_OWNER, "block_q", block_q)
+        check_block(_OWNER, "block_kv", block_kv)
+        mask = _with_rank(mask, 4, "mask", "(..., NQ, NKV)")
+        counts, indices = ops.call("list_from_mask", mask)
+        return cls._trusted(counts, indices, block_q, block_kv, mask.shape[-1])
+
+    @classmethod
+    def from_csr(
+        cls,
+        crow: torch.Tensor,
+        col: torch.Tensor,
+        shape: Sequence[int],
+        block_q: int,
+        block_kv: int,
+    ) -> BlockLayout:
+        """Build a layout from the fields of a compressed sparse row matrix of blocks.
+
+        Parameters
+        ----------
+        crow, col : Tensor
+            ``(..., NQ + 1)`` row starts and ``(..., nnz)`` column blocks, as
+            `torch.sparse_csr_tensor` has them; up to two batch dimensions (B, Hq).
+        shape : sequence of int
+            ``(..., NQ, NKV)``, in blocks.
+        block_q, block_kv : int
+            Block sizes, multiples of 16.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As the class does; row starts that do not rise from 0 to nnz.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import BlockLayout
+        >>> csr = torch.eye(3).to_sparse_csr()
+        >>> layout = BlockLayout.from_csr(csr.crow_indices(), csr.col_indices(), csr.shape, 16, 16)
+        >>> layout.indices.tolist()
+        [[[[0], [1], [2]]]]
+        """
+        for name, tensor in (("crow", crow), ("col", col)):
+            check_tensor(_OWNER, name, tensor)
+            if not _is_int(tensor):
+                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
+        check_kind(_OWNER, "shape", shape, Sequence, "a sequence of ints")
+        if len(shape) < 2:
+            raise refuse(_OWNER, "shape (..., NQ, NKV)", tuple(shape))
+        num_q, num_kv = (check_integer(_OWNER, "shape", size, 0) for size in shape[-2:])
+        batch = tuple(shape[:-2])
+        for name, tensor, size in (("crow", crow, num_q + 1), ("col", col, col.shape[-1:].numel())):
+            if tuple(tensor.shape) != (*batch, size):
+                want, got = (*batch, size), tuple(tensor.shape)
+                raise refuse(_OWNER, f"{name} of shape {want}", f"shape {got}")
+        counts = crow.diff(dim=-1)
+        nnz = col.shape[-1]
+        ends = (crow[..., 0] == 0) & (crow[..., -1] == nnz)
+        if not bool(ends.all() & (counts >= 0).all()):
+            raise refuse(_OWNER, f"crow that rises from 0 to {nnz}", crow.flatten().tolist())
+        longest = int(counts.max()) if counts.numel() else 0
+        entry = crow[..., :-1, None] + torch.arange(longest, device=crow.device)
+        entry = entry.clamp(max=max(nnz - 1, 0)).flatten(-2)
+        indices = col.long().gather(-1, entry.long()) if nnz else entry
+        indices = indices.reshape(*batch, num_q, longest)
+        return cls(counts, indices, block_q, block_kv, num_kv)
+
+    @classmethod
+    def from_flex(cls, block_mask: Any, whole: bool = False) -> BlockLayout:
+        """Build a layout from FlexAttention's `BlockMask`.
+
+        Parameters
+        ----------
+        block_mask : torch.nn.attention.flex_attention.BlockMask
+            Its full blocks are listed. Blocks that its ``mask_mod`` masks in part have no place
+            here.
+        whole : bool
+            Visit partial blocks whole instead of refusing them.
+
+        Raises
+        ------
+        TypeError
+            No `BlockMask`.
+        ValueError
+            Partial blocks without ``whole=True``; block sizes that are no multiples of 16.
+
+        Examples
+        --------
+        >>> from torch.nn.attention.flex_attention import create_block_mask
+        >>> from sparse_attn import BlockLayout
+        >>> mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 256, 256, device="cpu")
+        >>> BlockLayout.from_flex(mask, whole=True).counts.tolist()
+        [[[1, 2]]]
+        """
+        from torch.nn.attention.flex_attention import BlockMask, noop_mask
+
+        check_kind(_OWNER, "block_mask", block_mask, BlockMask, "a BlockMask")
+        block_q, block_kv = block_mask.BLOCK_SIZE
+        num_kv = -(-block_mask.seq_lengths[1] // block_kv)
+
+        def blocks(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            return cls(counts, indices, block_q, block_kv, num_kv).to_mask()
+
+        mask = blocks(block_mask.kv_num_blocks, block_mask.kv_indices)
+        if not whole and block_mask.mask_mod is not noop_mask:
+            partial = int(masked_in_part(block_mask, mask).sum())
+            if partial:
+                got = f"{partial} blocks masked in part"
+                raise refuse(_OWNER, "a block_mask of full blocks, or whole=True", got)
+        if block_mask.full_kv_num_blocks is not None:
+            mask = mask | blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+        return cls.from_mask(mask, block_q, block_kv)
+
+    @classmethod
+    def local(
+        cls,
+        Sq: int,
+        Skv: int,
+        block_q: int,
+        block_kv: int,
+        window: int | tuple[int | None, int | None],
+        device: torch.device | str | None = None,
+    ) -> BlockLayout:
+        """Make a band of blocks: see `layout_makers.local_mask`; `window` counts key blocks."""
+        mask = local_mask(Sq, Skv, block_q, block_kv, window, device)
+        return cls.from_mask(mask, block_q, block_kv)
+
+    @classmethod
+    def bigbird(
+        cls,
+        Sq: int,
+        Skv: int,
+        block_q: int,
+        block_kv: int,
+        window: int | tuple[int | None, int | None] = 1,
+        num_global: int = 1,
+        num_random: int = 2,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> BlockLayout:
+        """Make window, global and random blocks: see `layout_makers.bigbird_mask`."""
+        mask = bigbird_mask(
+            Sq, Skv, block_q, block_kv, window, num_global, num_random, seed, device
+        )
+        return cls.from_mask(mask, block_q, block_kv)
+
+    @classmethod
+    def strided(
+        cls,
+        Sq: int,
+        Skv: int,
+        block_q: int,
+        block_kv: int,
+        local: int,
+        stride: int,
+        device: torch.device | str | None = None,
+    ) -> BlockLayout:
+        """Make local and every stride-th key blocks: see `layout_makers.strided_mask`."""
+        mask = strided_mask(Sq, Skv, block_q, block_kv, local, stride, device)
+        return cls.from_mask(mask, block_q, block_kv)
+
+    def to_mask(self) -> torch.Tensor:
+        """Return the mask of blocks, bool ``(B|1, Hq|1, NQ, NKV)``."""
+        entries = torch.arange(self.indices.shape[-1], device=self.indices.device)
+        listed = entries < self.counts[..., None]
+        column = torch.where(listed, self.indices, self.num_kv_blocks).long()
+        mask = column.new_zeros((*self.counts.shape, self.num_kv_blocks + 1), dtype=torch.bool)
+        return mask.scatter(-1, column, True)[..., : self.num_kv_blocks]
+
+    def to_flex(self, Sq: int | None = None, Skv: int | None = None) -> Any:
+        """Return FlexAttention's `BlockMask`, every listed block full, with a ``mask_mod``.
+
+        Parameters
+        ----------
+        Sq, Skv : int, optional
+            Lengths when they are no multiples of the block sizes.
+
+        Returns
+        -------
+        torch.nn.attention.flex_attention.BlockMask
+        """
+        return block_mask_from(self, Sq, Skv)
+
+    def to(self, device: torch.device | str) -> BlockLayout:
+        """Return the layout on another device."""
+        counts, indices = self.counts.to(device), self.indices.to(device)
+        return self._trusted(counts, indices, self.block_q, self.block_kv, self.num_kv_blocks)
+
+    def check_lengths(self, Sq: int, Skv: int) -> None:
+        """Raise ``ValueError`` unless the layout covers `Sq` queries and `Skv` keys exactly."""
+        want = (-(-Sq // self.block_q), -(-Skv // self.block_kv))
+        got = (self.counts.shape[-1], self.num_kv_blocks)
+        if got != want:
+            what = f"a layout of {want[0]}x{want[1]} blocks for {Sq} queries and {Skv} keys"
+            raise refuse(_OWNER, what, f"{got[0]}x{got[1]}")

@@ -1,0 +1,389 @@
+"""Multi-head attention modules that run a pattern, and the swap that puts them into a model.
+
+`SparseMultiheadAttention` has the parameters and the call of ``torch.nn.MultiheadAttention``;
+`swap_attention` replaces every such module of a model. Masks follow torch's module: a true entry of
+a bool mask is *not* attended.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .functional import sparse_attention
+from .patterns import Full, Pattern
+from .policy import Policy, as_policy
+
+__all__ = ["SparseMultiheadAttention", "swap_attention"]
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+_CROSS = re.compile(r"cross|multihead_attn$|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+
+
+class SparseMultiheadAttention(nn.Module):
+    """``torch.nn.MultiheadAttention`` for inference, with a pattern.
+
+    It loads the state dict of ``nn.MultiheadAttention`` and takes the same call. It is no subclass:
+    the fused path of ``nn.TransformerEncoderLayer``, which would bypass the pattern, stands aside.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        Model width and number of heads; their quotient is a multiple of 8, at most 256.
+    dropout : float
+        Accepted; a call in training mode with dropout above 0 is refused.
+    bias, batch_first, device, dtype
+        As in ``nn.MultiheadAttention``.
+    add_bias_kv, add_zero_attn, kdim, vdim
+        Refused, except for values that change nothing.
+    policy : Policy or Pattern, optional
+        What to attend to; default ``Full()``. A bare pattern runs whatever the length.
+    layer : int
+        Number of this module in the policy.
+
+    Raises
+    ------
+    ValueError
+        `embed_dim` that `num_heads` does not divide.
+    NotImplementedError
+        `add_bias_kv`, `add_zero_attn`, or `kdim`, `vdim` other than `embed_dim`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band
+    >>> from sparse_attn.nn import SparseMultiheadAttention
+    >>> attention = SparseMultiheadAttention(64, 4, batch_first=True, policy=Band(16)).eval()
+    >>> tokens = torch.randn(2, 100, 64)
+    >>> with torch.no_grad():
+    ...     out, weights = attention(tokens, tokens, tokens, need_weights=False)
+    >>> out.shape, weights
+    (torch.Size([2, 100, 64]), None)
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+    """
+
+    # Read by nn.TransformerEncoderLayer: False keeps its fused path, which ignores patterns, away.
+    _qkv_same_embed_dim = False
+
+    in_proj_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        policy: Policy | Pattern | None = None,
+        layer: int = 0,
+    ) -> None:
+        super().__init__()
+        _refuse_extras(
+            "SparseMultiheadAttention", embed_dim, kdim, vdim, add_bias_kv, add_zero_attn
+        )
+        if num_heads <= 0 or embed_dim % num_heads:
+            raise ValueError(
+                "sparse_attn.SparseMultiheadAttention: expected embed_dim divisible by num_heads, "
+                f"got {embed_dim} and {num_heads}"
+            )
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.policy = as_policy(Full() if policy is None else policy)
+        self.layer = layer
+        self._warned = False
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **kind))
+        in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **kind)) if bias else None
+        self.register_parameter("in_proj_bias", in_proj_bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **kind)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    @classmethod
+    def from_dense(
+        cls, module: nn.MultiheadAttention, policy: Policy | Pattern, layer: int = 0
+    ) -> SparseMultiheadAttention:
+        """Make the sparse twin of a module; it shares the parameters.
+
+        Raises
+        ------
+        NotImplementedError
+            A subclass of ``nn.MultiheadAttention``, hooks, or an option that is not served.
+        """
+        if type(module) is not nn.MultiheadAttention:
+            raise NotImplementedError(
+                f"not served: {type(module).__name__}, a subclass of nn.MultiheadAttention; "
+                "replace it by a SparseMultiheadAttention yourself"
+            )
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise NotImplementedError("not served: forward hooks; register them after the swap")
+        add_bias_kv = module.bias_k is not None
+        _refuse_extras(
+            "nn.MultiheadAttention",
+            module.embed_dim,
+            module.kdim,
+            module.vdim,
+            add_bias_kv,
+            module.add_zero_attn,
+        )
+        twin = cls(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            bias=module.in_proj_bias is not None,
+            batch_first=module.batch_first,
+            device="meta",
+            policy=policy,
+            layer=layer,
+        )
+        twin.in_proj_weight = module.in_proj_weight
+        twin.in_proj_bias = module.in_proj_bias
+        twin.out_proj = module.out_proj
+        return twin.train(module.training)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, None]:
+        """Project, attend, project.
+
+        Parameters
+        ----------
+        query, key, value : Tensor
+            (B, S, E) with ``batch_first``, else (S, B, E); or unbatched (S, E).
+        key_padding_mask : Tensor, optional
+            (B, Skv) or (Skv,): bool, true for padding, or additive.
+        need_weights, average_attn_weights : bool
+            Weights are never made: None comes back, with one warning a module.
+        attn_mask : Tensor, optional
+            (Sq, Skv) or (B * num_heads, Sq, Skv): bool, true where not to attend, or additive.
+        is_causal : bool
+            A causal mask, aligned to the lower right. With an `attn_mask` it is torch's hint that
+            this mask is the causal one, and for ``Sq == Skv`` the mask is not read.
+
+        Returns
+        -------
+        out, None
+            `out` in the layout of `query`; zeros before the last projection where no key is left.
+
+        Raises
+        ------
+        NotImplementedError
+            Training with dropout.
+        ValueError
+            Shapes or dtypes that do not fit.
+        """
+        if self.training and self.dropout:
+            raise NotImplementedError(
+                "sparse_attn.SparseMultiheadAttention: not served: "
+                f"dropout={self.dropout} in training; call eval()"
+            )
+        if need_weights and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "SparseMultiheadAttention makes no attention weights: need_weights=True gives None",
+                stacklevel=2,
+            )
+        batched = query.dim() == 3
+        heads = self._project(query, key, value, batched)
+        seq_q, seq_kv = heads[0].shape[2], heads[1].shape[2]
+        if is_causal and seq_q == seq_kv:
+            attn_mask = None
+        elif attn_mask is not None:
+            is_causal = False
+        batch = heads[0].shape[0]
+        mask = _merge(
+            _attended("attn_mask", attn_mask, (batch, self.num_heads, seq_q, seq_kv)),
+            _attended("key_padding_mask", key_padding_mask, (batch, 1, 1, seq_kv)),
+            heads[0].dtype,
+        )
+        pattern = self.policy.choose(self.layer, seq_q, seq_kv)
+        out = sparse_attention(*heads, pattern, attn_mask=mask, is_causal=is_causal)
+        out = functional.linear(
+            out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
+        )
+        if not batched:
+            return out[0], None
+        return (out if self.batch_first else out.transpose(0, 1)), None
+
+    def _project(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batched: bool
+    ) -> list[torch.Tensor]:
+        """Project to heads (B, H, S, D) each."""
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.dim() != query.dim() or tensor.dim() not in (2, 3):
+                raise ValueError(
+                    "sparse_attn.SparseMultiheadAttention: expected query, key and value with 3 "
+                    f"dimensions, or 2 without batch, got {name} of shape {tuple(tensor.shape)}"
+                )
+        weights = self.in_proj_weight.chunk(3)
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        heads = []
+        for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True):
+            if not batched:
+                tensor = tensor[None]
+            elif not self.batch_first:
+                tensor = tensor.transpose(0, 1)
+            projected = functional.linear(tensor, weight, bias)
+            heads.append(projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2))
+        return heads
+
+    def extra_repr(self) -> str:
+        """Sizes and the pattern."""
+        return f"{self.embed_dim}, {self.num_heads}, layer={self.layer}, {self.policy.pattern}"
+
+
+def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
+    """Replace every ``nn.MultiheadAttention`` of a model, in place.
+
+    Modules are numbered in module order, which makes their number in the policy; they share the
+    parameters of those they replace. Cross attention (``multihead_attn`` of
+    ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") has no common positions
+    of queries and keys: it runs ``Full()`` and is not numbered.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Holds the modules, also in ``nn.TransformerEncoder`` and ``nn.TransformerDecoder``.
+    policy : Policy or Pattern
+        A bare pattern runs in every call, whatever its length.
+
+    Returns
+    -------
+    nn.Module
+        `model`; its twin when it is itself an ``nn.MultiheadAttention``.
+
+    Raises
+    ------
+    ValueError
+        No module to replace, or a policy that does not fit their number.
+    NotImplementedError
+        A module that is not served, by name; the model is then unchanged.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, num_layers=5).eval()
+    >>> model = sa.swap_attention(model, sa.Policy.dense_on_top(sa.Band(16), num_layers=5))
+    """
+    chosen = as_policy(policy)
+    found = [
+        (path, module)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.MultiheadAttention)
+    ]
+    if not found:
+        name = type(model).__name__
+        raise ValueError(f"sparse_attn.swap_attention: expected nn.MultiheadAttention in {name}")
+    layers = {id(module) for path, module in found if not _CROSS.search(path)}
+    chosen.check_layers(len(layers), type(model).__name__)
+    twins: dict[int, SparseMultiheadAttention] = {}
+    number = 0
+    for path, module in found:
+        if id(module) in twins:
+            continue
+        cross = id(module) not in layers
+        try:
+            twin = SparseMultiheadAttention.from_dense(module, Full() if cross else chosen, number)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"sparse_attn.swap_attention: {path}: {error}") from None
+        twins[id(module)] = twin
+        number += not cross
+    if found[0][0] == "":
+        return twins[id(model)]  # type: ignore[return-value]
+    for path, module in found:
+        model.set_submodule(path, twins[id(module)])
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            # Its nested tensors are for the fused path alone.
+            module.use_nested_tensor = False
+    return model
+
+
+def _refuse_extras(
+    owner: str,
+    embed_dim: int,
+    kdim: int | None,
+    vdim: int | None,
+    add_bias_kv: bool,
+    add_zero_attn: bool,
+) -> None:
+    """Refuse options of ``nn.MultiheadAttention`` that the ops do not have, by name."""
+    extras = {
+        "kdim": kdim if kdim not in (None, embed_dim) else None,
+        "vdim": vdim if vdim not in (None, embed_dim) else None,
+        "add_bias_kv": add_bias_kv or None,
+        "add_zero_attn": add_zero_attn or None,
+    }
+    for name, value in extras.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"sparse_attn.{owner}: not served: {name}={value}; keep nn.MultiheadAttention there"
+            )
+
+
+def _attended(
+    name: str, mask: torch.Tensor | None, sizes: tuple[int, int, int, int]
+) -> torch.Tensor | None:
+    """View one of torch's masks in 4 dimensions and in the ops' sense: true is attended."""
+    if mask is None:
+        return None
+    batch, heads, seq_q, seq_kv = sizes
+    shapes = {(seq_q, seq_kv), (batch * heads, seq_q, seq_kv)}
+    if name == "key_padding_mask":
+        shapes = {(batch, seq_kv)} | ({(seq_kv,)} if batch == 1 else set())
+    if tuple(mask.shape) not in shapes or not (
+        mask.dtype == torch.bool or mask.is_floating_point()
+    ):
+        raise ValueError(
+            f"sparse_attn.SparseMultiheadAttention: expected {name} bool or additive of shape "
+            f"{' or '.join(map(str, sorted(shapes, key=len)))}, got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}"
+        )
+    if mask.dim() < 3 and name == "attn_mask":
+        mask = mask[None, None]
+    else:
+        mask = mask.reshape(sizes)
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def _merge(
+    first: torch.Tensor | None, second: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Intersect two masks, bool or additive."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.dtype == second.dtype == torch.bool:
+        return first & second
+    zero = torch.zeros((), dtype=dtype, device=first.device)
+    terms = [
+        torch.where(mask, zero, -torch.inf) if mask.dtype == torch.bool else mask.to(dtype)
+        for mask in (first, second)
+    ]
+    return terms[0] + terms[1]

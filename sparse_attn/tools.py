@@ -1,0 +1,114 @@
+"""Functions beside attention: block selection alone, and merging of partial results."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from . import ops
+from ._checks import check_kind, check_tensor
+from ._common import op_arguments
+from .layout import BlockLayout
+from .patterns import BlockTopK
+
+__all__ = ["merge_states", "select_blocks"]
+
+
+def select_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: BlockTopK,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+) -> BlockLayout:
+    """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
+
+    Parameters
+    ----------
+    query, key : Tensor
+        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``.
+    pattern : BlockTopK
+        Budget, selector and forced blocks.
+    is_causal, scale, key_bounds, query_offset
+        As in the attention functions.
+
+    Returns
+    -------
+    BlockLayout
+        Lists ``(B, Hq, NQ, NKV)`` for `block_sparse_attention`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As the attention functions.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import BlockTopK, select_blocks
+    >>> q, k = torch.randn(2, 1, 2, 256, 16)
+    >>> select_blocks(q, k, BlockTopK(32, budget=3)).counts.unique().tolist()
+    [3]
+    """
+    owner = "select_blocks"
+    check_tensor(owner, "query", query)
+    check_tensor(owner, "key", key)
+    check_kind(owner, "pattern", pattern, BlockTopK, "a BlockTopK")
+    placing = op_arguments(
+        owner,
+        {
+            "is_causal": is_causal,
+            "scale": scale,
+            "key_bounds": key_bounds,
+            "query_offset": query_offset,
+        },
+    )
+    counts, indices = ops.call("select_blocks", query, key, **pattern._arguments(), **placing)
+    block = pattern.block_size
+    return BlockLayout._trusted(counts, indices, block, block, indices.shape[-1])
+
+
+def merge_states(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge two partial results over disjoint keys into the result over both.
+
+    ``lse = ln(exp(lse_a) + exp(lse_b))``, ``out = out_a exp(lse_a - lse) + out_b exp(lse_b -
+    lse)``.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor
+        ``(B, Hq, Sq, D)`` of one dtype.
+    lse_a, lse_b : Tensor
+        float32 ``(B, Hq, Sq)``, natural logarithm; -inf where a part has no keys.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        The output and its lse; zeros and -inf where neither part has keys.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Wrong kinds; shapes, dtypes or devices that do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import fused_attention, merge_states
+    >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+    >>> a = fused_attention(q, k[:, :, :32], v[:, :, :32], return_lse=True)
+    >>> b = fused_attention(q, k[:, :, 32:], v[:, :, 32:], return_lse=True)
+    >>> out, lse = merge_states(*a, *b)
+    >>> torch.allclose(out, fused_attention(q, k, v), atol=1e-6)
+    True
+    """
+    states = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    for name, tensor in states.items():
+        check_tensor("merge_states", name, tensor)
+    return cast(tuple[torch.Tensor, torch.Tensor], ops.call("merge_states", **states))

@@ -1,0 +1,279 @@
+"""Patterns of windows and columns: full, band, dilated, strided.
+
+Each checks the kinds and numbers of its arguments when it is made, says which keys it allows in
+plain torch (the truth that tests and pictures use), and names the op that serves it with the op's
+pattern arguments. Tensors that a pattern carries are checked by the ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+
+from ._checks import LARGE, Integer, check_integer, check_kind, check_window, clamped
+from ._pattern import Pattern
+
+__all__ = ["Band", "Dilated", "Full", "Strided"]
+
+Sides = tuple[int | None, int | None]
+Window = int | Sides
+
+
+def _in_window(offset: torch.Tensor, sides: Sides) -> torch.Tensor:
+    """``-left <= offset <= right``."""
+    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    return (-left <= offset) & (offset <= right)
+
+
+def _taps(position: torch.Tensor, sides: Sides, step: int, end: torch.Tensor) -> torch.Tensor:
+    """Count the keys ``p + t * step`` in [0, end) with t inside `sides`."""
+    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    first = torch.clamp(-(position // step), min=-left)
+    last = torch.clamp((end - 1 - position) // step, max=right)
+    return torch.clamp(last - first + 1, min=0)
+
+
+def _with_columns(
+    columns: torch.Tensor,
+    position: torch.Tensor,
+    sides: Sides,
+    end: torch.Tensor,
+) -> torch.Tensor:
+    """Count the keys in [0, end) of a window and of ascending `columns`, each key once."""
+    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    window_begin = torch.minimum(position - left, end)
+    window_end = torch.minimum(position + right + 1, end)
+    both = torch.searchsorted(columns, torch.maximum(window_end, window_begin))
+    both = both - torch.searchsorted(columns, window_begin)
+    return _taps(position, sides, 1, end) + torch.searchsorted(columns, end) - both
+
+
+@dataclass(frozen=True)
+class Full(Pattern):
+    """Every key: dense attention."""
+
+    _op: ClassVar[str] = "fused"
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Allow everything."""
+        return torch.ones(
+            torch.broadcast_shapes(position.shape, key.shape), dtype=torch.bool, device=key.device
+        )
+
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        return end
+
+
+@dataclass(frozen=True)
+class Band(Pattern):
+    """Sliding window, with sink columns and global tokens (Longformer, Beltagy et al. 2020).
+
+    Parameters
+    ----------
+    window : int or (int or None, int or None)
+        ``(left, right)``: key j is allowed when ``-left <= j - p <= right``. An int w means (w, w),
+        None on a side no limit there.
+    sinks : int
+        Also every key ``j < sinks``, for all rows (StreamingLLM, Xiao et al. 2023).
+    global_tokens : int or Tensor, optional
+        Positions seen by all rows and whose rows see every key: the first g, or an int32 or int64
+        index tensor ``(tokens,)`` in any order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong kind; a negative number.
+
+    Examples
+    --------
+    >>> from sparse_attn import Band
+    >>> Band(2)
+    Band(window=(2, 2), sinks=0, global_tokens=None)
+    >>> Band((None, 0), sinks=4).density(8, 8)
+    0.65625
+    """
+
+    window: Window
+    sinks: int = 0
+    global_tokens: int | torch.Tensor | None = None
+
+    _op: ClassVar[str] = "band"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", check_window("Band", self.window))
+        object.__setattr__(self, "sinks", check_integer("Band", "sinks", self.sinks, 0))
+        tokens = self.global_tokens
+        if tokens is not None and not isinstance(tokens, torch.Tensor):
+            check_kind("Band", "global_tokens", tokens, Integer, "an int or a tensor")
+            tokens = check_integer("Band", "global_tokens", tokens, 0)
+            object.__setattr__(self, "global_tokens", tokens)
+
+    @property
+    def sides(self) -> Sides:
+        """The window's ``(left, right)``, None without a limit."""
+        return cast(Sides, self.window)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Band):
+            return NotImplemented
+        mine, theirs = self.global_tokens, other.global_tokens
+        if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
+            same = mine is theirs
+        else:
+            same = (mine or 0) == (theirs or 0)
+        return same and (self.window, self.sinks) == (other.window, other.sinks)
+
+    def __hash__(self) -> int:
+        tokens = self.global_tokens
+        return hash((self.window, self.sinks, id(tokens) if tokens is not None else None))
+
+    def _arguments(self) -> dict[str, Any]:
+        left, right = self.sides
+        tokens = self.global_tokens
+        scattered = isinstance(tokens, torch.Tensor)
+        return {
+            "left": clamped(left),
+            "right": clamped(right),
+            "sinks": clamped(self.sinks),
+            "num_global": 0 if scattered or tokens is None else clamped(tokens),
+            "global_tokens": tokens if scattered else None,
+        }
+
+    @property
+    def _device(self) -> torch.device | None:
+        tokens = self.global_tokens
+        return tokens.device if isinstance(tokens, torch.Tensor) else None
+
+    def _is_global(self, position: torch.Tensor) -> torch.Tensor:
+        tokens = self.global_tokens
+        if isinstance(tokens, torch.Tensor):
+            return torch.isin(position, tokens.to(position.device)) & (position >= 0)
+        return (position >= 0) & (position < (tokens or 0))
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Allow the window, the sinks, the global columns and every key of global rows."""
+        window = _in_window(key - position, self.sides)
+        return window | (key < self.sinks) | self._is_global(key) | self._is_global(position)
+
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        key = torch.arange(int(end.max()), device=position.device)
+        columns = key[(key < self.sinks) | self._is_global(key)]
+        counts = _with_columns(columns, position, self.sides, end)
+        return torch.where(self._is_global(position), end, counts)
+
+
+@dataclass(frozen=True)
+class Dilated(Pattern):
+    """Every `dilation`-th key of a window (Longformer's dilated sliding window).
+
+    Parameters
+    ----------
+    window : int or (int or None, int or None)
+        ``(left, right)`` in taps: ``j = p + t * dilation`` with ``-left <= t <= right``, so
+        left=4095 with dilation 2 reaches 8190 back. An int w means (w, w), None no limit.
+    dilation : int
+        Distance of neighbouring taps, at least 1.
+    sinks : int
+        Also every key ``j < sinks``, undilated.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong kind; a number out of range.
+
+    Examples
+    --------
+    >>> from sparse_attn import Dilated
+    >>> Dilated((1, 1), 2).mask(5, 5)[2].int().tolist()
+    [1, 0, 1, 0, 1]
+    """
+
+    window: Window
+    dilation: int
+    sinks: int = 0
+
+    _op: ClassVar[str] = "dilated"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", check_window("Dilated", self.window))
+        dilation = check_integer("Dilated", "dilation", self.dilation, 1)
+        object.__setattr__(self, "dilation", dilation)
+        object.__setattr__(self, "sinks", check_integer("Dilated", "sinks", self.sinks, 0))
+
+    @property
+    def sides(self) -> Sides:
+        """The window's ``(left, right)``, None without a limit."""
+        return cast(Sides, self.window)
+
+    def _arguments(self) -> dict[str, Any]:
+        left, right = self.sides
+        return {
+            "left": clamped(left),
+            "right": clamped(right),
+            "dilation": clamped(self.dilation),
+            "sinks": clamped(self.sinks),
+        }
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Allow the taps of the window and the sinks."""
+        offset, step = key - position, min(self.dilation, LARGE)
+        taps = torch.div(offset, step, rounding_mode="floor")
+        tap = (offset % step == 0) & _in_window(taps, self.sides)
+        return tap | (key < self.sinks)
+
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        sinks = torch.clamp(end, max=min(self.sinks, LARGE))
+        step, sides = min(self.dilation, LARGE), self.sides
+        taps = _taps(position, sides, step, end)
+        return taps + sinks - _taps(position, sides, step, sinks)
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """A causal window plus every `stride`-th column (Sparse Transformer, Child et al. 2019).
+
+    Parameters
+    ----------
+    local : int
+        Keys ``0 <= p - j < local`` are allowed, at least 1.
+    stride : int
+        And keys ``j <= p`` with ``j mod stride == stride - 1``, at least 1. Always causal.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong kind; a number below 1.
+
+    Examples
+    --------
+    >>> from sparse_attn import Strided
+    >>> Strided(1, 2).mask(4, 4).int().tolist()
+    [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+    """
+
+    local: int
+    stride: int
+
+    _op: ClassVar[str] = "strided"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "local", check_integer("Strided", "local", self.local, 1))
+        object.__setattr__(self, "stride", check_integer("Strided", "stride", self.stride, 1))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"local": clamped(self.local), "stride": clamped(self.stride)}
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Allow the window and the strided columns up to the diagonal."""
+        stride = min(self.stride, LARGE)
+        back = position - key
+        return (back >= 0) & ((back < self.local) | (key % stride == stride - 1))
+
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        end = torch.minimum(end, torch.clamp(position + 1, min=0))
+        stride = min(self.stride, LARGE)
+        columns = torch.arange(stride - 1, max(stride - 1, int(end.max())), stride)
+        sides = (min(self.local, LARGE) - 1, 0)
+        return _with_columns(columns.to(position.device), position, sides, end)

@@ -1,0 +1,57 @@
+"""The same suite on every device: ``pytest tests --device cuda``.
+
+A test that takes ``engine`` runs once for each engine of the device; ``attend`` calls it and skips
+with the reason where that engine does not serve the case (on the CPU every engine serves all).
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+# Threads that spin between small ops crawl on a machine that others use; read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "portable", "naive")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", choices=list(ENGINES), help="where tensors live")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        metafunc.parametrize("engine", ENGINES[metafunc.config.getoption("--device")])
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    name = request.config.getoption("--device")
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def attend(device: str, engine: str) -> Callable[..., Any]:
+    """Call sparse_attention with the engine under test."""
+
+    def call(pattern: Any, query: Any, key: Any, value: Any, **common: Any) -> Any:
+        try:
+            return sa.sparse_attention(query, key, value, pattern, engine=engine, **common)
+        except NotImplementedError as error:
+            if device == "cpu":
+                raise
+            pytest.skip(str(error))
+
+    return call

@@ -1,0 +1,181 @@
+// The walk of an engine over a case, without any arithmetic: every class, every query tile, every
+// visited tile of keys. It records how often each (query, key) pair is counted, and checks on the
+// way that unmasked tiles are whole, that nothing outside the views is allowed, and that no visited
+// tile is idle. Called by pattern_test.cpp with cases that fit a dense matrix.
+#pragma once
+
+#include <climits>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "dense_case.h"
+
+class TileWalk {
+ public:
+  explicit TileWalk(const Case& problem)
+      : case_(problem),
+        pattern_(problem.pattern()),
+        seen_(problem.seq_q * problem.seq_kv, 0),
+        strays_(0) {}
+
+  /// Walks everything, then compares with the dense truth.
+  void run() {
+    int classes = sparse_attn::imin(pattern_.dilation, case_.seq_q);
+    for (int c = 0; c < classes; ++c) {
+      slice_ =
+          sparse_attn::make_slice(pattern_, c, case_.seq_q, case_.seq_kv, case_.query_offset());
+      for (int r = 0; r < slice_.rows.length; r += case_.tile_q) {
+        walk_query_tile({r, sparse_attn::imin(r + case_.tile_q, slice_.rows.length)});
+      }
+    }
+    CHECK(strays_ == 0, case_.text());
+    CHECK(wrong_pairs() == 0, case_.text() + ", first at " + first_wrong_);
+  }
+
+ private:
+  using Interval = sparse_attn::Interval;
+
+  Interval row_bounds(int i) const {
+    sparse_attn::BoundsView view;
+    view.data = case_.bounds.empty() ? nullptr : case_.bounds.data();
+    view.stride_q = 2;
+    return view.row(0, 0, i, case_.seq_kv);
+  }
+
+  void walk_query_tile(Interval rows) {
+    rows_.clear();
+    query_.clear();
+    sparse_attn::Bounds bounds = sparse_attn::unbounded(case_.seq_kv);
+    for (int r = rows.begin; r < rows.end; ++r) {
+      int i = slice_.rows.at(r);
+      Interval keys = row_bounds(i);
+      if (r == rows.begin) bounds = {keys, keys};
+      bounds.any = {sparse_attn::imin(bounds.any.begin, keys.begin),
+                    sparse_attn::imax(bounds.any.end, keys.end)};
+      bounds.all = sparse_attn::intersect(bounds.all, keys);
+      query_.push_back(i);
+      rows_.push_back(sparse_attn::make_row(pattern_, slice_, r, keys));
+    }
+    tiles_ = sparse_attn::visited_tiles(pattern_, slice_, rows, bounds, case_.tile_kv);
+    CHECK(tiles_.main.begin <= tiles_.full.begin && tiles_.full.begin <= tiles_.full.end &&
+              tiles_.full.end <= tiles_.main.end,
+          case_.text() + ", unmasked tiles within the visited ones");
+    if (pattern_.list.present()) {
+      walk_listed();
+      return;
+    }
+    for (int t = tiles_.main.begin; t < tiles_.main.end; ++t) visit_main(t);
+    for (int t = tiles_.lead_left.begin; t < tiles_.lead_left.end; ++t) visit_lead(t);
+    for (int t = tiles_.lead_right.begin; t < tiles_.lead_right.end; ++t) visit_lead(t);
+    for (int32_t t : case_.global_tiles) {
+      bool visited =
+          tiles_.main.contains(t) || tiles_.lead_left.contains(t) || tiles_.lead_right.contains(t);
+      if (!visited) visit_lead(t);
+    }
+  }
+
+  void visit_main(int tile) {
+    bool unmasked = tiles_.full.contains(tile);
+    bool whole = true;  // every row's window holds the whole tile
+    bool useful = false;
+    for (int v = tile * case_.tile_kv; v < (tile + 1) * case_.tile_kv; ++v) {
+      for (size_t x = 0; x < rows_.size(); ++x) {
+        bool allowed = sparse_attn::allows_main(pattern_, rows_[x], v);
+        CHECK(allowed || !unmasked, case_.text() + ", unmasked tile " + std::to_string(tile));
+        if (allowed) count(query_[x], v < slice_.keys.length ? slice_.keys.at(v) : INT_MAX);
+        useful |= allowed;
+        whole &= rows_[x].keys.contains(v);
+      }
+    }
+    if (case_.bounds.empty()) {
+      CHECK(useful, case_.text() + ", idle tile " + std::to_string(tile));
+    }
+    bool any_global = pattern_.global_count > 0 || pattern_.global_bits != nullptr;
+    if (!any_global) {
+      CHECK(unmasked == whole, case_.text() + ", needless mask on tile " + std::to_string(tile));
+    }
+  }
+
+  void visit_lead(int tile) {
+    bool useful = false;
+    for (int u = tile * case_.tile_kv; u < (tile + 1) * case_.tile_kv; ++u) {
+      for (size_t x = 0; x < rows_.size(); ++x) {
+        if (!sparse_attn::allows_lead(pattern_, slice_, rows_[x], u)) continue;
+        useful = true;
+        count(query_[x], pattern_.lead.at(u));
+      }
+    }
+    // Two cases may idle: a class whose window holds all sinks of a tile, and a tile of scattered
+    // global tokens beyond the causal end.
+    bool may_idle = pattern_.dilation > 1 || pattern_.global_bits != nullptr;
+    if (case_.bounds.empty() && !may_idle) {
+      CHECK(useful, case_.text() + ", idle leading tile " + std::to_string(tile));
+    }
+  }
+
+  /// The union of the lists of the layout rows that the tile touches, with the layout as mask.
+  void walk_listed() {
+    const sparse_attn::BlockList& list = pattern_.list;
+    int first = query_.front() / list.block_q;
+    int last = query_.back() / list.block_q;
+    for (int row = first; row <= last; ++row) {
+      for (int entry = 0; entry < list.count(0, 0, row); ++entry) {
+        int start = list.key_start(0, 0, row, entry);
+        int end = sparse_attn::imin(start + list.block_kv, case_.seq_kv);
+        for (int key = start; key < end; key += case_.tile_kv) {
+          visit_run(row, key, sparse_attn::imin(case_.tile_kv, end - key));
+        }
+      }
+    }
+  }
+
+  void visit_run(int list_row, int key, int length) {
+    Interval main = {tiles_.main.begin * case_.tile_kv, tiles_.main.end * case_.tile_kv};
+    bool visited = key < main.end && key + length > main.begin;
+    bool masked = sparse_attn::needs_mask(tiles_, key, length);
+    bool whole = true;
+    for (int v = key; v < key + length; ++v) {
+      for (size_t x = 0; x < rows_.size(); ++x) {
+        bool allowed = sparse_attn::allows_main(pattern_, rows_[x], v);
+        whole &= allowed;
+        CHECK(visited || !allowed, case_.text() + ", run outside of the visited tiles");
+        if (query_[x] / pattern_.list.block_q == list_row && allowed) count(query_[x], v);
+      }
+    }
+    CHECK(masked == !whole, case_.text() + ", mask of the run at key " + std::to_string(key));
+  }
+
+  void count(int i, int64_t j) {
+    if (j < 0 || j >= case_.seq_kv) {
+      ++strays_;
+    } else {
+      ++seen_[i * case_.seq_kv + j];
+    }
+  }
+
+  int wrong_pairs() {
+    int wrong = 0;
+    for (int i = 0; i < case_.seq_q; ++i) {
+      for (int j = 0; j < case_.seq_kv; ++j) {
+        int counted = seen_[i * case_.seq_kv + j];
+        if (counted == (case_.allowed(i, j) ? 1 : 0)) continue;
+        if (wrong++ == 0) {
+          first_wrong_ = "query " + std::to_string(i) + ", key " + std::to_string(j) +
+                         ", counted " + std::to_string(counted) + " times";
+        }
+      }
+    }
+    return wrong;
+  }
+
+  const Case& case_;
+  sparse_attn::Pattern pattern_;
+  sparse_attn::Slice slice_;
+  sparse_attn::Tiles tiles_;
+  std::vector<sparse_attn::Row> rows_;  // of the query tile
+  std::vector<int> query_;              // their query indices
+  std::vector<int> seen_;               // [seq_q, seq_kv]
+  int strays_;                          // allowed elements outside of the keys
+  std::string first_wrong_;
+};

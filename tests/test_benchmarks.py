@@ -1,0 +1,210 @@
+"""The benchmark harness itself: counts, references, floors and failures."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import crossover, suites, sweeps
+from benchmarks.__main__ import main
+from benchmarks.accuracy import Reference, allowed_rows
+from benchmarks.bars import BARS, Bar, judge
+from benchmarks.cases import Case, Entry, Group, Inputs
+from benchmarks.masks import Band, Blocks, Dilated, Full, Spec, Strided, TopK
+from benchmarks.memory import peak_bytes
+from benchmarks.runner import GroupResult, Row, Runner
+from benchmarks.timing import Timer, interleaved
+
+CPU = torch.device("cpu")
+SMALL = Case(Full(), 96, heads=2, head_dim=16, dtype="float32")
+SPECS: list[tuple[Spec, bool]] = [
+    (Full(), True),
+    (Full(), False),
+    (Band(7, 3), False),
+    (Band(7, 3), True),
+    (Band(None, 0, sinks=3), False),
+    (Band(9, 0, sinks=20), True),
+    (Band(5, 5, global_tokens=11), False),
+    (Band(5, 0, global_tokens=11), True),
+    (Dilated(4, 2, 3), False),
+    (Dilated(4, 2, 3), True),
+    (Strided(5, 8), True),
+    (Blocks(16, 32, 0.4), False),
+    (Blocks(16, 16, 0.3), True),
+    (Blocks(32, 16, 0.3), True),
+    (Blocks(16, 16, 0.5, per_head=False), False),
+]
+
+
+@pytest.mark.parametrize("spec, causal", SPECS, ids=lambda x: getattr(x, "label", str(x)))
+def test_pairs_count_what_the_predicate_allows(spec, causal):
+    case = replace(SMALL, spec=spec, causal=causal)
+    inputs = Inputs(case, CPU)
+    rows = torch.arange(case.rows)
+    allowed = [allowed_rows(case, inputs, 0, head, rows) for head in range(case.heads)]
+    assert inputs.pairs(case) == int(torch.stack(allowed).sum())
+
+
+def test_the_pattern_handed_to_the_package_is_the_one_counted():
+    for spec, causal in SPECS:
+        if not isinstance(spec, Blocks):
+            case = replace(SMALL, spec=spec, causal=causal)
+            theirs = spec.pattern(None).mask(case.rows, case.length, is_causal=causal)
+            mine = allowed_rows(case, Inputs(case, CPU), 0, 0, torch.arange(case.rows))
+            assert torch.equal(theirs, mine), spec.label
+
+
+def test_a_wrong_row_is_found():
+    inputs = Inputs(SMALL, CPU)
+    reference = Reference(SMALL, inputs)
+    out = torch.nn.functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value)
+    assert reference.compare(out).holds
+    out[-1, -1, -1] += 1e-4
+    assert not reference.compare(out).holds
+    out[-1, -1, -1] = torch.nan
+    assert not reference.compare(out).holds
+
+
+def test_topk_leaves_out_rows_without_a_clear_choice():
+    case = replace(SMALL, spec=TopK(4))
+    inputs = Inputs(case, CPU)
+    inputs.key[0, 0] = inputs.key[0, 0, :1]  # every key of the first head scores alike
+    assert [problem.head for problem in Reference(case, inputs).problems] == [1]
+
+
+def _rows(**milliseconds):
+    rows = [
+        Row(name, "ours", {"head_dim": 16}, name, rounds_ms=[ms] * 3, ms=ms, visited_tflops=6 / ms)
+        for name, ms in milliseconds.items()
+    ]
+    return GroupResult("g", "", 0.0, rows)
+
+
+@pytest.mark.parametrize(
+    "measure, at_most, floor, held",
+    [
+        ("speed", False, 1.5, True),
+        ("speed", False, 1.51, True),
+        ("speed", False, 1.54, False),
+        ("cost", True, 0.67, True),
+        ("cost", True, 0.6, False),
+        ("rate", False, 1.5, True),
+        ("pair cost", True, 0.6, False),
+        ("us", True, 2000, True),
+    ],
+)
+def test_a_bar_holds_within_two_percent(measure, at_most, floor, held):
+    bar = Bar("g", "a", measure, floor, floor, "b", at_most)
+    assert [v.held for v in judge([bar], [_rows(a=2.0, b=3.0)], {}, "cpu")] == [held]
+
+
+def test_a_wrong_result_holds_no_bar():
+    group = _rows(a=2.0, b=3.0)
+    group.rows[0].error, group.rows[0].error_limit = 1.0, 0.5
+    assert judge([Bar("g", "a", "speed", 1.0, 1.0, "b")], [group], {}, "cpu")[0].held is False
+
+
+def test_every_bar_finds_its_entries():
+    groups = {g.name: g for suite in suites.SUITES.values() for g in suite()}
+    for bar in BARS:
+        names = [entry.name for entry in groups[bar.group].entries]
+        assert bar.subject in names and (bar.against or bar.subject) in names
+        assert len(set(names)) == len(names)
+
+
+def test_a_failing_peer_is_a_sentence_in_its_row():
+    runner = Runner(
+        CPU, {"tflops/float32": 1.0}, rounds=2, milliseconds=0.1, minutes=1, say=lambda line: None
+    )
+    entries = (
+        Entry("sdpa", SMALL, "sdpa"),
+        Entry("cudnn", SMALL, "cudnn"),
+        Entry("fa3", replace(SMALL, spec=Dilated(2, 2, 2)), "fa3"),
+    )
+    (result,) = runner.run([Group("g", entries)])
+    assert not result.rows[0].failure and len(result.rows[0].rounds_ms) == 2
+    assert all("Error" in row.failure or "Unavailable" in row.failure for row in result.rows[1:])
+
+
+def test_a_spent_budget_is_told():
+    runner = Runner(CPU, {}, rounds=2, milliseconds=0.1, minutes=0, say=lambda line: None)
+    (result,) = runner.run([Group("g", (Entry("sdpa", SMALL, "sdpa"),))])
+    assert result.rows[0].failure.startswith("not run: the time budget")
+
+
+def test_rounds_time_every_call_equally_often():
+    calls: list[str] = []
+    times = interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
+        Timer(CPU),
+        rounds=5,
+        milliseconds=0.0,
+    )
+    assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
+
+
+def test_peak_memory_counts_what_lives_at_one_time():
+    def call():
+        a = torch.empty(1 << 20, dtype=torch.uint8)
+        del a
+        return torch.empty(3 << 20, dtype=torch.uint8)
+
+    assert peak_bytes(call, CPU) == 3 << 20
+
+
+def test_the_crossover_lies_between_losing_and_winning():
+    assert crossover.crossing({1024: 0.5, 4096: 2.0}) == pytest.approx(2048)
+    assert crossover.crossing({1024: 1.5, 4096: 2.0}) == 1024
+    assert crossover.crossing({1024: 0.9, 2048: 1.5, 4096: 0.9}) is None
+
+
+def test_the_policys_length_is_twice_the_reach():
+    assert crossover.policy_length({"variant": "band", "left": 511, "right": 0}) == 1024
+
+
+def test_quick_suite_writes_its_report(tmp_path, capsys):
+    assert (
+        main(
+            [
+                "quick",
+                "--device",
+                "cpu",
+                "--rounds",
+                "2",
+                "--milliseconds",
+                "1",
+                "--output",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
+    found = json.loads(next(tmp_path.glob("quick-*.json")).read_text())
+    rows = [row for group in found["results"] for row in group["rows"]]
+    assert not [row["failure"] for row in rows if row["failure"]]
+    assert {row["case"]["spec"]["variant"] for row in rows} == {
+        "fused",
+        "band",
+        "dilated",
+        "strided",
+        "block_sparse",
+        "topk",
+        "block_topk",
+    }
+    assert found["machine"]["digests"] and found["ceilings"]
+    assert "floors" not in capsys.readouterr().out
+    assert (next(tmp_path.glob("quick-*.md"))).read_text().startswith("# Benchmark suite")
+
+
+def test_every_point_of_the_report_stays_within_its_scale():
+    for scale in (sweeps.GPU, sweeps.CPU):
+        longest = max(
+            e.case.length
+            for g in sweeps.report(scale)
+            for e in g.entries
+            if e.via in ("naive", "math")
+        )
+        assert longest <= scale.longest_materialised
+    assert np.all(np.diff(sweeps.GPU.lengths) > 0)

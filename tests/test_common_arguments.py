@@ -1,0 +1,183 @@
+"""What every pattern takes: masks, bounds, offsets, softcap, sinks, scale, lse and out."""
+
+import pytest
+import torch
+from reference import PATTERNS, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+SHAPE = Shape(2, 4, 2, 34, 67, 64)
+INF = float("inf")
+
+
+def check(attend, device, name, shape=SHAPE, **common):
+    query, key, value = shape.make(device)
+    pattern = PATTERNS[name](shape, device)
+    result = attend(pattern, query, key, value, return_lse=True, **common)
+    assert_close_to_reference(result, query, key, value, pattern, **common)
+
+
+MASK_SHAPES = [
+    (34, 67),
+    (67,),
+    (1, 67),
+    (34, 1),
+    (4, 34, 67),
+    (1, 34, 67),
+    (2, 4, 34, 67),
+    (2, 1, 34, 67),
+    (2, 1, 1, 67),
+    (1, 4, 34, 1),
+    (1, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+def test_masks_of_every_rank(attend, device, shape, kind):
+    keep = torch.rand(shape, device=device) < 0.7
+    mask = keep if kind == "bool" else torch.randn(shape, device=device).masked_fill(~keep, -INF)
+    check(attend, device, "band-sinks", attn_mask=mask)
+    check(attend, device, "full", attn_mask=mask, is_causal=True)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_mask_joins_every_pattern(attend, device, name):
+    mask = torch.randn(2, 1, 34, 67, device=device)
+    mask[mask < -1] = -INF
+    check(attend, device, name, attn_mask=mask, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_mask_in_the_dtype_of_the_query_or_float32(attend, device, dtype):
+    query, key, value = SHAPE.make(device, dtype)
+    for mask_dtype in (dtype, torch.float32):
+        mask = torch.randn(34, 67, device=device).to(mask_dtype)
+        out = attend(sa.Full(), query, key, value, attn_mask=mask)
+        assert_close_to_reference(out, query, key, value, attn_mask=mask)
+
+
+def test_strided_mask(attend, device):
+    mask = torch.randn(67, 34, 2, device=device).permute(2, 1, 0)[:, None]
+    check(attend, device, "full", attn_mask=mask)
+    check(attend, device, "full", attn_mask=(mask > 0).expand(2, 4, 34, 67))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_key_bounds(attend, device, name, heads):
+    low = torch.randint(-3, 20, (2, heads, 34, 1), device=device)
+    bounds = torch.cat([low, low + torch.randint(-2, 60, low.shape, device=device)], -1).int()
+    check(attend, device, name, key_bounds=bounds)
+    check(attend, device, name, key_bounds=bounds, is_causal=True)
+
+
+def test_key_bounds_with_extreme_numbers(attend, device):
+    bounds = torch.tensor([[-(2**31), 2**31 - 1], [2**31 - 1, -(2**31)]], dtype=torch.int32)
+    bounds = bounds.to(device).repeat(2, 1, 17, 1)
+    check(attend, device, "band-globals", key_bounds=bounds)
+    check(attend, device, "dilated-sinks", key_bounds=bounds)
+
+
+@pytest.mark.parametrize("offset", [0, 5, 33, -7, 66, 200, -200, 2**40, -(2**40), 2**70], ids=str)
+@pytest.mark.parametrize(
+    "name", ["band-sinks", "band-globals", "dilated", "strided", "blocks", "topk"]
+)
+def test_query_offset(attend, device, name, offset):
+    check(attend, device, name, query_offset=offset)
+    check(attend, device, name, query_offset=offset, is_causal=True)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_query_offset_of_each_batch_entry(attend, device, name):
+    offsets = torch.tensor([-3, 40], dtype=torch.int32, device=device)
+    check(attend, device, name, query_offset=offsets, is_causal=True)
+
+
+def test_query_offset_of_each_entry_is_the_int(attend, device):
+    query, key, value = SHAPE.make(device)
+    offsets = torch.tensor([5, 21], dtype=torch.int32, device=device)
+    both = attend(sa.Band((9, 2)), query, key, value, query_offset=offsets)
+    for b, offset in enumerate(offsets.tolist()):
+        entry = (tensor[b : b + 1] for tensor in (query, key, value))
+        assert torch.equal(both[b], attend(sa.Band((9, 2)), *entry, query_offset=offset)[0])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_softcap_and_sink_logits(attend, device, name):
+    sinks = torch.randn(4, device=device)
+    check(attend, device, name, softcap=1.5)
+    check(attend, device, name, sink_logits=sinks, is_causal=True)
+    check(attend, device, name, softcap=30.0, sink_logits=3 * sinks, scale=2.0)
+
+
+def test_sink_logits_in_half_precision(attend, device):
+    query, key, value = SHAPE.make(device, torch.bfloat16)
+    sinks = torch.randn(4, device=device).bfloat16()
+    out = attend(sa.Full(), query, key, value, sink_logits=sinks)
+    assert_close_to_reference(out, query, key, value, sink_logits=sinks)
+
+
+def test_infinite_sink_logits(attend, device):
+    query, key, value = SHAPE.make(device)
+    nothing = torch.full((4,), -INF, device=device)
+    plain = attend(sa.Band(9), query, key, value, return_lse=True)
+    out, lse = attend(sa.Band(9), query, key, value, sink_logits=nothing, return_lse=True)
+    torch.testing.assert_close(out, plain[0])
+    assert torch.equal(lse, plain[1])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 3, -0.7], ids=str)
+@pytest.mark.parametrize("name", ["full", "band-sinks", "dilated", "blocks", "topk"])
+def test_scale(attend, device, name, scale):
+    check(attend, device, name, scale=scale)
+
+
+def test_scale_zero_is_uniform_attention(attend, device):
+    query, key, value = SHAPE.make(device)
+    out = attend(sa.Full(), query, key, value, scale=0)
+    mean = value.repeat_interleave(2, 1).mean(2, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out, mean)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_lse_is_extra(attend, device, name):
+    query, key, value = SHAPE.make(device)
+    pattern = PATTERNS[name](SHAPE, device)
+    out, lse = attend(pattern, query, key, value, return_lse=True)
+    assert lse.dtype == torch.float32 and lse.shape == (2, 4, 34)
+    assert torch.equal(out, attend(pattern, query, key, value))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_out_is_filled_and_returned(attend, device, name):
+    query, key, value = SHAPE.make(device)
+    pattern = PATTERNS[name](SHAPE, device)
+    want, want_lse = attend(pattern, query, key, value, return_lse=True)
+    buffer = torch.full((2, 36, 4, 64 + 5), 7.0, device=device)
+    out = buffer[:, 1:35, :, 3:67].transpose(1, 2)
+    assert attend(pattern, query, key, value, out=out) is out
+    assert torch.equal(out, want)
+    out.zero_()
+    result, lse = attend(pattern, query, key, value, out=out, return_lse=True)
+    assert result is out and torch.equal(out, want) and torch.equal(lse, want_lse)
+    out.fill_(7.0)
+    assert (buffer == 7.0).all()
+
+
+def test_all_at_once(attend, device):
+    bounds = torch.stack(
+        [torch.randint(0, 9, (2, 1, 34)), torch.randint(30, 70, (2, 1, 34))], -1
+    ).int()
+    common = {
+        "attn_mask": torch.rand(2, 1, 1, 67, device=device) < 0.8,
+        "is_causal": True,
+        "scale": 0.4,
+        "key_bounds": bounds.to(device),
+        "query_offset": torch.tensor([10, 33], dtype=torch.int32, device=device),
+        "softcap": 5.0,
+        "sink_logits": torch.randn(4, device=device),
+    }
+    for name in PATTERNS:
+        check(attend, device, name, **common)

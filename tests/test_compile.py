@@ -1,0 +1,114 @@
+"""Every function traces whole and dynamic: one graph for all lengths, the same numbers."""
+
+import pytest
+import torch
+from reference import Shape
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import sparse_attn as sa
+
+LENGTHS = ((40, 73), (57, 90), (33, 71))
+
+
+def blocks(query, key, value, **common):
+    num_q, num_kv = -(-query.shape[2] // 16), -(-key.shape[2] // 16)
+    mask = torch.ones(num_q, num_kv, dtype=torch.bool, device=query.device).tril()
+    layout = sa.BlockLayout.from_mask(mask, 16, 16)
+    return sa.block_sparse_attention(query, key, value, layout, **common)
+
+
+def into_out(query, key, value, **common):
+    out = torch.zeros_like(query)
+    sa.band_attention(query, key, value, 5, out=out, **common)
+    return out + 1
+
+
+def bounded(query, key, value, **common):
+    low = torch.arange(query.shape[2], device=query.device, dtype=torch.int32) % 7
+    bounds = torch.stack([low, low + 30], -1).expand(query.shape[0], 1, -1, -1)
+    mask = torch.ones(key.shape[2], device=query.device, dtype=torch.bool)
+    return sa.fused_attention(query, key, value, mask, key_bounds=bounds, **common)
+
+
+def offset(query, key, value, **common):
+    length = key.shape[2] - query.shape[2]
+    offsets = torch.full((query.shape[0],), 3, dtype=torch.int32, device=query.device)
+    early = sa.fused_attention(query, key, value, query_offset=length // 2, **common)
+    return early + sa.fused_attention(query, key, value, query_offset=offsets, **common)
+
+
+def merged(query, key, value, **common):
+    first = sa.fused_attention(query, key, value, return_lse=True, **common)
+    return torch.cat([sa.merge_states(*first, *first)[0], first[0]])
+
+
+FUNCTIONS = {
+    "fused": lambda *t, **c: sa.fused_attention(*t, softcap=3.0, **c),
+    "naive": lambda *t, **c: sa.naive_attention(*t, sa.Band(9, sinks=2), **c),
+    "band": lambda *t, **c: sa.band_attention(*t, (9, 0), sinks=2, global_tokens=1, **c),
+    "dilated": lambda *t, **c: sa.dilated_attention(*t, 3, 4, **c),
+    "strided": lambda *t, **c: sa.strided_attention(*t, 3, 4, **c),
+    "block-sparse": blocks,
+    "topk": lambda *t, **c: sa.topk_attention(*t, 5, **c),
+    "block-topk": lambda *t, **c: sa.block_topk_attention(*t, block_size=16, budget=0.5, **c),
+    "naive-block-topk": lambda *t, **c: sa.naive_attention(*t, sa.BlockTopK(16, 2), **c),
+    "sparse": lambda *t, **c: sa.sparse_attention(*t, sa.Dilated(5, 2), **c),
+    "lse": lambda *t, **c: torch.cat(
+        [x.flatten() for x in sa.fused_attention(*t, return_lse=True, **c)]
+    ),
+    "out": into_out,
+    "bounds-and-mask": bounded,
+    "offset": offset,
+    "merge": merged,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_one_dynamic_graph(device, function):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for Sq, Skv in LENGTHS:
+        tensors = Shape(2, 4, 2, Sq, Skv, 64).make(device)
+        assert torch.equal(compiled(*tensors), function(*tensors))
+    assert counter.frame_count == 1
+    tensors = Shape(2, 4, 2, 33, 71, 64).make(device)
+    assert torch.equal(compiled(*tensors, scale=0.3), function(*tensors, scale=0.3))
+
+
+def test_window_that_changes_compiles_once(device):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(query, key, value, window, dilation):
+        band = sa.band_attention(query, key, value, (window, 0), is_causal=True)
+        return band + sa.dilated_attention(query, key, value, window, dilation)
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    tensors = Shape(1, 2, 1, 40, 50, 64).make(device)
+    for window, dilation in ((3, 2), (5, 3), (9, 7)):
+        assert torch.equal(
+            compiled(*tensors, window, dilation), function(*tensors, window, dilation)
+        )
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ["band", "out", "block-sparse"])
+def test_inductor(device, name):
+    torch._dynamo.reset()
+    compiled = torch.compile(FUNCTIONS[name], fullgraph=True)
+    tensors = Shape(2, 4, 2, 40, 57, 64).make(device)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*tensors), FUNCTIONS[name](*tensors))
+
+
+def test_export(device):
+    class Layer(torch.nn.Module):
+        def forward(self, query, key, value):
+            return sa.band_attention(query, key, value, (9, 0), sinks=2)
+
+    tensors = Shape(1, 2, 1, 40, 57, 64).make(device)
+    program = torch.export.export(Layer(), tensors)
+    assert torch.equal(program.module()(*tensors), Layer()(*tensors))
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert "sparse_attn.band.default" in targets

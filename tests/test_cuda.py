@@ -1,0 +1,201 @@
+"""What only a GPU shows: graphs, streams, devices, malformed lists, forced tile shapes, sizes."""
+
+import pytest
+import torch
+from reference import DTYPES, PATTERNS, Shape, random_layout
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference, math_attention, reference_attention
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+SHAPE = Shape(Sq=200, Skv=260)
+
+
+@pytest.fixture(autouse=True)
+def only_cuda(device):
+    if device != "cuda":
+        pytest.skip("shows what a GPU does: run with --device cuda")
+
+
+def captured(function):
+    """A CUDA graph of a call, and its result; the call runs once before."""
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_graph_replays_on_new_inputs(attend, device, name, dtype):
+    tensors = SHAPE.make(device, dtype)
+    pattern = PATTERNS[name](SHAPE, device)
+    graph, out = captured(lambda: attend(pattern, *tensors, is_causal=True))
+    for tensor in tensors:
+        tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    assert torch.equal(out, attend(pattern, *tensors, is_causal=True))
+
+
+@pytest.mark.parametrize("block", [(16, 16), (64, 64), (128, 128)], ids=str)
+def test_graph_follows_lists_that_change(attend, device, block):
+    tensors = SHAPE.make(device, torch.float16)
+    layout = random_layout(SHAPE.Sq, SHAPE.Skv, *block, device)
+    graph, out = captured(lambda: attend(sa.BlockSparse(layout), *tensors))
+    for density in (0.0, 0.3, 1.0):
+        other = random_layout(SHAPE.Sq, SHAPE.Skv, *block, device, density=density)
+        layout.counts.copy_(other.counts)
+        layout.indices.copy_(other.indices)
+        graph.replay()
+        assert_close_to_reference(out, *tensors, sa.BlockSparse(other))
+
+
+def test_graph_builds_lists_from_a_mask_that_changes(device):
+    tensors = SHAPE.make(device, torch.float16)
+    mask = torch.rand(4, 5, device=device) < 0.5
+
+    def call():
+        return sa.block_sparse_attention(*tensors, sa.BlockLayout.from_mask(mask, 64, 64))
+
+    graph, out = captured(call)
+    mask.logical_not_()
+    graph.replay()
+    assert torch.equal(out, call())
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_streams_do_not_mix(attend, device, name):
+    pattern = PATTERNS[name](SHAPE, device)
+    inputs = [SHAPE.make(device, torch.float16) for _ in range(4)]
+    want = [attend(pattern, *tensors) for tensors in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    got = []
+    for stream, tensors in zip(streams, inputs, strict=True):
+        with torch.cuda.stream(stream):
+            got.append(attend(pattern, *tensors))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", PATTERNS)
+def test_second_device(attend, device, name):
+    first = SHAPE.make("cuda:0", torch.float16)
+    second = [tensor.to("cuda:1") for tensor in first]
+    torch.manual_seed(0)  # for layouts that are drawn
+    pattern = PATTERNS[name](SHAPE, "cuda:0")
+    want = attend(pattern, *first)
+    torch.manual_seed(0)
+    got = attend(PATTERNS[name](SHAPE, "cuda:1"), *second)
+    assert got.device == second[0].device and torch.equal(got.cpu(), want.cpu())
+
+
+BAD = 2**31 - 1
+MALFORMED = {
+    "index-too-large": lambda counts, indices: indices[..., 1].fill_(BAD),
+    "index-negative": lambda counts, indices: indices[..., 1].fill_(-7),
+    "every-index": lambda counts, indices: indices.fill_(-BAD),
+    "count-too-large": lambda counts, indices: counts.fill_(BAD),
+    "count-negative": lambda counts, indices: counts.fill_(-1),
+}
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("block", [(16, 16), (32, 48), (128, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("spoil", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_lists_are_clamped_and_skipped(attend, device, spoil, block):
+    """The good entries of a spoilt list give what they give alone; nothing else is read."""
+    Sq, Skv = 130, 300
+    tensors = Shape(1, 2, 1, Sq, Skv).make(device, torch.float16)
+    num_q, num_kv = -(-Sq // block[0]), -(-Skv // block[1])
+    layout = sa.BlockLayout.from_mask(torch.ones(num_q, num_kv, device=device) > 0, *block)
+    spoil(layout.counts, layout.indices)
+    entries = torch.arange(num_kv, device=device)
+    listed = entries < layout.counts.clamp(0, num_kv)[..., None]
+    good = listed & (layout.indices >= 0) & (layout.indices < num_kv)
+    mask = torch.zeros(num_q, num_kv, dtype=torch.bool, device=device)
+    row, entry = good[0, 0].nonzero(as_tuple=True)
+    mask[row, layout.indices[0, 0, row, entry].long()] = True
+    out = attend(sa.BlockSparse(layout), *tensors)
+    torch.cuda.synchronize()
+    assert_close_to_reference(out, *tensors, sa.BlockSparse(sa.BlockLayout.from_mask(mask, *block)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
+@pytest.mark.parametrize("limit", [64, 99, 163, 227])
+def test_tiles_of_every_shared_memory_limit(monkeypatch, device, limit, head_dim, dtype):
+    monkeypatch.setenv("SPARSE_ATTN_SMEM_LIMIT", str(limit << 10))
+    tensors = Shape(1, 2, 1, 150, 270, head_dim).make(device, dtype)
+    for pattern in (sa.Full(), sa.Band((100, 20), sinks=3), sa.TopK(20)):
+        result = sa.sparse_attention(*tensors, pattern, engine="portable", return_lse=True)
+        assert_close_to_reference(result, *tensors, pattern)
+
+
+LARGE = {
+    "causal": (sa.Full(), True),
+    "band": (sa.Band((700, 0)), True),
+    "band-both-sides": (sa.Band((300, 450), sinks=70), False),
+    "globals": (sa.Band(129, global_tokens=131), False),
+    "dilated": (sa.Dilated((200, 100), 3), False),
+    "strided": (sa.Strided(200, 33), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("pattern, is_causal", LARGE.values(), ids=LARGE)
+def test_many_tiles(attend, device, pattern, is_causal, head_dim, dtype):
+    tensors = Shape(1, 4, 2, 1531, 1703, head_dim).make(device, dtype)
+    result = attend(pattern, *tensors, is_causal=is_causal, return_lse=True)
+    assert_close_to_reference(result, *tensors, pattern, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "block",
+    [(16, 16), (16, 128), (32, 32), (48, 80), (64, 64), (128, 64), (128, 128), (256, 192)],
+    ids=str,
+)
+def test_blocks_of_every_size(attend, device, block, head_dim):
+    tensors = Shape(1, 2, 1, 1000, 1100, head_dim).make(device, torch.bfloat16)
+    for density in (0.1, 0.6):
+        layout = random_layout(1000, 1100, *block, device, 1, 2, density)
+        for is_causal in (False, True):
+            pattern = sa.BlockSparse(layout)
+            result = attend(pattern, *tensors, is_causal=is_causal, return_lse=True)
+            assert_close_to_reference(result, *tensors, pattern, is_causal=is_causal)
+
+
+def test_more_than_two_to_the_31_elements(attend, device):
+    """The last rows of keys that begin past 2^31 elements equal the same rows alone."""
+    head_dim, length, wide = 64, 4096, 1 << 20
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GB of free memory")
+    buffer = torch.empty(length, wide, dtype=torch.float16, device=device)
+    rows = buffer[:, -head_dim:].normal_()[None, None]
+    query = torch.randn(1, 1, 70, head_dim, device=device).half()
+    out = attend(sa.Full(), query, rows, rows)
+    assert torch.equal(out, attend(sa.Full(), query, rows.contiguous(), rows.contiguous()))
+
+
+@pytest.mark.parametrize("topk", [1, 100, 2048])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_topk_of_long_rows(attend, device, engine, topk, dtype):
+    tensors = Shape(1, 2, 1, 150, 5000, 128).make(device, dtype)
+    out = attend(sa.TopK(topk), *tensors, is_causal=True)
+    assert_close_to_reference(out, *tensors, sa.TopK(topk), is_causal=True, engine=engine)
+
+
+def test_error_of_long_sums(attend, device):
+    """float32 stays float32 where 16K keys are summed."""
+    tensors = Shape(1, 1, 1, 64, 16384, 64).make(device, torch.float32)
+    out = attend(sa.Full(), *tensors)
+    want = reference_attention(*tensors)[0]
+    math = math_attention(*tensors).double()
+    limit = 2 * (math - want).abs().max() + 2.0**-20 * want.abs().max()
+    assert (out.double() - want).abs().max() <= limit

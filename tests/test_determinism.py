@@ -1,0 +1,69 @@
+"""Same inputs, same bits; a row's bits depend on its own batch entry and head alone."""
+
+import pytest
+import torch
+from reference import DTYPES, PATTERNS, Shape, random_layout
+
+import sparse_attn as sa
+
+SHAPE = Shape(3, 4, 2, 130, 197, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_same_bits_twice(attend, device, name, dtype):
+    query, key, value = SHAPE.make(device, dtype)
+    pattern = PATTERNS[name](SHAPE, device)
+    first = attend(pattern, query, key, value, is_causal=True, return_lse=True)
+    again = attend(pattern, query, key, value, is_causal=True, return_lse=True)
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+def alone(pattern, b, h):
+    """The pattern of one batch entry and head."""
+    if not isinstance(pattern, sa.BlockSparse) or pattern.layout.counts.shape[0] == 1:
+        return pattern
+    return sa.BlockSparse(
+        sa.BlockLayout.from_mask(
+            pattern.layout.to_mask()[b, h], pattern.layout.block_q, pattern.layout.block_kv
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
+    query, key, value = SHAPE.make(device, dtype)
+    pattern = PATTERNS[name](SHAPE, device)
+    out, lse = attend(pattern, query, key, value, is_causal=True, return_lse=True)
+    for b, h in ((0, 0), (2, 3)):
+        kv = slice(h // 2, h // 2 + 1)
+        own = (query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv])
+        one = attend(alone(pattern, b, h), *own, is_causal=True, return_lse=True)
+        assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
+
+
+def test_bits_do_not_depend_on_memory_layout(attend, device):
+    shape = Shape(2, 2, 2, 90, 90, 64)
+    query, key, value = shape.make(device, memory="gaps")
+    layout = sa.BlockSparse(random_layout(90, 90, 16, 16, device))
+    for pattern in (sa.Full(), sa.Band(30, sinks=3), sa.Dilated(9, 3), layout, sa.TopK(9)):
+        strided = attend(pattern, query, key, value)
+        dense = attend(pattern, query.contiguous(), key.contiguous(), value.contiguous())
+        assert torch.equal(strided, dense)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(attend, device):
+    if device != "cpu":
+        pytest.skip("threads are the CPU's")
+    query, key, value = SHAPE.make(device)
+    threads = torch.get_num_threads()
+    for name in PATTERNS:
+        pattern = PATTERNS[name](SHAPE, device)
+        out = attend(pattern, query, key, value)
+        try:
+            torch.set_num_threads(1 if threads > 1 else 2)
+            other = attend(pattern, query, key, value)
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(out, other), name

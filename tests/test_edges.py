@@ -1,0 +1,119 @@
+"""Sizes of zero and one, rows without keys, and values that must never matter."""
+
+import pytest
+import torch
+from reference import PATTERNS, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+ZERO_SIZES = {
+    "no-batch": Shape(0, 2, 1, 5, 7, 16),
+    "no-heads": Shape(2, 0, 0, 5, 7, 16),
+    "no-queries": Shape(2, 2, 1, 0, 7, 16),
+    "no-keys": Shape(2, 2, 1, 5, 0, 16),
+    "nothing": Shape(0, 0, 0, 0, 0, 16),
+}
+
+
+@pytest.mark.parametrize("shape", ZERO_SIZES.values(), ids=ZERO_SIZES)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_sizes_of_zero(attend, device, name, shape):
+    query, key, value = shape.make(device)
+    pattern = PATTERNS[name](shape, device)
+    out, lse = attend(pattern, query, key, value, return_lse=True, is_causal=True)
+    assert out.shape == query.shape and lse.shape == query.shape[:3]
+    assert (out == 0).all() and (lse == -torch.inf).all()
+    buffer = torch.full_like(query, torch.nan)
+    assert attend(pattern, query, key, value, out=buffer) is buffer and (buffer == 0).all()
+
+
+@pytest.mark.parametrize("Sq, Skv", [(1, 1), (1, 2), (2, 1), (17, 1)])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_single_keys_and_queries(attend, device, name, Sq, Skv):
+    shape = Shape(1, 1, 1, Sq, Skv, 64)
+    query, key, value = shape.make(device)
+    pattern = PATTERNS[name](shape, device)
+    result = attend(pattern, query, key, value, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, query, key, value, pattern, is_causal=True)
+
+
+EMPTY = {
+    "bounds": {"key_bounds": torch.tensor([40, 40]).int().expand(2, 1, 34, 2)},
+    "inverted-bounds": {"key_bounds": torch.tensor([50, 3]).int().expand(2, 1, 34, 2)},
+    "bool-mask": {"attn_mask": torch.zeros(34, 67).bool()},
+    "additive-mask": {"attn_mask": torch.full((34, 67), -torch.inf)},
+    "before-the-keys": {"is_causal": True, "query_offset": -1000},
+}
+
+
+@pytest.mark.parametrize("common", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_rows_without_keys_are_zero(attend, device, name, common):
+    shape = Shape(2, 2, 1, 34, 67, 64)
+    query, key, value = shape.make(device)
+    common = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in common.items()
+    }
+    for sink_logits in (None, torch.ones(2, device=device)):
+        out, lse = attend(
+            PATTERNS[name](shape, device),
+            query,
+            key,
+            value,
+            return_lse=True,
+            sink_logits=sink_logits,
+            **common,
+        )
+        assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+def test_some_rows_without_keys(attend, device):
+    query, key, value = Shape(1, 2, 1, 130, 65, 64).make(device)
+    layout = sa.BlockLayout(
+        torch.tensor([1, 0, 2, 0, 1], device=device),
+        torch.tensor([[3, 0], [0, 0], [1, 4], [0, 0], [2, 0]], device=device),
+        32,
+        16,
+        5,
+    )
+    for pattern in (sa.BlockSparse(layout), sa.Band((3, 0)), sa.Dilated((2, 0), 5)):
+        result = attend(pattern, query, key, value, return_lse=True, is_causal=True)
+        assert torch.isinf(result[1]).any()
+        assert_close_to_reference(result, query, key, value, pattern, is_causal=True)
+
+
+@pytest.mark.parametrize("bits", [torch.nan, torch.inf], ids=["nan", "inf"])
+def test_keys_in_tiles_that_nothing_visits_never_matter(attend, device, engine, bits):
+    if engine == "naive":
+        pytest.skip("the naive engine's tile is the whole row")
+    query, key, value = Shape(1, 2, 1, 64, 1024, 64).make(device)
+    pattern = sa.Band((63, 0))
+    want = attend(pattern, query, key, value)
+    key[:, :, :512] = bits
+    value[:, :, :512] = bits
+    assert torch.equal(attend(pattern, query, key, value), want)
+    block = torch.zeros(1, 8, dtype=torch.bool, device=device)
+    block[0, 7] = True
+    listed = sa.BlockSparse(sa.BlockLayout.from_mask(block, 64, 128))
+    assert torch.isfinite(attend(listed, query, key, value)).all()
+
+
+def test_large_scores_stay_finite(attend, device):
+    query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device)
+    result = attend(sa.Band(20), 100 * query, 100 * key, value, return_lse=True)
+    assert_close_to_reference(result, 100 * query, 100 * key, value, sa.Band(20))
+
+
+def test_windows_beyond_32_bits_are_simply_large(attend, device):
+    query, key, value = Shape(1, 2, 2, 40, 40, 64).make(device)
+    for large in (2**31 - 1, 2**31, 2**40, 2**63, 2**70):
+        full = attend(sa.Full(), query, key, value, is_causal=True)
+        assert torch.equal(attend(sa.Band((large, 0)), query, key, value), full)
+        sinks = attend(sa.Band(0, sinks=large), query, key, value, is_causal=True)
+        torch.testing.assert_close(sinks, full)
+        own = attend(sa.Band(0), query, key, value)
+        torch.testing.assert_close(attend(sa.Dilated(large, large), query, key, value), own)
+        torch.testing.assert_close(attend(sa.Strided(1, large), query, key, value), own)
+        torch.testing.assert_close(attend(sa.TopK(large), query, key, value, is_causal=True), full)

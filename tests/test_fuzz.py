@@ -1,0 +1,103 @@
+"""Property test: any pattern, shape, strides, dtype and common arguments against the reference."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import DTYPES, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+sides = st.one_of(st.none(), st.integers(0, 70), st.just(2**33))
+few = st.integers(0, 9)
+
+
+@st.composite
+def shapes(draw):
+    heads_kv, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    lengths = st.one_of(st.integers(1, 100), st.sampled_from([0, 1, 16, 63, 64, 65, 128, 129]))
+    head_dim = draw(st.sampled_from([8, 16, 24, 40, 64, 72, 128]))
+    batch = draw(st.integers(1, 2))
+    return Shape(batch, heads_kv * group, heads_kv, draw(lengths), draw(lengths), head_dim)
+
+
+@st.composite
+def patterns(draw, shape, device):
+    window = (draw(sides), draw(sides))
+    kind = draw(
+        st.sampled_from(["full", "band", "tokens", "dilated", "strided", "list", "k", "blocks"])
+    )
+    if kind == "band":
+        return sa.Band(window, draw(few), draw(st.one_of(st.none(), few)))
+    if kind == "tokens":
+        tokens = draw(st.lists(st.integers(0, max(shape.Skv - 1, 0)), max_size=4))
+        return sa.Band(window, draw(few), torch.tensor(tokens, dtype=torch.int32, device=device))
+    if kind == "dilated":
+        return sa.Dilated(window, draw(st.one_of(st.integers(1, 9), st.just(1000))), draw(few))
+    if kind == "strided":
+        return sa.Strided(draw(st.integers(1, 40)), draw(st.integers(1, 40)))
+    if kind == "list":
+        block_q, block_kv = (draw(st.sampled_from([16, 32, 48, 64, 128])) for _ in range(2))
+        batch, heads = draw(st.sampled_from([1, shape.B])), draw(st.sampled_from([1, shape.Hq]))
+        blocks = (batch, heads, -(-shape.Sq // block_q), -(-shape.Skv // block_kv))
+        mask = torch.rand(blocks) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+        return sa.BlockSparse(sa.BlockLayout.from_mask(mask.to(device), block_q, block_kv))
+    if kind == "k":
+        return sa.TopK(draw(st.integers(1, 110)))
+    if kind == "blocks":
+        budget = draw(st.sampled_from([0.1, 0.5, 1.0, 1, 3]))
+        return sa.BlockTopK(draw(st.sampled_from([16, 32, 64])), budget, sink_blocks=draw(few) // 4)
+    return sa.Full()
+
+
+@st.composite
+def masks(draw, shape, device, dtype):
+    size = (shape.B, shape.Hq, shape.Sq, shape.Skv)
+    size = tuple(draw(st.sampled_from([1, n])) for n in size)[draw(st.integers(0, 3)) :]
+    keep = torch.rand(size, device=device) < 0.8
+    if draw(st.booleans()):
+        return keep
+    mask = torch.randn(size, device=device).masked_fill(~keep, -torch.inf)
+    return mask.to(draw(st.sampled_from([torch.float32, dtype])))
+
+
+@st.composite
+def commons(draw, shape, device, dtype):
+    common = {"is_causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        common["attn_mask"] = draw(masks(shape, device, dtype))
+    if draw(st.booleans()):
+        size = (shape.B, draw(st.sampled_from([1, shape.Hq])), shape.Sq)
+        ends = [torch.randint(-5, shape.Skv + 5, size) for _ in range(2)]
+        common["key_bounds"] = torch.stack(ends, -1).sort(-1).values.int().to(device)
+    offset = draw(st.sampled_from(["none", "int", "tensor"]))
+    if offset == "int":
+        common["query_offset"] = draw(st.integers(-150, 150))
+    elif offset == "tensor":
+        offsets = torch.randint(-50, 150, (shape.B,), dtype=torch.int32)
+        common["query_offset"] = offsets.to(device)
+    common["scale"] = draw(st.sampled_from([None, 0.5, 0.0, -0.2]))
+    common["softcap"] = draw(st.sampled_from([0.0, 0.0, 2.0, 50.0]))
+    if draw(st.booleans()):
+        common["sink_logits"] = torch.randn(shape.Hq, device=device)
+    return common
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@given(data=st.data())
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_fuzz(attend, device, dtype, data):
+    torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
+    shape = data.draw(shapes(), label="shape")
+    memory = data.draw(st.sampled_from(["contiguous", "transposed", "gaps"]), label="memory")
+    query, key, value = shape.make(device, dtype, memory)
+    pattern = data.draw(patterns(shape, device), label="pattern")
+    common = data.draw(commons(shape, device, dtype), label="common")
+    result = attend(pattern, query, key, value, return_lse=True, **common)
+    assert_close_to_reference(result, query, key, value, pattern, **common)

@@ -1,0 +1,64 @@
+"""merge_states: partial results over disjoint keys give the result over all keys."""
+
+import pytest
+import torch
+from reference import DTYPES, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cut", [0, 1, 40, 97])
+def test_two_parts_are_the_whole(device, dtype, cut):
+    query, key, value = Shape(2, 4, 2, 33, 97, 64).make(device, dtype)
+    parts = [
+        sa.fused_attention(query, key[:, :, keys], value[:, :, keys], return_lse=True)
+        for keys in (slice(0, cut), slice(cut, 97))
+    ]
+    out, lse = sa.merge_states(*parts[0], *parts[1])
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    if dtype == torch.float32:
+        assert_close_to_reference((out, lse), query, key, value)
+    want, want_lse = sa.fused_attention(query, key, value, return_lse=True)
+    torch.testing.assert_close(lse, want_lse)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(out, want, atol=4 * eps, rtol=4 * eps)
+
+
+def test_parts_without_keys(device):
+    query, key, value = Shape(1, 2, 1, 5, 9, 64).make(device)
+    some = sa.fused_attention(query, key, value, return_lse=True)
+    none = (torch.zeros_like(some[0]), torch.full_like(some[1], -torch.inf))
+    for merged in (sa.merge_states(*some, *none), sa.merge_states(*none, *some)):
+        assert torch.equal(merged[0], some[0]) and torch.equal(merged[1], some[1])
+    out, lse = sa.merge_states(*none, *none)
+    assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+def test_lse_far_apart(device):
+    out = torch.ones(1, 1, 2, 8, device=device)
+    low, high = (
+        torch.full((1, 1, 2), -3e4, device=device),
+        torch.full((1, 1, 2), 3e4, device=device),
+    )
+    merged, lse = sa.merge_states(out, low, 2 * out, high)
+    assert torch.equal(merged, 2 * out) and torch.equal(lse, high)
+
+
+@pytest.mark.parametrize("memory", ["transposed", "gaps"])
+def test_strides(device, memory):
+    a, _, b = Shape(2, 2, 2, 9, 9, 16).make(device, memory=memory)
+    lse_a, lse_b = torch.randn(2, 2, 9, 2, device=device).unbind(-1)
+    merged = sa.merge_states(a, lse_a, b, lse_b)
+    dense = sa.merge_states(*(tensor.contiguous() for tensor in (a, lse_a, b, lse_b)))
+    assert torch.equal(merged[0], dense[0]) and torch.equal(merged[1], dense[1])
+
+
+def test_merge_out(device):
+    a, _, b = Shape(2, 2, 2, 9, 9, 16).make(device)
+    lse_a, lse_b = torch.randn(2, 2, 2, 9, device=device)
+    out, lse = torch.empty(2, 9, 2, 16, device=device).transpose(1, 2), torch.empty_like(lse_a)
+    torch.ops.sparse_attn.merge_states_out(a, lse_a, b, lse_b, out=out, lse=lse)
+    want, want_lse = sa.merge_states(a, lse_a, b, lse_b)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)

@@ -1,0 +1,142 @@
+"""The registered ops: their names, schemas, fakes, autograd, and what a straight call raises."""
+
+import pytest
+import torch
+from reference import PATTERNS, Shape
+
+import sparse_attn as sa
+from sparse_attn.ops import ATTENTION_OPS, TOOL_OPS
+
+OPS = torch.ops.sparse_attn
+COMMON = {
+    "attn_mask",
+    "is_causal",
+    "scale",
+    "key_bounds",
+    "query_offset",
+    "query_offsets",
+    "softcap",
+    "sink_logits",
+    "engine",
+}
+
+
+def call_of(name, device):
+    """An op's name and arguments, for each pattern."""
+    shape = Shape(1, 2, 1, 20, 37, 64)
+    tensors = shape.make(device)
+    pattern = PATTERNS[name](shape, device)
+    return pattern._op, tensors, pattern._arguments()
+
+
+def test_names_are_what_is_registered():
+    registered = {
+        schema.name.removeprefix("sparse_attn::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("sparse_attn::")
+    }
+    twins = {f"{name}_out" for name in (*ATTENTION_OPS, "merge_states")}
+    assert registered == {*ATTENTION_OPS, *TOOL_OPS, *twins}
+
+
+@pytest.mark.parametrize("name", ATTENTION_OPS)
+def test_schemas_share_the_common_arguments(name):
+    schema = getattr(OPS, name).default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert names[:3] == ["query", "key", "value"] and set(names[-10:]) == {*COMMON, "return_lse"}
+    assert [value.name for value in schema.returns] == ["out", "lse"] and not schema.is_mutable
+    twin = getattr(OPS, f"{name}_out").default._schema
+    names.remove("return_lse")
+    assert [argument.name for argument in twin.arguments] == [*names, "out", "lse"]
+    assert twin.is_mutable and not twin.returns
+
+
+@pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_opcheck(device, name, return_lse):
+    op, tensors, arguments = call_of(name, device)
+    arguments = dict(arguments, is_causal=True, return_lse=return_lse)
+    torch.library.opcheck(getattr(OPS, op).default, tensors, arguments)
+
+
+@pytest.mark.parametrize("with_lse", [False, True], ids=["out", "lse"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_opcheck_of_the_out_twin(device, name, with_lse):
+    op, tensors, arguments = call_of(name, device)
+    out = torch.empty_like(tensors[0])
+    lse = torch.empty(out.shape[:3], device=device) if with_lse else None
+    torch.library.opcheck(
+        getattr(OPS, f"{op}_out").default, tensors, dict(arguments, out=out, lse=lse)
+    )
+
+
+def test_opcheck_of_naive_and_tools(device):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    window = {"left": 3, "right": 0, "sinks": 1}
+    torch.library.opcheck(OPS.naive.default, (query, key, value), window)
+    out = torch.empty_like(query)
+    torch.library.opcheck(OPS.naive_out.default, (query, key, value), dict(window, out=out))
+    selection = {"block_size": 16, "budget_count": 2, "is_causal": True}
+    torch.library.opcheck(OPS.select_blocks.default, (query, key), selection)
+    mask = torch.rand(2, 3, 4, device=device) < 0.5
+    torch.library.opcheck(OPS.list_from_mask.default, (mask,))
+    out, lse = OPS.fused(query, key, value, return_lse=True)
+    torch.library.opcheck(OPS.merge_states.default, (out, lse, out, lse))
+    outputs = {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}
+    torch.library.opcheck(OPS.merge_states_out.default, (out, lse, out, lse), outputs)
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "transposed", "gaps"])
+def test_fakes_have_the_strides_of_the_kernels(device, memory):
+    query, key, value = Shape(2, 4, 2, 9, 9, 64).make(device, memory=memory)
+    real = OPS.fused(query, key, value, return_lse=True)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = OPS.fused(*map(mode.from_tensor, (query, key, value)), return_lse=True)
+    for kernel, shape in zip(real, fake, strict=True):
+        assert kernel.shape == shape.shape and kernel.stride() == shape.stride()
+        assert kernel.dtype == shape.dtype
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_backward_raises_one_sentence(device, name):
+    op, (query, key, value), arguments = call_of(name, device)
+    query.requires_grad_()
+    out, lse = getattr(OPS, op)(query, key, value, **arguments, return_lse=True)
+    assert out.requires_grad
+    with pytest.raises(
+        RuntimeError, match=f"^sparse_attn::{op}: expected inference.*backward"
+    ) as e:
+        out.sum().backward()
+    assert "\n" not in str(e.value)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            again, _ = getattr(OPS, op)(query, key, value, **arguments)
+        assert not again.requires_grad and torch.equal(again, out)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_out_is_refused_in_grad_mode(device, name):
+    op, (query, key, value), arguments = call_of(name, device)
+    twin = getattr(OPS, f"{op}_out")
+    out = torch.empty_like(query)
+    value.requires_grad_()
+    with pytest.raises(RuntimeError, match=f"^sparse_attn::{op}: .*got value that requires grad"):
+        twin(query, key, value, **arguments, out=out)
+    pattern = PATTERNS[name](Shape(1, 2, 1, 20, 37, 64), device)
+    with pytest.raises(ValueError, match="expected out= under torch.no_grad"):
+        sa.sparse_attention(query, key, value, pattern, out=out)
+    with torch.no_grad():
+        assert sa.sparse_attention(query, key, value, pattern, out=out) is out
+    with torch.inference_mode():
+        twin(query, key, value, **arguments, out=out)
+    want = sa.sparse_attention(query, key, value.detach(), pattern)
+    if not isinstance(pattern, sa.BlockSparse):
+        assert torch.equal(out, want)
+
+
+def test_straight_calls_raise_runtime_errors(device):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::band: expected window's left side"):
+        OPS.band(query, key, value, left=-1)
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::block_topk: not served: .*minmax"):
+        OPS.block_topk(query, key, value, budget_count=1, selector="minmax")

@@ -1,0 +1,58 @@
+"""The C++ tests (``tests/cpp/*_test.cpp``), built as a user would and with sanitizers."""
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "tests" / "cpp"
+WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc'}"]
+BUILDS = {
+    "optimised": ["-O2"],
+    "sanitized": ["-O1", "-fsanitize=undefined,address", "-fno-sanitize-recover=all"],
+}
+
+
+def compiler() -> str:
+    """Return a C++ compiler, or skip: CXX, the one Python was built with, the system's own."""
+    named = [os.environ.get("CXX"), sysconfig.get_config_var("CXX"), "c++", "g++", "clang++"]
+    for name in filter(None, named):
+        path = shutil.which(name.split()[0])
+        if path is not None:
+            return path
+    pytest.skip("no C++ compiler found")
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", sorted(path.stem for path in SOURCES.glob("*_test.cpp")))
+def test_cpp(name: str, build: str, tmp_path: Path) -> None:
+    binary = tmp_path / name
+    empty = tmp_path / "empty.cpp"
+    empty.write_text("int main() {}\n")
+    if run([compiler(), *BUILDS[build], str(empty), "-o", str(binary)]).returncode != 0:
+        pytest.skip(f"the compiler cannot link a {build} program")
+    source = str(SOURCES / f"{name}.cpp")
+    built = run([compiler(), *WARNINGS, *BUILDS[build], source, "-o", str(binary)])
+    assert built.returncode == 0, built.stderr
+    tested = run([str(binary)])
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert re.search(r"^[1-9]\d* passed, 0 failed$", tested.stdout, re.MULTILINE), tested.stdout
+
+
+def test_pattern_compiles_for_the_device(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc not found")
+    flags = ["-std=c++17", "-ptx", "-arch=compute_80", "-Werror", "all-warnings"]
+    source = str(SOURCES / "pattern_kernel.cu")
+    built = run([nvcc, *flags, f"-I{ROOT / 'csrc'}", source, "-o", str(tmp_path / "kernel.ptx")])
+    assert built.returncode == 0, built.stderr

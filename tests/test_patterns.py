@@ -1,0 +1,193 @@
+"""Masks against the definitions pair by pair; density, pictures, and what patterns refuse."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+INF = 10**9
+
+
+def pairs(allowed, Sq, Skv, is_causal):
+    """The mask of a definition allowed(i, p, j)."""
+    rows = []
+    for i in range(Sq):
+        p = i + Skv - Sq
+        rows.append([allowed(i, p, j) and (j <= p or not is_causal) for j in range(Skv)])
+    return torch.tensor(rows).reshape(Sq, Skv).bool()
+
+
+LAYOUT = torch.tensor([[1, 0, 1], [0, 1, 0]]).bool()
+
+DEFINITIONS = {
+    "full": (sa.Full(), lambda i, p, j: True),
+    "band-int": (sa.Band(3), lambda i, p, j: -3 <= j - p <= 3),
+    "band-pair": (sa.Band((4, 1)), lambda i, p, j: -4 <= j - p <= 1),
+    "band-zero": (sa.Band(0), lambda i, p, j: j == p),
+    "band-unlimited-left": (sa.Band((None, 2)), lambda i, p, j: j - p <= 2),
+    "band-unlimited": (sa.Band((None, None)), lambda i, p, j: True),
+    "band-large": (sa.Band((2**40, 2**80)), lambda i, p, j: True),
+    "band-sinks": (sa.Band((2, 0), sinks=3), lambda i, p, j: -2 <= j - p <= 0 or j < 3),
+    "band-first-globals": (
+        sa.Band(1, global_tokens=2),
+        lambda i, p, j: abs(j - p) <= 1 or j < 2 or 0 <= p < 2,
+    ),
+    "band-scattered-globals": (
+        sa.Band(1, sinks=1, global_tokens=torch.tensor([7, 4])),
+        lambda i, p, j: abs(j - p) <= 1 or j < 1 or j in (4, 7) or p in (4, 7),
+    ),
+    "dilated": (
+        sa.Dilated((2, 1), 3),
+        lambda i, p, j: (j - p) % 3 == 0 and -2 <= (j - p) // 3 <= 1,
+    ),
+    "dilated-sinks": (
+        sa.Dilated((None, 0), 2, sinks=3),
+        lambda i, p, j: ((j - p) % 2 == 0 and j <= p) or j < 3,
+    ),
+    "dilated-beyond": (sa.Dilated(5, 2**40), lambda i, p, j: j == p),
+    "strided": (
+        sa.Strided(3, 4),
+        lambda i, p, j: 0 <= p - j < 3 or (j % 4 == 3 and j <= p),
+    ),
+    "strided-all": (sa.Strided(1, 1), lambda i, p, j: j <= p),
+}
+LENGTHS = [(12, 12), (5, 17), (17, 5), (1, 9), (9, 1), (0, 4), (4, 0)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("Sq, Skv", LENGTHS, ids=lambda n: str(n))
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_mask_and_density_follow_the_definition(name, Sq, Skv, is_causal):
+    pattern, allowed = DEFINITIONS[name]
+    want = pairs(allowed, Sq, Skv, is_causal)
+    assert torch.equal(pattern.mask(Sq, Skv, is_causal), want)
+    share = want.double().mean().item() if want.numel() else 0.0
+    assert pattern.density(Sq, Skv, is_causal) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("Sq, Skv", [(32, 48), (20, 40), (17, 33)])
+def test_layout_mask_goes_by_row_index(Sq, Skv, is_causal):
+    pattern = sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16))
+    want = pairs(lambda i, p, j: bool(LAYOUT[i // 16, j // 16]), Sq, Skv, is_causal)
+    mask = pattern.mask(Sq, Skv, is_causal)
+    assert mask.shape == (1, 1, Sq, Skv)
+    assert torch.equal(mask[0, 0], want)
+    assert pattern.density(Sq, Skv, is_causal) == pytest.approx(want.double().mean().item())
+
+
+def test_layout_mask_has_batch_and_heads():
+    blocks = torch.rand(2, 3, 4, 5) < 0.5
+    pattern = sa.BlockSparse(sa.BlockLayout.from_mask(blocks, 16, 16))
+    mask = pattern.mask(64, 80)
+    assert torch.equal(mask, blocks.repeat_interleave(16, 2).repeat_interleave(16, 3))
+    assert pattern.density(64, 80) == pytest.approx(blocks.double().mean().item())
+
+
+def test_layout_of_other_lengths_is_refused():
+    pattern = sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16))
+    with pytest.raises(ValueError, match="expected a layout of 3x3 blocks .* got 2x3"):
+        pattern.mask(33, 48)
+
+
+@pytest.mark.parametrize("pattern", [sa.TopK(3), sa.BlockTopK(16)], ids=["topk", "block-topk"])
+def test_data_dependent_patterns_have_no_mask(pattern):
+    with pytest.raises(NotImplementedError, match="no mask without data"):
+        pattern.mask(8, 8)
+    with pytest.raises(NotImplementedError, match="no mask without data"):
+        pattern.plot(8, 8)
+
+
+def test_topk_density_counts_rows_with_fewer_keys():
+    assert sa.TopK(3).density(4, 4, is_causal=True) == (1 + 2 + 3 + 3) / 16
+    with pytest.raises(NotImplementedError, match="no density without data"):
+        sa.BlockTopK(16).density(64, 64)
+
+
+def test_density_of_long_lengths_needs_no_dense_mask():
+    length = 2**20
+    assert sa.Band((4095, 0)).density(length, length) == pytest.approx(4096 / length, rel=0.01)
+    assert sa.Full().density(length, length, is_causal=True) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_plot_returns_axes():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    for pattern in (sa.Band(3, sinks=1), sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16))):
+        axes = pattern.plot(32, 48, is_causal=True)
+        assert isinstance(axes, matplotlib.axes.Axes)
+        mask = pattern.mask(32, 48, is_causal=True)
+        shown = torch.as_tensor(axes.images[0].get_array().astype(int))
+        assert torch.equal(shown, mask.reshape(32, 48).to(shown.dtype))
+        assert pattern.plot(8 * 4, 48, ax=axes) is axes
+
+
+def test_patterns_are_frozen_values():
+    assert sa.Band(3) == sa.Band((3, 3)) != sa.Band((3, None))
+    assert hash(sa.Dilated(3, 2)) == hash(sa.Dilated((3, 3), 2))
+    tokens = torch.tensor([1, 2])
+    assert sa.Band(3, global_tokens=tokens) == sa.Band(3, global_tokens=tokens) != sa.Band(3)
+    assert sa.Band(3, global_tokens=tokens) != sa.Band(3, global_tokens=tokens.clone())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sa.Band(3).sinks = 4
+
+
+def test_patterns_print_themselves():
+    assert repr(sa.Band((7, None))) == "Band(window=(7, None), sinks=0, global_tokens=None)"
+    assert repr(sa.TopK(4)) == "TopK(k=4)"
+    layout = sa.BlockLayout.from_mask(LAYOUT, 16, 32)
+    assert "blocks=2x3, block_q=16, block_kv=32" in repr(sa.BlockSparse(layout))
+
+
+NUMBERS = {
+    "window": (lambda: sa.Band(-1), "Band: expected window's left side of at least 0, got -1"),
+    "right": (lambda: sa.Band((1, -2)), "Band: expected window's right side of at least 0, got -2"),
+    "sides": (
+        lambda: sa.Band((1, 2, 3)),
+        r"window with two sides \(left, right\), got \(1, 2, 3\)",
+    ),
+    "sinks": (lambda: sa.Band(1, sinks=-1), "Band: expected sinks of at least 0, got -1"),
+    "globals": (lambda: sa.Band(1, global_tokens=-5), "global_tokens of at least 0, got -5"),
+    "dilation": (lambda: sa.Dilated(1, 0), "Dilated: expected dilation of at least 1, got 0"),
+    "local": (lambda: sa.Strided(0, 2), "Strided: expected local of at least 1, got 0"),
+    "stride": (lambda: sa.Strided(2, 0), "Strided: expected stride of at least 1, got 0"),
+    "k": (lambda: sa.TopK(0), "TopK: expected k of at least 1, got 0"),
+    "block-size": (
+        lambda: sa.BlockTopK(24),
+        "block_size that is a positive multiple of 16, got 24",
+    ),
+    "share": (lambda: sa.BlockTopK(budget=1.5), "budget above 0 and up to 1, got 1.5"),
+    "nan-share": (lambda: sa.BlockTopK(budget=float("nan")), "up to 1, got nan"),
+    "count": (lambda: sa.BlockTopK(budget=0), "budget of at least 1, got 0"),
+    "mass": (lambda: sa.BlockTopK(mass=0.0), "mass above 0 and up to 1, got 0.0"),
+    "selector": (lambda: sa.BlockTopK(selector="best"), "selector to be one of mean.* got 'best'"),
+    "group": (lambda: sa.BlockTopK(group="g"), "group to be one of q, kv, got 'g'"),
+    "sink-blocks": (lambda: sa.BlockTopK(sink_blocks=-1), "sink_blocks of at least 0, got -1"),
+    "local-blocks": (lambda: sa.BlockTopK(local_blocks=-1), "local_blocks of at least 0, got -1"),
+}
+KINDS = {
+    "window": (lambda: sa.Band("3"), "expected window to be an int or a pair .* got str"),
+    "float-window": (lambda: sa.Band(3.0), "got float"),
+    "bool-window": (lambda: sa.Band((True, 1)), "left side to be an int, got bool"),
+    "sinks": (lambda: sa.Band(1, sinks=None), "sinks to be an int, got NoneType"),
+    "globals": (lambda: sa.Band(1, global_tokens=[1]), "an int or a tensor, got list"),
+    "dilation": (lambda: sa.Dilated(1, 2.0), "dilation to be an int, got float"),
+    "layout": (lambda: sa.BlockSparse(torch.ones(2, 2)), "layout to be a BlockLayout, got Tensor"),
+    "k": (lambda: sa.TopK(True), "k to be an int, got bool"),
+    "budget": (lambda: sa.BlockTopK(budget="all"), "budget to be a float, got str"),
+}
+
+
+@pytest.mark.parametrize("make, sentence", NUMBERS.values(), ids=NUMBERS)
+def test_wrong_numbers_are_refused_when_made(make, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make, sentence", KINDS.values(), ids=KINDS)
+def test_wrong_kinds_are_refused_when_made(make, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        make()

@@ -1,0 +1,130 @@
+"""A policy says which pattern runs: by layer, key length, decode; and prints itself."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+CAUSAL = sa.Band((7, 0))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (sa.Band((7, 0)), 16),
+        (sa.Band((3, 11)), 24),
+        (sa.Band((None, 4)), 10),
+        (sa.Band((None, None)), 0),
+        (sa.Dilated((7, 0), 3), 48),
+        (sa.Full(), 0),
+        (sa.Strided(8, 8), 0),
+        (sa.TopK(8), 0),
+        (sa.BlockTopK(), 0),
+    ],
+    ids=repr,
+)
+def test_default_dense_below_is_twice_the_reach(pattern, expected):
+    assert sa.Policy(pattern).dense_below == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dense"),
+    [
+        (sa.Band(7), sa.Full()),
+        (sa.Band((7, 0)), sa.Band((None, 0))),
+        (sa.Band((0, 7)), sa.Band((0, None))),
+        (sa.Band((None, 0)), sa.Band((None, 0))),
+        (sa.Band((7, 0), sinks=4), sa.Band((None, 0), sinks=4)),
+        (sa.Dilated((7, 0), 3), sa.Band((None, 0))),
+        (sa.Dilated(7, 3), sa.Full()),
+        (sa.Strided(8, 8), sa.Band((None, 0))),
+        (sa.TopK(8), sa.Full()),
+    ],
+    ids=repr,
+)
+def test_dense_keeps_the_sides(pattern, dense):
+    policy = sa.Policy(pattern, dense_layers=[1], decode=sa.Full(), dense_below=20)
+    assert policy.choose(0, 64, 64) is pattern
+    assert policy.choose(1, 64, 64) == dense
+    assert policy.choose(0, 19, 19) == dense
+    assert policy.choose(0, 20, 20) is pattern
+    assert policy.choose(0, 1, 64) == dense
+
+
+@pytest.mark.parametrize("pattern", [CAUSAL, sa.Dilated((7, 0), 2), sa.Strided(8, 8)], ids=repr)
+def test_dense_never_looks_ahead(pattern):
+    policy = sa.Policy(pattern, dense_layers=[0], decode=sa.Full())
+    assert not policy.choose(0, 64, 64).mask(64, 64).triu(1).any()
+    assert policy.choose(0, 64, 64).mask(64, 64).tril().sum() == 64 * 65 // 2
+
+
+def test_decode():
+    assert sa.Policy(CAUSAL).choose(0, 1, 64) is CAUSAL
+    assert sa.Policy(CAUSAL, decode=sa.TopK(4)).choose(0, 1, 64) == sa.TopK(4)
+    assert sa.Policy(CAUSAL, decode=sa.TopK(4)).choose(0, 2, 64) is CAUSAL
+    one_token = sa.Policy(CAUSAL, decode=sa.TopK(4), dense_below=0)
+    assert one_token.choose(0, 1, 1) is CAUSAL
+
+
+@pytest.mark.parametrize(
+    ("layers", "share", "expected"),
+    [(10, 0.2, (8, 9)), (12, 0.2, (9, 10, 11)), (5, 0.2, (4,)), (4, 1.0, (0, 1, 2, 3)), (4, 0, ())],
+)
+def test_dense_on_top(layers, share, expected):
+    assert sa.Policy.dense_on_top(CAUSAL, layers, share).dense_layers == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "n", "expected"), [(16, 8, (7, 15)), (7, 3, (2, 5)), (7, 8, ()), (2, 1, (0, 1))]
+)
+def test_dense_every(layers, n, expected):
+    assert sa.Policy.dense_every(CAUSAL, layers, n).dense_layers == expected
+
+
+def test_table_has_a_line_for_a_run_of_layers():
+    lines = str(sa.Policy.dense_on_top(sa.TopK(4), 10)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["layers", "pattern", "decode"],
+        ["0-7", "TopK(k=4)", "TopK(k=4)"],
+        ["8-9", "Full()", "Full()"],
+    ]
+
+
+def test_table_says_what_is_dense_below():
+    policy = sa.Policy(CAUSAL, dense_layers=[2])
+    assert str(policy).splitlines()[-1] == f"below 16 keys: {sa.Band((None, 0))}"
+    assert "from 3" in str(policy)
+    assert "3-5" in policy.table(6)
+    with pytest.raises(ValueError, match="dense_layers"):
+        policy.table(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "sentence"),
+    [
+        (lambda: sa.Policy("band"), TypeError, "pattern"),
+        (lambda: sa.Policy(CAUSAL, dense_layers=3), TypeError, "dense_layers"),
+        (lambda: sa.Policy(CAUSAL, dense_layers=[-1]), ValueError, "dense_layers"),
+        (lambda: sa.Policy(CAUSAL, dense_below=-1), ValueError, "dense_below"),
+        (lambda: sa.Policy(CAUSAL, decode=3), TypeError, "decode"),
+        (lambda: sa.Policy(CAUSAL, dense_layers=[4], num_layers=4), ValueError, "dense_layers"),
+        (lambda: sa.Policy.dense_on_top(CAUSAL, 4, 1.5), ValueError, "share"),
+        (lambda: sa.Policy.dense_every(CAUSAL, 4, 0), ValueError, "n of at least 1"),
+    ],
+    ids=["pattern", "layers", "negative", "below", "decode", "beyond", "share", "n"],
+)
+def test_wrong_arguments_are_refused_by_name(make, kind, sentence):
+    with pytest.raises(kind, match=rf"sparse_attn\.Policy.*{sentence}"):
+        make()
+
+
+def test_choose_compiles_with_dynamic_lengths():
+    torch._dynamo.reset()
+    policy = sa.Policy(CAUSAL, decode=sa.Full())
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="eager")
+    def reach(x):
+        return x * (1 if policy.choose(0, x.shape[0], x.shape[0]) is policy.pattern else 2)
+
+    assert reach(torch.ones(64)).sum() == 64
+    assert reach(torch.ones(8)).sum() == 16

@@ -1,0 +1,100 @@
+"""Token top-k: exact ties to the lower key, rows with fewer keys, masks before the choice."""
+
+import pytest
+import torch
+from reference import DTYPES, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+
+def chosen(attend, query, key, pattern, **common):
+    """Which keys a call attends to, read off one-hot values."""
+    value = torch.zeros_like(key)
+    value[..., : key.shape[2], : key.shape[2]] = torch.eye(key.shape[2], dtype=key.dtype)
+    return attend(pattern, query, key, value, **common)[..., : key.shape[2]] > 0
+
+
+def lowest_best(scores, allowed, k):
+    """The k best allowed keys of each row by a plain sort: higher first, then lower key."""
+    keep = torch.zeros_like(allowed)
+    for index in range(scores.shape[0]):
+        keys = sorted(
+            allowed[index].nonzero().flatten().tolist(), key=lambda j: (-scores[index, j], j)
+        )
+        keep[index, keys[:k]] = True
+    return keep
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("k", [1, 3, 16, 47, 48, 60])
+def test_ties_go_to_the_lower_key(attend, device, dtype, k):
+    query = torch.randint(-1, 2, (1, 1, 30, 64), device=device).to(dtype)
+    key = torch.randint(-1, 2, (1, 1, 48, 64), device=device).to(dtype)
+    query[..., 4:] = 0
+    for is_causal in (False, True):
+        keys = chosen(attend, query, key, sa.TopK(k), is_causal=is_causal, scale=0.125)
+        scores = (query[0, 0].float() @ key[0, 0].float().mT).cpu()
+        allowed = sa.Full().mask(30, 48, is_causal)
+        assert torch.equal(keys[0, 0].cpu(), lowest_best(scores, allowed, k))
+
+
+def test_equal_scores_take_the_first_keys(attend, device):
+    query = torch.zeros(1, 2, 5, 64, device=device)
+    key = torch.randn(1, 1, 40, 64, device=device)
+    keys = chosen(attend, query, key, sa.TopK(7))
+    assert keys[..., :7].all() and not keys[..., 7:].any()
+    keys = chosen(attend, key, key, sa.TopK(7), scale=0.0)
+    assert keys[..., :7].all() and not keys[..., 7:].any()
+
+
+def test_negative_scale_turns_the_ranking_around(attend, device):
+    query, key = torch.randn(2, 1, 1, 20, 64, device=device).unbind(0)
+    lowest = chosen(attend, query, key, sa.TopK(4), scale=-0.1)
+    scores = (query @ key.mT)[0, 0].cpu()
+    want = lowest_best(-scores, torch.ones_like(scores).bool(), 4)
+    assert torch.equal(lowest[0, 0].cpu(), want)
+
+
+def test_masks_cut_before_the_choice(attend, device):
+    query, key, value = Shape(1, 2, 1, 20, 60, 64).make(device)
+    mask = torch.rand(20, 60, device=device) < 0.3
+    keys = chosen(attend, query, key, sa.TopK(5), attn_mask=mask, is_causal=True)
+    allowed = mask & sa.Full().mask(20, 60, is_causal=True).to(device)
+    assert not (keys & ~allowed).any()
+    assert torch.equal(keys.sum(-1), allowed.sum(-1).clamp(max=5).expand(1, 2, 20))
+
+
+def test_an_additive_mask_does_not_rank(attend, device):
+    query, key, value = Shape(1, 1, 1, 9, 50, 64).make(device)
+    bias = 3 * torch.randn(9, 50, device=device)
+    bias[:, 7] = -torch.inf
+    keys = chosen(attend, query, key, sa.TopK(5), attn_mask=bias)
+    want = chosen(attend, query, key, sa.TopK(5), attn_mask=bias > -torch.inf)
+    assert torch.equal(keys, want) and not keys[..., 7].any()
+
+
+@pytest.mark.parametrize("k", [5, 300, 1400])
+def test_ties_of_long_rows_go_to_the_lower_key(attend, device, k):
+    query = torch.randint(-2, 3, (1, 1, 4, 64), device=device).float()
+    key = torch.randint(-1, 2, (1, 1, 1500, 64), device=device).float()
+    query[..., 3:] = 0
+    scores = (query[0, 0] @ key[0, 0].mT).cpu()
+    best = lowest_best(scores, torch.ones_like(scores).bool(), k).to(device)
+    value = torch.randn_like(key)
+    out = attend(sa.TopK(k), query, key, value, scale=0.125)
+    assert_close_to_reference(out, query, key, value, attn_mask=best, scale=0.125)
+
+
+@pytest.mark.parametrize("k", [1, 64, 700, 2000])
+def test_very_long_rows(attend, device, k):
+    query, key, value = Shape(1, 1, 1, 9, 2100, 64).make(device)
+    result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
+
+
+@pytest.mark.parametrize("k", [1, 16, 64, 200, 299])
+def test_long_rows(attend, device, k):
+    query, key, value = Shape(1, 2, 1, 33, 300, 64).make(device)
+    result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)

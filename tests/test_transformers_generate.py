@@ -1,0 +1,67 @@
+"""Generation with every cache gives the tokens of eager attention."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from tiny_models import assert_same, pair, text
+
+import sparse_attn as sa
+
+sa.integrations.transformers.register()
+
+
+def generate(model, padding, **options):
+    ids, mask = text(padding, length=10)
+    with torch.no_grad():
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=8,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            disable_compile=True,
+            **options,
+        )
+    return out.sequences, torch.stack(out.logits, dim=1)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("llama", "dynamic"),
+        ("llama", "static"),
+        ("mistral", "dynamic"),
+        ("mistral", "static"),
+        ("gemma2", "static"),
+        ("gemma3", "dynamic"),
+        ("qwen3_sliding", "static"),
+        ("gpt_oss", "dynamic"),
+        ("gpt_oss", "static"),
+        ("phi3", "dynamic"),
+        ("gpt2", "dynamic"),
+    ],
+)
+def test_greedy(name, cache, padding):
+    eager, ours = pair(name)
+    expected = generate(eager, padding, cache_implementation=cache)
+    tokens, logits = generate(ours, padding, cache_implementation=cache)
+    assert tokens.tolist() == expected[0].tolist()
+    assert_same(logits, expected[1])
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_beams(name):
+    eager, ours = pair(name)
+    expected = generate(eager, "left", num_beams=3)
+    assert generate(ours, "left", num_beams=3)[0].tolist() == expected[0].tolist()
+
+
+def test_chunked_prefill():
+    eager, ours = pair("mistral")
+    expected = generate(eager, "left", prefill_chunk_size=4)
+    tokens, logits = generate(ours, "left", prefill_chunk_size=4)
+    assert tokens.tolist() == expected[0].tolist()
+    assert_same(logits, expected[1])

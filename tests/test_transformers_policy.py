@@ -1,0 +1,262 @@
+"""`apply` narrows a loaded model's attention to a policy; what it cannot serve it refuses by name."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from tiny_models import (
+    CONFIGS,
+    ENCODERS,
+    GROUPED,
+    PADDINGS,
+    WINDOW,
+    assert_same,
+    build,
+    output,
+    pair,
+    text,
+)
+
+import sparse_attn as sa
+
+apply = sa.integrations.transformers.apply
+NARROW = sa.Band((3, 0))
+
+
+def mistral(window):
+    return transformers.MistralConfig(**GROUPED, sliding_window=window)
+
+
+def exactly(pattern, **options):
+    return sa.Policy(pattern, dense_below=0, **options)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gpt_oss", "modernbert"])
+def test_dense_policy_changes_nothing(name, padding):
+    eager, ours = build(CONFIGS[name]()), build(CONFIGS[name]())
+    pattern = sa.Band(4) if name in ENCODERS else sa.Band((4, 0))
+    apply(ours, sa.Policy(pattern, dense_layers=[0, 1]))
+    ids, mask = text(padding)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    assert_same(output(ours, **inputs), output(eager, **inputs), mask)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_band_equals_a_model_with_that_window(padding):
+    """A causal band of three keys back in Llama is Mistral with a window of four."""
+    eager = build(mistral(4))
+    ours = apply(build(CONFIGS["llama"]()), exactly(NARROW))
+    ids, mask = text(padding)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    assert_same(output(ours, **inputs), output(eager, **inputs), mask)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    ("pattern", "window"), [(NARROW, 4), (sa.Band((WINDOW + 5, 0)), WINDOW)], ids=["inner", "outer"]
+)
+def test_band_and_the_models_window_intersect(pattern, window, padding):
+    eager = build(mistral(window))
+    ours = apply(build(mistral(WINDOW)), exactly(pattern))
+    ids, mask = text(padding)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    assert_same(output(ours, **inputs), output(eager, **inputs), mask)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        sa.Band((2, 0), sinks=2),
+        sa.Band((2, 0), global_tokens=2),
+        sa.Dilated((3, 0), 2),
+        sa.Strided(3, 4),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_pattern_equals_its_mask(name, pattern):
+    """Any pattern, beside the model's own window, equals eager under the dense mask of both."""
+    eager, ours = build(CONFIGS[name]()), build(CONFIGS[name]())
+    apply(ours, exactly(pattern))
+    ids, _ = text()
+    allowed = pattern.mask(24, 24, is_causal=True)
+    if name == "mistral":
+        allowed &= sa.Band((WINDOW - 1, 0)).mask(24, 24)
+    additive = torch.where(allowed, 0.0, torch.finfo(torch.float32).min).expand(2, 1, 24, 24)
+    assert_same(output(ours, input_ids=ids), output(eager, input_ids=ids, attention_mask=additive))
+
+
+def test_layers_of_a_policy():
+    """The second layer stays dense: as Qwen3 whose first layer alone slides."""
+    config = CONFIGS["qwen3_sliding"]()
+    config.layer_types = ["sliding_attention", "full_attention"]
+    eager, ours = build(config), build(CONFIGS["qwen3"]())
+    apply(ours, exactly(sa.Band((WINDOW - 1, 0)), dense_layers=[1]))
+    ids, mask = text("left")
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    assert_same(output(ours, **inputs), output(eager, **inputs), mask)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", ["none", "left", "holes"])
+def test_chunks_and_decode_stand_where_they_are(padding, cache):
+    """With a static cache the key length does not say where the queries stand; the mask does."""
+    ids, mask = text(padding)
+
+    def logits(model):
+        past = transformers.DynamicCache()
+        if cache == "static":
+            past = transformers.StaticCache(config=model.config, max_cache_len=40)
+        parts = []
+        for begin, end in ((0, 10), (10, 23), (23, 24)):
+            inputs = dict(input_ids=ids[:, begin:end], attention_mask=mask[:, :end])
+            parts.append(output(model, **inputs, past_key_values=past))
+        return torch.cat(parts, dim=1)
+
+    eager = build(mistral(4))
+    ours = apply(build(CONFIGS["llama"]()), exactly(NARROW))
+    assert_same(logits(ours), output(eager, input_ids=ids, attention_mask=mask), mask)
+
+
+@pytest.mark.parametrize(
+    ("decode", "window"), [(None, 4), (sa.Full(), None)], ids=["keeps", "widens"]
+)
+def test_decode(decode, window):
+    eager = build(mistral(window))
+    ours = apply(build(CONFIGS["llama"]()), exactly(NARROW, decode=decode))
+    ids, mask = text("left")
+
+    def last(model, prefill):
+        past = transformers.DynamicCache()
+        output(prefill, input_ids=ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=past)
+        return output(model, input_ids=ids[:, -1:], attention_mask=mask, past_key_values=past)
+
+    assert_same(last(ours, ours), last(eager, build(mistral(4))))
+
+
+def test_dense_below():
+    ours = apply(build(CONFIGS["llama"]()), sa.Policy(NARROW, dense_below=25))
+    ids, mask = text("left")
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    assert_same(output(ours, **inputs), output(build(CONFIGS["llama"]()), **inputs), mask)
+
+
+def test_cross_attention_stays_dense():
+    def make():
+        config = CONFIGS["bert"]()
+        config.is_decoder = config.add_cross_attention = True
+        return build(config, cls=transformers.BertLMHeadModel)
+
+    ours = apply(make(), exactly(sa.Band((30, 0)), num_layers=2))
+    ids, mask = text()
+    memory = torch.randn(2, 90, 64, generator=torch.Generator().manual_seed(1))
+    inputs = dict(input_ids=ids, attention_mask=mask, encoder_hidden_states=memory)
+    assert_same(output(ours, **inputs), output(make(), **inputs), mask)
+
+
+@pytest.mark.parametrize("pattern", [sa.TopK(6), sa.BlockTopK(16, budget=1)], ids=repr)
+def test_patterns_that_select_run_with_padding(pattern):
+    ours = apply(build(CONFIGS["llama"]()), exactly(pattern))
+    ids, mask = text("left", length=40)
+    logits = output(ours, input_ids=ids, attention_mask=mask)
+    other = ids.clone()
+    other[:, -1] = 5
+    assert logits.isfinite().all()
+    assert_same(output(ours, input_ids=other, attention_mask=mask)[:, :-1], logits[:, :-1])
+
+
+def test_policy_compiles_to_one_graph():
+    torch._dynamo.reset()
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers = 1
+    ours = apply(build(config), exactly(NARROW))
+    ids, mask = text("left")
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert_same(output(compiled, **inputs), output(ours, **inputs), mask)
+
+
+def test_layers_are_checked():
+    with pytest.raises(ValueError, match="LlamaForCausalLM's 2 layers"):
+        apply(build(CONFIGS["llama"]()), sa.Policy.dense_on_top(NARROW, num_layers=3))
+    with pytest.raises(ValueError, match="dense_layers below .* 2 layers, got 2"):
+        apply(build(CONFIGS["llama"]()), sa.Policy(NARROW, dense_layers=[2]))
+
+
+@pytest.mark.parametrize(
+    ("extra", "argument"),
+    [
+        (dict(cu_seq_lens_q=torch.tensor([0, 24])), "cu_seq_lens_q"),
+        (dict(dropout=0.1), "dropout"),
+        (dict(position_bias=torch.zeros(1)), "position_bias"),
+        (dict(block_indices=[1]), "block_indices"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals_name_layer_and_argument(extra, argument):
+    model = apply(build(CONFIGS["llama"]()), NARROW)
+    module = model.model.layers[1].self_attn
+    heads = torch.zeros(1, 4, 8, 16)
+    with pytest.raises(
+        NotImplementedError, match=rf"layer 1 \(model.layers.1.*not served: {argument}"
+    ):
+        call(module, heads, heads, heads, **extra)
+
+
+def call(module, query, key, value, mask=None, **extra):
+    function = transformers.AttentionInterface()["sparse_attn"]
+    return function(module, query, key, value, mask, **extra)
+
+
+def test_refuses_another_value_head_dim():
+    heads = torch.zeros(1, 4, 8, 16)
+    with pytest.raises(NotImplementedError, match="value head dim"):
+        call(torch.nn.Identity(), heads, heads, torch.zeros(1, 4, 8, 8))
+
+
+def test_refusals_of_the_ops_name_the_layer():
+    model = apply(build(CONFIGS["llama"]()), NARROW)
+    heads = torch.zeros(1, 4, 8, 16)
+    with pytest.raises(ValueError, match=r"layer 0 \(model\.layers\.0\.self_attn\).*attn_mask"):
+        call(model.model.layers[0].self_attn, heads, heads, heads, torch.ones(1, 1, 8, 9) > 0)
+    with pytest.raises(NotImplementedError, match="layer 0.*attention_mask=torch.int64"):
+        call(model.model.layers[0].self_attn, heads, heads, heads, torch.ones(1, 1, 8, 8).long())
+
+
+def test_t5_fails_loudly():
+    config = transformers.T5Config(
+        vocab_size=97, d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4
+    )
+    model = build(config, "sparse_attn", transformers.T5EncoderModel)
+    with pytest.raises(NotImplementedError, match="position_bias"):
+        output(model, input_ids=text()[0])
+
+
+def test_refuses_what_is_no_model_or_calls_no_attention_function():
+    with pytest.raises(TypeError, match="expected a transformers model, got Linear"):
+        apply(torch.nn.Linear(2, 2), NARROW)
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
+    with pytest.raises(ValueError, match="got BloomModel"):
+        apply(transformers.BloomModel(config), NARROW)
+
+
+def test_refuses_the_key_where_attention_functions_are_not_called():
+    sa.integrations.transformers.register()
+    config = transformers.LongformerConfig(
+        vocab_size=97,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        attention_window=8,
+    )
+    model = build(config, "sparse_attn", transformers.LongformerModel)
+    with pytest.raises(ValueError, match=r"got Longformer.*apply\(model\)"):
+        output(model, input_ids=text()[0])
+
+
+def test_register_alone_leaves_other_models():
+    sa.integrations.transformers.register()
+    eager, _ = pair("llama")
+    assert eager.config._attn_implementation == "eager"
