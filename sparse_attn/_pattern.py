@@ -138,11 +138,11 @@ class Pattern(abc.ABC):
         from matplotlib.colors import ListedColormap
 
         mask = self.mask(Sq, Skv, is_causal)
-        mask = mask[(0,) * (mask.dim() - 2)].cpu()
+        picture = mask[(0,) * (mask.dim() - 2)].cpu().numpy()
         if ax is None:
             ax = pyplot.figure(figsize=(4, 4)).gca()
         colors = ListedColormap(["#eef1f5", "#1f4e79"])
-        ax.imshow(mask, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
+        ax.imshow(picture, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
         share = self.density(Sq, Skv, is_causal)
         ax.set(title=f"{self!r}\n{share:.1%} of the pairs", xlabel="key", ylabel="query")
         return ax

@@ -210,20 +210,20 @@ class SparseMultiheadAttention(nn.Module):
                 stacklevel=2,
             )
         batched = query.dim() == 3
-        heads = self._project(query, key, value, batched)
-        seq_q, seq_kv = heads[0].shape[2], heads[1].shape[2]
+        query, key, value = self._project(query, key, value, batched)
+        batch, _, seq_q, _ = query.shape
+        seq_kv = key.shape[2]
         if is_causal and seq_q == seq_kv:
             attn_mask = None
         elif attn_mask is not None:
             is_causal = False
-        batch = heads[0].shape[0]
         mask = _merge(
             _attended("attn_mask", attn_mask, (batch, self.num_heads, seq_q, seq_kv)),
             _attended("key_padding_mask", key_padding_mask, (batch, 1, 1, seq_kv)),
-            heads[0].dtype,
+            query.dtype,
         )
         pattern = self.policy.choose(self.layer, seq_q, seq_kv)
-        out = sparse_attention(*heads, pattern, attn_mask=mask, is_causal=is_causal)
+        out = sparse_attention(query, key, value, pattern, attn_mask=mask, is_causal=is_causal)
         out = functional.linear(
             out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
         )
@@ -263,8 +263,8 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
 
     Modules are numbered in module order, which makes their number in the policy; they share the
     parameters of those they replace. Cross attention (``multihead_attn`` of
-    ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") has no common positions
-    of queries and keys: it runs ``Full()`` and is not numbered.
+    ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") gives queries and keys
+    no common positions: it runs ``Full()`` and is not numbered.
 
     Parameters
     ----------
@@ -319,10 +319,10 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
         return twins[id(model)]  # type: ignore[return-value]
     for path, module in found:
         model.set_submodule(path, twins[id(module)])
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
             # Its nested tensors are for the fused path alone.
-            module.use_nested_tensor = False
+            part.use_nested_tensor = False
     return model
 
 
@@ -366,10 +366,8 @@ def _attended(
             f"{' or '.join(map(str, sorted(shapes, key=len)))}, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
-    if mask.dim() < 3 and name == "attn_mask":
-        mask = mask[None, None]
-    else:
-        mask = mask.reshape(sizes)
+    shared = mask.dim() < 3 and name == "attn_mask"
+    mask = mask[None, None] if shared else mask.reshape(sizes)
     return ~mask if mask.dtype == torch.bool else mask
 
 

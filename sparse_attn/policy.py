@@ -1,7 +1,7 @@
 """Which pattern runs where: by layer, by key length and at decode.
 
-``pattern`` in every layer, dense attention in ``dense_layers`` and below ``dense_below`` keys, and a
-pattern of its own for single queries. Patterns never change by themselves; a policy changes them,
+``pattern`` in every layer, dense attention in ``dense_layers`` and below ``dense_below`` keys, and
+a pattern of its own for single queries. Patterns never change by themselves; a policy changes them,
 because it says so. Used by ``sparse_attn.nn`` and ``sparse_attn.integrations``.
 """
 

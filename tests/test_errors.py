@@ -119,9 +119,9 @@ WRONG = {
         lambda c: c.band(out=c.ones(2, 4, 1, 64).expand(2, 4, 34, 64)),
         "out without overlapping elements, got overlapping strides",
     ),
-    "out-inside-value": (
-        lambda c: c.band(out=c.value.as_strided((2, 4, 34, 64), (4096, 1024, 8, 1))[:, :, :, :]),
-        "out (without overlapping elements|that does not overlap value)",
+    "out-over-query": (
+        lambda c: c.band(out=c.query.view(2, 34, 4, 64).transpose(1, 2)),
+        "out that does not overlap query, got an overlapping out",
     ),
     "global-dtype": (
         lambda c: c.band(global_tokens=c.ones(3)),

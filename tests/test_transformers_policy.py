@@ -1,4 +1,4 @@
-"""`apply` narrows a loaded model's attention to a policy; what it cannot serve it refuses by name."""
+"""`apply` narrows a loaded model's attention to a policy, and refuses by name what it cannot."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Tiny random transformers models and texts, for comparisons with their own eager attention.
 
-Weights have a standard deviation of 0.15: with the usual 0.02 attention is so flat that a wrong mask
-hardly shows.
+Weights have a standard deviation of 0.15: with the usual 0.02 attention is so flat that a wrong
+mask hardly shows.
 """
 
 from __future__ import annotations

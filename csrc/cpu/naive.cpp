@@ -15,7 +15,6 @@
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr int32_t kKeyBlock = 512;
 constexpr int32_t kRowBlock = 64;  // rows of a product, and of a thread's turn, at most
 
 struct Workspace {
@@ -95,11 +94,14 @@ class NaiveHead {
 
   template <class Work>
   bool for_each_block(const Work& work) const {
-    return for_each_item(workers_, ceil_div(params_.seq_q, kRowBlock),
-                         [&](int32_t worker, int64_t block) {
-                           int32_t begin = static_cast<int32_t>(block) * kRowBlock;
-                           work(worker, begin, imin(begin + kRowBlock, params_.seq_q));
-                         });
+    int32_t blocks = ceil_div(params_.seq_q, kRowBlock);
+    int32_t rows =
+        ceil_div(params_.seq_q, blocks);  // even blocks: none of one row, which is a gemv
+    return for_each_item(workers_, blocks, [&](int32_t worker, int64_t block) {
+      int32_t begin = static_cast<int32_t>(block) * rows;
+      int32_t end = imin(begin + rows, params_.seq_q);
+      if (begin < end) work(worker, begin, end);
+    });
   }
 
   /// scores = q k^T
@@ -130,7 +132,7 @@ class NaiveHead {
     });
   }
 
-  /// out = scores v, summed by blocks of keys so that rounding does not grow with their number
+  /// out = scores v
   bool weigh() const {
     int64_t head_dim = params_.head_dim;
     const VectorMath& math = vector_math();
@@ -138,12 +140,10 @@ class NaiveHead {
     std::atomic<bool> ok{true};
     bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
       float* out = workspace_.out + begin * head_dim;
-      Matrix sum(out, end - begin, head_dim, head_dim);
-      for (int32_t key = 0; key < params_.seq_kv; key += kKeyBlock) {
-        int32_t keys = imin(kKeyBlock, params_.seq_kv - key);
-        Matrix weights(scores_of(begin) + key, end - begin, keys, params_.seq_kv);
-        Matrix value(workspace_.value + key * head_dim, keys, head_dim, head_dim);
-        if (!multiply(weights, value, sum, key > 0)) ok.store(false);
+      Matrix weights(scores_of(begin), end - begin, params_.seq_kv, params_.seq_kv);
+      Matrix value(workspace_.value, params_.seq_kv, head_dim, head_dim);
+      if (!multiply(weights, value, Matrix(out, end - begin, head_dim, head_dim), false)) {
+        ok.store(false);
       }
       for (int32_t i = begin; i < end; ++i) {
         math.from_float(target.element, out + (i - begin) * head_dim, 1.0f,

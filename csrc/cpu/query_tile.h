@@ -14,16 +14,16 @@ namespace sparse_attn::cpu {
 
 /// What a worker holds for the tile it works on.
 struct TileScratch {
-  float* query = nullptr;         // [rows, D]
-  float* out = nullptr;           // [rows, D], not yet divided by l
-  float* scores = nullptr;        // [rows, score_stride]
-  float* m = nullptr;             // [rows]
-  float* l = nullptr;             // [rows]
-  Row* rows = nullptr;            // [rows]
-  Span* visible = nullptr;        // [rows]
-  float* mask = nullptr;          // [chunk_keys], one row of attn_mask
-  float* key = nullptr;           // [chunk_keys, D], gathered blocks
-  float* value = nullptr;         // [chunk_keys, D]
+  float* query = nullptr;   // [rows, D]
+  float* out = nullptr;     // [rows, D], not yet divided by l
+  float* scores = nullptr;  // [rows, score_stride]
+  float* m = nullptr;       // [rows]
+  float* l = nullptr;       // [rows]
+  Row* rows = nullptr;      // [rows]
+  Span* visible = nullptr;  // [rows]
+  float* mask = nullptr;    // [chunk_keys], one row of attn_mask
+  float* key = nullptr;     // [chunk_keys, D], gathered blocks
+  float* value = nullptr;   // [chunk_keys, D]
   // For top-k:
   int32_t* seen_end = nullptr;    // [rows], columns past the last that the row sees
   int32_t* kept = nullptr;        // [rows, kept_stride], columns

@@ -1,9 +1,9 @@
 """The attention function: transformers' call as a call of ``sparse_attention``.
 
 The mask says what the model allows (intervals or a dense mask; where a model makes none, the causal
-flag does); a policy bound to the module narrows it. What the call carries and the ops do not honour is
-refused by name, with the layer. Called by models through ``AttentionInterface`` and by the modules
-for BigBird.
+flag does); a policy bound to the module narrows it. What the call carries and the ops do not honour
+is refused by name, with the layer. Called by models through ``AttentionInterface`` and by the
+modules for BigBird.
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ def _masked(
     else:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
-    if is_causal and seq_q < key.shape[2]:
-        if isinstance(pattern, (Band, BlockTopK, Dilated, Strided)):
-            common["query_offset"] = _positions(mask, batch, seq_q)
+    placed = isinstance(pattern, (Band, BlockTopK, Dilated, Strided))
+    if placed and is_causal and seq_q < key.shape[2]:
+        common["query_offset"] = _positions(mask, batch, seq_q)
     if isinstance(pattern, BlockTopK):
         common["is_causal"] = is_causal
     return common

@@ -28,7 +28,7 @@ __all__ = ["SparseBigBirdAttention", "check_policy"]
 
 
 def check_policy(path: str, policy: Policy) -> None:
-    """Raise ``NotImplementedError`` unless the policy is dense: BigBird has a pattern of its own."""
+    """Raise ``NotImplementedError`` unless the policy is dense: BigBird has its own pattern."""
     for pattern in policy.patterns():
         if not isinstance(pattern, Full):
             raise NotImplementedError(

@@ -95,9 +95,12 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
         """Return the layer's window, narrowed by the policy."""
         layer, length, own = self._sparse_attn, query.shape[2], self.one_sided_attn_window_size
         pattern: Pattern = layer.policy.choose(layer.number, length, length)
-        sides = pattern.window if isinstance(pattern, Band) else (None, None)
-        left, right = (own if side is None else min(own, side) for side in sides)
-        return Band((left, right))
+        if not isinstance(pattern, Band):
+            return Band(own)
+        left, right = pattern.window  # type: ignore[misc]
+        return Band(
+            (own if left is None else min(own, left), own if right is None else min(own, right))
+        )
 
     def _two_parts(
         self,
@@ -107,7 +110,7 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
         is_global: torch.Tensor,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
-        """Serve global tokens that differ in the batch: the window and the columns, merged by lse."""
+        """Serve globals that differ in the batch: the window and the columns, merged by lse."""
         columns, real = _global_positions(is_global)
         local = (tokens & ~is_global)[:, None, None, :]
         near = sparse_attention(

@@ -2,9 +2,9 @@
 
 For causal or full attention, with or without a window, under left or right padding, the allowed
 keys of a row are one run. ``attention_mask`` returns it as int32 (B, 1, Sq, 2) = [lo, hi), which is
-4-D as transformers expects of a finished mask and goes to the ops as ``key_bounds``. Everything else
-(holes in the padding, packed sequences, chunks, overlays) becomes a dense mask. It never returns
-None: the mask alone holds the model's window and causality, which the flags of modules do not.
+4-D as transformers expects of a finished mask and goes to the ops as ``key_bounds``. All else
+(holes in the padding, packed sequences, chunks, overlays) becomes a dense mask. It never
+returns None: the mask alone holds the model's window and causality, which flags of modules do not.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
     return note if note is not None and note.kv_length == kv_length else None
 
 
-def padding_arguments(tokens: torch.Tensor, seq_q: int) -> dict[str, torch.Tensor]:
+def padding_arguments(tokens: torch.Tensor, seq_q: int) -> dict[str, Any]:
     """Say which keys are tokens, bool (B, Skv), to the ops: as bounds, or as a mask for holes."""
     batch, kv_length = tokens.shape
     run = _token_run(tokens, kv_length, 0)

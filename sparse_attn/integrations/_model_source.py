@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from functools import lru_cache
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+_ATTENDS = re.compile("Attention|Indexer")
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 

@@ -119,7 +119,7 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     if not all(isinstance(module, _OWN) for _, module in layers):
         _choose_key(model)
     for number, (path, module) in enumerate(layers):
-        module._sparse_attn = Layer(chosen, number, path)  # type: ignore[assignment]
+        module._sparse_attn = Layer(chosen, number, path)
         if isinstance(module, LongformerSelfAttention):
             module.__class__ = SparseLongformerSelfAttention
         elif isinstance(module, BigBirdAttention):

@@ -1,0 +1,44 @@
+"""Every instruction set's loops give right results, forced by SPARSE_ATTN_CPU_ISA.
+
+The choice is made once per process, so each set runs in a process of its own. A set that the
+processor lacks falls back to a lesser one.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+SCRIPT = """
+import torch
+import sparse_attn as sa
+from reference import DTYPES, PATTERNS, Shape
+from sparse_attn.testing import assert_close_to_reference
+
+torch.manual_seed(0)
+for rows in (1, 70):
+    shape = Shape(1, 2, 1, rows, 70, 40)
+    for dtype in DTYPES.values():
+        query, key, value = shape.make("cpu", dtype)
+        for make in PATTERNS.values():
+            for softcap in (0.0, 3.0):
+                common = {"softcap": softcap, "is_causal": True, "return_lse": True}
+                pattern = make(shape, "cpu")
+                result = sa.sparse_attention(query, key, value, pattern, **common)
+                common.pop("return_lse")
+                assert_close_to_reference(result, query, key, value, pattern, **common)
+"""
+
+
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
+def test_forced_instruction_set(isa):
+    environment = {**os.environ, "SPARSE_ATTN_CPU_ISA": isa}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
