@@ -1,9 +1,9 @@
 """Write the wgmma instructions as C++ wrappers: one struct per element type and width.
 
-Run by CMake with the header's path. ``Wgmma<type, N>`` computes D (64 x N) += A (64 x 16) B (16 x N)
-in float32. ``ss`` takes A from shared memory and overwrites D unless `accumulate`; ``rs`` takes A from
-registers. ``kTransposed`` says that the rows of B in shared memory are the summed dimension. The fragment
-layouts are those of PTX ISA, "Register Fragments and Shared Memory Matrix Layouts".
+Run by CMake with the header's path. ``Wgmma<type, N>`` computes D (64 x N) += A (64 x 16) B (16 x
+N) in float32. ``ss`` takes A from shared memory and overwrites D unless `accumulate`; ``rs`` takes
+A from registers. ``kTransposed`` says that the rows of B in shared memory are the summed dimension.
+The fragment layouts are those of PTX ISA, "Register Fragments and Shared Memory Matrix Layouts".
 """
 
 import sys

@@ -72,6 +72,8 @@ struct QueryTile {
           params.pattern, work.slice, work.rows, bounds, work.batch, work.head, work.list_row);
     }
     __syncthreads();
+    find_warp_keys();
+    __syncthreads();
   }
 
   __device__ __forceinline__ void load_queries(uint32_t to) const {
