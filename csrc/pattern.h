@@ -60,7 +60,8 @@ struct View {
   SPARSE_ATTN_HD constexpr int32_t at(int32_t u) const { return offset + u * step; }
   /// How many of the view's elements lie before axis position x, whatever x is.
   SPARSE_ATTN_HD constexpr int32_t before(int32_t x) const {
-    return x <= offset ? 0 : imin(length, ceil_div(x - offset, step));
+    if (x <= offset) return 0;
+    return imin(length, step == 1 ? x - offset : ceil_div(x - offset, step));
   }
   /// The view's elements whose axis positions lie in `x`.
   SPARSE_ATTN_HD constexpr Interval inside(Interval x) const {

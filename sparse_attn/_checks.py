@@ -111,4 +111,4 @@ def clamped(number: Any) -> Any:
     """Return `number` where the ops can take it, -LARGE or LARGE beyond; None stays None."""
     if number is None:
         return None
-    return torch.sym_max(torch.sym_min(number, LARGE), -LARGE)
+    return max(min(number, LARGE), -LARGE)

@@ -1,5 +1,5 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
-// producers, of which one warp plans and one loads, and kConsumers warpgroups of 64 query rows
+// producers, of which one warp plans and two load, and kConsumers warpgroups of 64 query rows
 // each. Which configurations exist and when each is chosen stands in engine.cu.
 #pragma once
 
@@ -70,6 +70,7 @@ struct Work {
   int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
+  bool masked = false;  // some of its key tiles may need a mask
   Slice slice;
   Tiles tiles;
 };

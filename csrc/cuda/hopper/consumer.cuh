@@ -47,7 +47,10 @@ class Consumer {
     if (!next_work()) return;
     begin_tile();
     for (;;) {
-      while (!info_.last) step();
+      while (more_steps_) {
+        while (more_steps_ && !whole_tile()) step<true>();
+        while (more_steps_ && whole_tile()) step<false>();
+      }
       int32_t finished = work_.index;
       SoftmaxState rows = state_;
       if (C::kCrossTile) release_query();
@@ -87,13 +90,17 @@ class Consumer {
     ptx::pin(s_);
     release_key();
     prepare_scores();
-    online_softmax<true>(s_, state_, args_.scale_log2);
+    update_maxima<true>(s_, state_, args_.scale_log2);
+    exponentiate<0>(s_, state_, args_.scale_log2);
+    exponentiate<1>(s_, state_, args_.scale_log2);
+    wait_next_key();
     pack_probabilities();
     clear_out();
   }
 
+  /// One key tile, whose K is there.
+  template <bool kMasked>
   __device__ __forceinline__ void step() {
-    wait_key();
     take_turn();
     pin_all();
     ptx::wgmma_fence();
@@ -105,11 +112,8 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
-    prepare_scores();
-    online_softmax<false>(s_, state_, args_.scale_log2);
-    ptx::wgmma_wait<0>();
-    pin_all();
-    release_value();
+    if (kMasked) prepare_scores();
+    softmax_behind_pv<false>();
     pack_probabilities();
     if (!C::kEarlyRescale) rescale_out();
   }
@@ -130,13 +134,23 @@ class Consumer {
     ptx::pin(s_);
     release_key();
     prepare_scores();
-    online_softmax<true>(s_, state_, args_.scale_log2);
-    ptx::wgmma_wait<0>();
-    pin_all();
-    release_value();
+    softmax_behind_pv<true>();
     write_out(rows, finished);
     pack_probabilities();
     clear_out();
+  }
+
+  /// P of the step, while the PV of the step before ends. ptxas would wait for that PV before the
+  /// first exponential; the branch in the wait for the next K keeps it behind the first row's.
+  template <bool kFirst>
+  __device__ __forceinline__ void softmax_behind_pv() {
+    update_maxima<kFirst>(s_, state_, args_.scale_log2);
+    exponentiate<0>(s_, state_, args_.scale_log2);
+    wait_next_key();
+    ptx::wgmma_wait<0>();
+    pin_all();
+    release_value();
+    exponentiate<1>(s_, state_, args_.scale_log2);
   }
 
   __device__ __forceinline__ void finish_products() {
@@ -185,9 +199,10 @@ class Consumer {
 
   /// What each of the warp's 16 rows sees, for the masks of the whole tile.
   __device__ __forceinline__ void find_row_limits() {
+    const Work& work = smem_.work[work_.index];
+    if (!work.masked) return;
     __syncwarp();
     if (lane_ < 16) {
-      const Work& work = smem_.work[work_.index];
       const AttentionParams& params = args_.params;
       int32_t in_tile = consumer_ * kConsumerRows + 16 * warp_ + lane_;
       int32_t r = work.first_row + in_tile;
@@ -343,6 +358,14 @@ class Consumer {
     const StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
     info_ = {info.kind, info.last != 0, info.key[0], info.key};
   }
+  __device__ __forceinline__ void wait_next_key() {
+    more_steps_ = !info_.last;
+    if (more_steps_) wait_key();
+  }
+  /// Whether the tile whose K is there needs neither mask nor transformation.
+  __device__ __forceinline__ bool whole_tile() const {
+    return info_.kind == TileKind::kWhole && !args_.transform;
+  }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key_.index]);
     key_.advance();
@@ -384,6 +407,7 @@ class Consumer {
   uint64_t sQ_, sK_, sV_;
   uint32_t steps_ = 0;
   CurrentInfo info_;
+  bool more_steps_ = false;
   Ring<C::kQueryBuffers> query_;
   Ring<C::kStages> key_, value_;
   Ring<SharedStorage<C>::kWorkSlots> work_;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.key_full, smem.key_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.value_full, smem.value_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
-       kWarps * C::kConsumers + 1);  // and the loader
+       kWarps * C::kConsumers + 2);  // and the loaders
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }
@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
   const int warpgroup = warp / (kWarpgroup / kWarp);
   if (warpgroup == 0) {
     ptx::give_registers_back<C::kProducerRegisters>();
-    if (warp == 0) Loader<C>(args, maps, smem).run();
-    if (warp == 1) Planner<C>(args, smem).run();
+    if (warp == 0) Planner<C>(args, smem).run();
+    if (warp == 1) Loader<C, Loads::kQueryAndKey>(args, maps, smem).run();
+    if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, maps, smem, warpgroup - 1).run();

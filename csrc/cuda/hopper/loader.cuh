@@ -1,7 +1,6 @@
-// The loader: one warp that keeps the rings of Q, K and V filled by TMA. V runs one step behind K,
-// the order in which consumers wait, across query tiles too where the schedule crosses them. What
-// is asked of it between the release of a stage and the copy into it is on the consumers' critical
-// path.
+// The loaders: a warp that keeps the rings of Q and K filled by TMA, and one that fills the ring of
+// V. Each walks the key tiles on its own, so that neither ring waits for the other; what a loader
+// does between the release of a stage and the copy into it is on the consumers' critical path.
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
@@ -10,8 +9,12 @@
 
 namespace sparse_attn::cuda::hopper {
 
-template <class C>
+enum class Loads { kQueryAndKey, kValue };
+
+template <class C, Loads kLoads>
 class Loader {
+  static constexpr bool kKeys = kLoads == Loads::kQueryAndKey;
+
  public:
   __device__ __forceinline__ Loader(const Arguments& args, const TensorMaps& maps,
                                     SharedStorage<C>& smem)
@@ -21,94 +24,83 @@ class Loader {
         lane_(threadIdx.x % kWarp),
         boxes_(C::BLOCK_KV / args.box_rows),
         box_bytes_(args.box_rows * C::kRowBytes) {
-    // The first pass over a ring finds every stage empty.
-    query_.parity = key_.parity = value_.parity = 1;
+    query_.parity = ring_.parity = 1;  // the first pass over a ring finds every stage empty
   }
 
   __device__ __forceinline__ void run() {
-    Load pending;
     for (;;) {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
-      load_tile(work, pending);
+      load_tile(work);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
       work_.advance();
     }
-    load_value(pending);
   }
 
  private:
-  /// A key tile on its way: where this lane's box lies, for K first and for V a step later.
-  struct Load {
-    bool valid = false;
-    RowsOf view;
-    int32_t key, class_idx, head, batch;
+  /// Where the keys of a view lie in the tensor maps.
+  struct Place {
+    const CUtensorMap* map;
+    int32_t class_at, head, batch;
   };
 
-  __device__ __forceinline__ void load_tile(const Work& work, Load& pending) {
-    const Load origin = {true, work.key_rows, 0, work.slice.keys.offset, work.head_kv, work.batch};
+  __device__ __forceinline__ void load_tile(const Work& work) {
+    const CUtensorMap* maps = kKeys ? maps_.key : maps_.value;
+    const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
+    const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step, work.head_kv,
+                        work.batch};
     TileSource<C> source(args_, work);
     Step step = source.next();
     if (!step.valid) step = {TileKind::kMasked, true, kUnlimited};  // zeros that no row sees
     bool first = true;
     while (step.valid) {
       Step ahead = source.next();
-      Load load = origin;
-      load.key = step.key;
-      if (step.kind == TileKind::kLead) load.view = kLeadView, load.class_idx = 0;
-      load_key(load, step.kind, !ahead.valid);
-      load_value(pending);
-      if (first) load_query(work);
-      pending = load;
-      step = ahead;
+      if (kKeys) describe(step, !ahead.valid);
+      Place place = main;
+      if (step.kind == TileKind::kLead) place.map = &maps[kLeadView], place.class_at = 0;
+      load_stage(place, step);
+      if (kKeys && first) load_query(work);
       first = false;
+      step = ahead;
     }
-    if (!C::kCrossTile) load_value(pending);
   }
 
-  __device__ __forceinline__ void load_key(const Load& load, TileKind kind, bool last) {
-    // The slot is free: its last reader has since released a younger stage.
+  /// Tells the consumers what to know of the tile. The slot is free: its last reader has since
+  /// released a younger stage.
+  __device__ __forceinline__ void describe(const Step& step, bool last) {
     StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
+    if (lane_ < StepInfo::kMaxBoxes) info.key[lane_] = step.key;
     if (lane_ == 0) {
-      info.kind = kind;
+      info.kind = step.kind;
       info.last = last;
     }
-    if (lane_ < StepInfo::kMaxBoxes) info.key[lane_] = load.key;
     __syncwarp();
-    copy(maps_.key, load, args_.at.key_step, smem_.key, smem_.key_full, smem_.key_empty, key_);
-  }
-
-  __device__ __forceinline__ void load_value(Load& load) {
-    if (!load.valid) return;
-    copy(maps_.value, load, args_.at.value_step, smem_.value, smem_.value_full, smem_.value_empty,
-         value_);
-    load.valid = false;
   }
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.
-  __device__ __forceinline__ void copy(const CUtensorMap* maps, const Load& load,
-                                       int32_t class_step, uint8_t (*stages)[C::kKeyBytes],
-                                       uint64_t* full, uint64_t* empty, Ring<C::kStages>& ring) {
-    const CUtensorMap* map = &maps[load.view];
-    const uint32_t barrier = ptx::smem_address(&full[ring.index]);
-    const uint32_t box = ptx::smem_address(stages[ring.index]) + lane_ * box_bytes_;
-    const int32_t class_at = load.class_idx * class_step;
-    const bool copies = lane_ < (load.view == kLeadView ? 1 : boxes_);
-    ptx::mbarrier_wait(ptx::smem_address(&empty[ring.index]), ring.parity);
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(barrier, C::kKeyBytes);
+  __device__ __forceinline__ void load_stage(const Place& place, const Step& step) {
+    auto& stages = kKeys ? smem_.key : smem_.value;
+    const uint32_t full =
+        ptx::smem_address(&(kKeys ? smem_.key_full : smem_.value_full)[ring_.index]);
+    const uint32_t empty =
+        ptx::smem_address(&(kKeys ? smem_.key_empty : smem_.value_empty)[ring_.index]);
+    const uint32_t box = ptx::smem_address(stages[ring_.index]) + lane_ * box_bytes_;
+    const bool copies = lane_ < (step.kind == TileKind::kLead ? 1 : boxes_);
+    ptx::mbarrier_wait(empty, ring_.parity);
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
     if (copies) {
 #pragma unroll 1
       for (int32_t slab = 0; slab < args_.at.key_copies; ++slab) {
-        ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, map,
-                      {slab * args_.at.slab_columns, load.key, class_at + slab * args_.at.slab_step,
-                       load.head, load.batch},
-                      barrier, ptx::kEvictLast);
+        ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
+                      {slab * args_.at.slab_columns, step.key,
+                       place.class_at + slab * args_.at.slab_step, place.head, place.batch},
+                      full, ptx::kEvictLast);
       }
     }
     __syncwarp();
-    ring.advance();
+    ring_.advance();
   }
 
   /// Each consumer's 64 rows have barriers of their own.
@@ -139,7 +131,7 @@ class Loader {
   const int box_bytes_;
   uint32_t steps_ = 0;
   Ring<C::kQueryBuffers> query_;
-  Ring<C::kStages> key_, value_;
+  Ring<C::kStages> ring_;  // of K or of V
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
 

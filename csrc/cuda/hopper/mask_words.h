@@ -21,7 +21,7 @@ SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
 /// A tile of the main view.
 SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& row, int32_t first) {
   uint32_t word = columns_in(row.keys, first);
-  if (pattern.shared_axis()) word |= columns_in(row.lead, first);
+  if (pattern.lead.length > 0 && pattern.shared_axis()) word |= columns_in(row.lead, first);
   return word;
 }
 

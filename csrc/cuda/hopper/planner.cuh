@@ -24,6 +24,7 @@ class Planner {
       if (rows.empty()) continue;  // behind the end of a short class
       work.tiles =
           visited_tiles(args_.params.pattern, work.slice, rows, bounds_of(work, rows), C::BLOCK_KV);
+      work.masked = needs_masks(work.tiles);
       publish(work);
       wait_slot();  // a tile is claimed when it can be handed on: a queue would unbalance the end
     }
@@ -54,6 +55,11 @@ class Planner {
     work.query_rows = class_kind(work.slice.rows, params.seq_q);
     work.key_rows = class_kind(work.slice.keys, params.seq_kv);
     return work;
+  }
+
+  __device__ __forceinline__ bool needs_masks(const Tiles& tiles) const {
+    return args_.params.pattern.list.present() || tiles.full.size() < tiles.count() ||
+           tiles.count() == 0;
   }
 
   /// Whether the class is one of those with one row more.

@@ -17,11 +17,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-/// m, l and the factor by which the newest m rescales O.
+/// m, l, the factor by which the newest m rescales O, and scale * m.
 struct SoftmaxState {
   float m[2];
   float l[2];
   float rescale[2];
+  float shift[2];
 };
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -34,10 +35,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Replaces scores by exp2(scale (s - m)) and updates the state; kFirst begins a row.
+/// Updates m by the scores of both rows, and what follows from it: the factor on what was summed
+/// before, and the shift scale * m. kFirst begins the rows.
 template <bool kFirst, int kCount>
-__device__ __forceinline__ void online_softmax(float (&s)[kCount], SoftmaxState& state,
-                                               float scale) {
+__device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
+                                              float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float even = s[2 * r], odd = s[2 * r + 1];
@@ -49,24 +51,27 @@ __device__ __forceinline__ void online_softmax(float (&s)[kCount], SoftmaxState&
     float m = fmaxf(even, odd);
     if (!kFirst) m = fmaxf(m, state.m[r]);
     m = quad_max(m);
-    float shift = m == -INFINITY ? 0.0f : m * scale;  // a row may have seen no key yet
-    if (!kFirst) {
-      state.rescale[r] = exp2_approx(state.m[r] * scale - shift);
-      state.l[r] *= state.rescale[r];
-    }
+    state.shift[r] = m == -INFINITY ? 0.0f : m * scale;  // a row may have seen no key yet
+    state.rescale[r] = kFirst ? 1.0f : exp2_approx(state.m[r] * scale - state.shift[r]);
+    state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
     state.m[r] = m;
-    even = odd = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      float& a = s[4 * i + 2 * r];
-      float& b = s[4 * i + 2 * r + 1];
-      a = exp2_approx(fmaf(a, scale, -shift));
-      b = exp2_approx(fmaf(b, scale, -shift));
-      even += a;
-      odd += b;
-    }
-    state.l[r] = kFirst ? even + odd : state.l[r] + (even + odd);
   }
+}
+
+/// Replaces the scores of row r by exp2(scale * (s - m)) and adds them to l.
+template <int r, int kCount>
+__device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    float& a = s[4 * i + 2 * r];
+    float& b = s[4 * i + 2 * r + 1];
+    a = exp2_approx(fmaf(a, scale, -state.shift[r]));
+    b = exp2_approx(fmaf(b, scale, -state.shift[r]));
+    even += a;
+    odd += b;
+  }
+  state.l[r] += even + odd;
 }
 
 /// Brings products q.k to natural units: scale * s, capped as softcap * tanh(scale * s / softcap).

@@ -48,11 +48,15 @@ class TileSource {
  private:
   __device__ __forceinline__ Step next_lead() {
     Step step;
-    Interval& lead = tiles_.lead_right.empty() ? tiles_.lead_left : tiles_.lead_right;
-    if (lead.empty()) return step;
     step.kind = TileKind::kLead;
-    step.key = --lead.end * C::BLOCK_KV;
     step.valid = true;
+    if (!tiles_.lead_right.empty()) {
+      step.key = --tiles_.lead_right.end * C::BLOCK_KV;
+    } else if (!tiles_.lead_left.empty()) {
+      step.key = --tiles_.lead_left.end * C::BLOCK_KV;
+    } else {
+      step.valid = false;
+    }
     return step;
   }
 
