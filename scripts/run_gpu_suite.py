@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -146,7 +147,9 @@ def main() -> int:
     if options.part != "sanitizers":
         record["tests"] = run_tests(extra)
     if options.part != "tests":
-        record["sanitizers"] = {tool: run_sanitizer(tool) for tool in SANITIZERS}
+        with ThreadPoolExecutor() as pool:  # most of their time is the CPU's
+            runs = pool.map(run_sanitizer, SANITIZERS)
+            record["sanitizers"] = dict(zip(SANITIZERS, runs, strict=True))
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record["sanitizers"], indent=2))

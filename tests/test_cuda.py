@@ -105,6 +105,20 @@ MALFORMED = {
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_ragged_shapes_stay_inside_their_tensors(attend, device, name, dtype):
+    """Lengths off every tile's edge, more heads than one, strides of a transposed view."""
+    shape = Shape(1, 4, 2, 67, 131)
+    tensors = shape.make(device, dtype, "transposed")
+    pattern = PATTERNS[name](shape, device)
+    bounds = torch.tensor([3, 129], dtype=torch.int32, device=device).expand(1, 1, 67, 2)
+    common = dict(is_causal=True, key_bounds=bounds, return_lse=True)
+    result = attend(pattern, *tensors, **common)
+    assert_close_to_reference(result, *tensors, pattern, **common)
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(16, 16), (32, 48), (128, 64), (128, 128)], ids=str)
 @pytest.mark.parametrize("spoil", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_lists_are_clamped_and_skipped(attend, device, spoil, block):

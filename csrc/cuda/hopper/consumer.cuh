@@ -53,25 +53,17 @@ class Consumer {
       }
       int32_t finished = work_.index;
       SoftmaxState rows = state_;
-      if (C::kCrossTile) release_query();
+      if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
       query_.advance();
       work_.advance();
-      bool more;
-      if (C::kCrossTile) {
-        more = next_work();
-        if (more) {
-          cross_tiles(rows, finished);
-        } else {
-          finish_products();
-          write_out(rows, finished);
-        }
-      } else {
-        finish_products();
-        write_out(rows, finished);
-        more = next_work();
-        if (more) begin_tile();
+      if (C::kCrossTile && next_work()) {
+        cross_tiles(rows, finished);
+        continue;
       }
-      if (!more) break;
+      finish_products();
+      write_out(rows, finished);
+      if (C::kCrossTile || !next_work()) break;
+      begin_tile();
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait();
   }
@@ -163,8 +155,6 @@ class Consumer {
     release_value();
   }
 
-  // ---- Products ---------------------------------------------------------------------------------
-
   __device__ __forceinline__ void issue_qk() {
     constexpr int kSteps = C::kSlabColumns / 16;  // of 16 columns in a slab
     uint64_t q = ptx::wgmma_advance(sQ_, query_.index * C::kConsumers * C::kQueryBytes);
@@ -244,13 +234,7 @@ class Consumer {
       return lead_columns(pattern, smem_.work[work_.index].slice, row, info_.key + column);
     }
     if (args_.box_rows == C::BLOCK_KV) return main_columns(pattern, row, info_.key + column);
-    uint32_t word = 0;
-    const int32_t bits = args_.box_rows / 4;  // of a word
-    for (int32_t box = 0; box < C::BLOCK_KV / args_.box_rows; ++box) {
-      uint32_t in_box = main_columns(pattern, row, info_.keys[box] + column);
-      word |= (in_box & ((1u << bits) - 1)) << (box * bits);
-    }
-    return word;
+    return boxed_columns(pattern, row, info_.keys, args_.box_rows, C::BLOCK_KV, column);
   }
 
   __device__ __forceinline__ void pack_probabilities() {
@@ -290,8 +274,7 @@ class Consumer {
 
     if (C::kCrossTile && leader) ptx::tma_store_wait_read();
     ptx::named_barrier_sync(kBarrierOut + consumer_, kOutThreads);
-    constexpr int kOut = C::kOutBuffer;
-    const uint32_t sO = ptx::smem_address(smem_.query[kOut][consumer_]);
+    const uint32_t sO = ptx::smem_address(smem_.query[C::kOutBuffer][consumer_]);
     const int32_t row = 16 * warp_ + lane_ % 16;
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
@@ -347,9 +330,6 @@ class Consumer {
   __device__ __forceinline__ void wait_query() {
     ptx::mbarrier_wait(ptx::smem_address(&smem_.query_full[query_.index][consumer_]),
                        query_.parity);
-  }
-  __device__ __forceinline__ void release_query() {
-    arrive_warp(&smem_.query_empty[query_.index][consumer_]);
   }
 
   /// Waits for K of the next step, and reads what is to be known of it.

@@ -25,6 +25,19 @@ SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& ro
   return word;
 }
 
+/// A tile of a list, made of boxes of `box_rows` keys that begin at keys[0], keys[1], ...
+SPARSE_ATTN_HD uint32_t boxed_columns(const Pattern& pattern, const RowLimits& row,
+                                      const int32_t* keys, int32_t box_rows, int32_t block_kv,
+                                      int32_t column) {
+  const int32_t bits = box_rows / 4;  // of a word
+  uint32_t word = 0;
+  for (int32_t box = 0; box < block_kv / box_rows; ++box) {
+    uint32_t in_box = main_columns(pattern, row, keys[box] + column);
+    word |= (in_box & ((1u << bits) - 1)) << (box * bits);
+  }
+  return word;
+}
+
 /// A tile of the lead view.
 SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
                                      const RowLimits& row, int32_t first) {
