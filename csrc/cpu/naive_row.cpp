@@ -51,15 +51,15 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
   Slice slice =
       make_slice(pattern, i % pattern.dilation, params.seq_q, params.seq_kv, params.offset(batch));
   Row row = make_row(pattern, slice, i / pattern.dilation, bounds);
-  for (int32_t u = row.lead.begin; u < row.lead.end; ++u) seen[pattern.lead.at(u)] = 1;
   if (pattern.list.present()) {
     see_listed(pattern.list, slice, row.keys, batch, head, i / pattern.list.block_q);
     return;
   }
-  for (int32_t v = row.keys.begin; v < row.keys.end; ++v) seen[slice.keys.at(v)] = 1;
-  if (pattern.num_global_tiles == nullptr) return;
-  for (int32_t g = 0; g < *pattern.num_global_tiles; ++g) {
-    if (row.limit.contains(pattern.global_tiles[g])) seen[pattern.global_tiles[g]] = 1;
+  for (int32_t v = row.limit.begin; v < row.limit.end; ++v) {
+    if (allows_main(pattern, row, v)) seen[slice.keys.at(v)] = 1;
+  }
+  for (int32_t u = row.lead.begin; u < row.lead.end; ++u) {
+    if (allows_lead(pattern, slice, row, u)) seen[pattern.lead.at(u)] = 1;
   }
 }
 
