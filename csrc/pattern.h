@@ -14,6 +14,9 @@
 #pragma once
 
 #include <cstdint>
+#ifdef SPARSE_ATTN_DEBUG
+#include <cstdio>
+#endif
 
 #ifdef __CUDACC__
 #define SPARSE_ATTN_HD __host__ __device__ __forceinline__
@@ -74,8 +77,36 @@ SPARSE_ATTN_HD constexpr View residue_class(int32_t residue, int32_t step, int32
   return {residue, step, imax(0, ceil_div(size - residue, step))};
 }
 
-/// Key blocks listed per row of query blocks, ascending. Entries are never trusted: counts are
-/// clamped, entries that name no block are skipped.
+/// What a list says that no list should; spoken in debug builds only.
+SPARSE_ATTN_HD void report_list([[maybe_unused]] const char* what, [[maybe_unused]] int32_t value) {
+#ifdef SPARSE_ATTN_DEBUG
+  printf("sparse_attn: block list: %s %d\n", what, value);
+#endif
+}
+
+/// The key blocks listed for one row of query blocks, ascending, in runs of `length` keys.
+/// Entries are never trusted: those that name no block are empty runs.
+struct ListedRuns {
+  const int32_t* blocks = nullptr;
+  int32_t count = 0;      // of runs
+  int32_t length = 0;     // of a run
+  int32_t per_block = 1;  // runs of a block
+  int32_t num_kv = 0;     // blocks
+
+  /// Keys of run r; the last block may reach past Skv.
+  SPARSE_ATTN_HD Interval keys(int32_t r) const {
+    int32_t entry = per_block == 1 ? r : r / per_block;
+    int32_t block = blocks[entry];
+    if (block < 0 || block >= num_kv) {
+      report_list("skips the entry", block);
+      return {kUnlimited, kUnlimited};
+    }
+    int32_t begin = ((block - entry) * per_block + r) * length;
+    return {begin, begin + length};
+  }
+};
+
+/// Key blocks listed per row of query blocks. Counts are never trusted either: they are clamped.
 struct BlockList {
   const int32_t* counts = nullptr;   // [B|1, Hq|1, num_q]
   const int32_t* indices = nullptr;  // [B|1, Hq|1, num_q, max_count]
@@ -85,15 +116,14 @@ struct BlockList {
   int32_t num_q = 0, num_kv = 0, max_count = 0;
 
   SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
-  SPARSE_ATTN_HD int32_t count(int64_t batch, int64_t head, int32_t row) const {
-    int32_t n = counts[batch * count_stride_b + head * count_stride_h + row];
-    return imin(imax(n, 0), max_count);
-  }
-  /// First key of the entry's block, or kUnlimited when the entry names no block.
-  SPARSE_ATTN_HD int32_t key_start(int64_t batch, int64_t head, int32_t row, int32_t entry) const {
-    int32_t block =
-        indices[batch * index_stride_b + head * index_stride_h + row * index_stride_q + entry];
-    return block >= 0 && block < num_kv ? block * block_kv : kUnlimited;
+  SPARSE_ATTN_HD ListedRuns runs(int64_t batch, int64_t head, int32_t row, int32_t length) const {
+    int32_t said = counts[batch * count_stride_b + head * count_stride_h + row];
+    int32_t count = imin(imax(said, 0), max_count);
+    if (count != said) report_list("clamps the count", said);
+    const int32_t* blocks =
+        indices + batch * index_stride_b + head * index_stride_h + row * index_stride_q;
+    int32_t per_block = block_kv / length;
+    return {blocks, count * per_block, length, per_block, num_kv};
   }
 };
 
@@ -120,6 +150,8 @@ struct Pattern {
 
   /// Lead and main view lie on the same axis, so tiles of one are tiles of the other.
   SPARSE_ATTN_HD constexpr bool shared_axis() const { return dilation == 1 && lead.step == 1; }
+  /// Residue classes that have rows.
+  SPARSE_ATTN_HD constexpr int32_t classes(int32_t seq_q) const { return imin(dilation, seq_q); }
   SPARSE_ATTN_HD bool global_bit(int32_t j) const {
     return global_bits != nullptr && (global_bits[j >> 5] >> (j & 31) & 1u);
   }
@@ -175,32 +207,81 @@ SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t 
   return row;
 }
 
-/// Whether the row sees key `v` of the main view when a main tile is visited.
-SPARSE_ATTN_HD bool allows_main(const Pattern& pattern, const Row& row, int32_t v) {
-  if (row.keys.contains(v)) return true;
-  if (!pattern.shared_axis()) return false;
-  return row.lead.contains(v) || (row.limit.contains(v) && pattern.global_bit(v));
+/// What a row sees of a view when a tile of it is visited, in elements of the view: every element
+/// of `first` and `second`, and global tokens among `marked`; but no key of the row's class among
+/// `counted`, because a main tile has it.
+struct Seen {
+  Interval first, second;  // ascending, may overlap
+  Interval marked;
+  Interval counted;
+};
+
+SPARSE_ATTN_HD Seen seen_main(const Pattern& pattern, const Row& row) {
+  if (!pattern.shared_axis()) return {{}, row.keys, {}, {}};
+  return {row.lead, row.keys, pattern.global_bits == nullptr ? Interval{} : row.limit, {}};
 }
 
-/// Whether the row sees key `u` of the lead view when a lead tile is visited.
-SPARSE_ATTN_HD bool allows_lead(const Pattern& pattern, const Slice& slice, const Row& row,
-                                int32_t u) {
+SPARSE_ATTN_HD Seen seen_lead(const Pattern& pattern, const Slice& slice, const Row& row) {
   if (pattern.shared_axis()) {
-    return !row.keys.contains(u) &&
-           (row.lead.contains(u) || (row.limit.contains(u) && pattern.global_bit(u)));
+    // Keys of the window lie in main tiles, which lead tiles leave out.
+    return {row.lead, {}, pattern.global_bits == nullptr ? Interval{} : row.limit, {}};
   }
-  if (!row.lead.contains(u)) return false;
-  int32_t j = pattern.lead.at(u) - slice.keys.offset;
-  int32_t v = floor_div(j, slice.keys.step);
-  return v * slice.keys.step != j || !row.keys.contains(v);
+  if (row.keys.empty()) return {row.lead, {}, {}, {}};
+  Interval window = {slice.keys.at(row.keys.begin), slice.keys.at(row.keys.end - 1) + 1};
+  return {row.lead, {}, {}, pattern.lead.inside(window)};
+}
+
+/// Whether element u of the lead view is a key of the slice's class.
+SPARSE_ATTN_HD bool in_class(const Pattern& pattern, const Slice& slice, int32_t u) {
+  return pattern.dilation == 1 || (pattern.lead.at(u) - slice.keys.offset) % slice.keys.step == 0;
+}
+
+/// Whether `seen` has element x of its view.
+SPARSE_ATTN_HD bool sees(const Pattern& pattern, const Slice& slice, const Seen& seen, int32_t x) {
+  if (!seen.first.contains(x) && !seen.second.contains(x) &&
+      !(seen.marked.contains(x) && pattern.global_bit(x))) {
+    return false;
+  }
+  return !seen.counted.contains(x) || !in_class(pattern, slice, x);
+}
+
+/// One query among all keys, for engines that look at a key at a time.
+struct Query {
+  Slice slice;
+  Row row;
+};
+
+/// Query i; `bounds` are the keys that exist for it.
+SPARSE_ATTN_HD Query make_query(const Pattern& pattern, int32_t i, int32_t seq_q, int32_t seq_kv,
+                                int32_t query_offset, Interval bounds) {
+  Slice slice = make_slice(pattern, i % pattern.dilation, seq_q, seq_kv, query_offset);
+  return {slice, make_row(pattern, slice, i / pattern.dilation, bounds)};
+}
+
+/// Whether the query sees key j in the main view or in the lead view.
+SPARSE_ATTN_HD bool sees_key(const Pattern& pattern, const Query& query, int32_t j) {
+  const View& keys = query.slice.keys;
+  int32_t v = floor_div(j - keys.offset, keys.step);
+  if (keys.at(v) == j && sees(pattern, query.slice, seen_main(pattern, query.row), v)) return true;
+  if (pattern.lead.length == 0) return false;
+  int32_t u = floor_div(j - pattern.lead.offset, pattern.lead.step);
+  return pattern.lead.at(u) == j &&
+         sees(pattern, query.slice, seen_lead(pattern, query.slice, query.row), u);
 }
 
 /// The extremes of key_bounds over the rows of a query tile: what any row has, what all rows have.
 struct Bounds {
   Interval any;
   Interval all;
+
+  /// Takes in the keys of one more row.
+  SPARSE_ATTN_HD constexpr void add(Interval keys) {
+    all = intersect(all, keys);
+    if (!keys.empty()) any = {imin(any.begin, keys.begin), imax(any.end, keys.end)};
+  }
 };
 
+SPARSE_ATTN_HD constexpr Bounds no_rows(int32_t seq_kv) { return {{seq_kv, 0}, {0, seq_kv}}; }
 SPARSE_ATTN_HD constexpr Bounds unbounded(int32_t seq_kv) { return {{0, seq_kv}, {0, seq_kv}}; }
 
 /// What a query tile visits, in tiles of `block` elements of each view.
@@ -209,10 +290,19 @@ struct Tiles {
   Interval full;        // those of them that every row sees whole: no mask
   Interval lead_left;   // lead tiles before the main ones
   Interval lead_right;  // lead tiles behind the main ones (shared axis only)
-  Interval full_keys;   // elements of the main view that every row sees, for listed tiles
+
+  // Elements of the main view that some row and that every row sees, for listed runs.
+  Interval seen_keys;
+  Interval full_keys;
 
   SPARSE_ATTN_HD constexpr int32_t count() const {
     return main.size() + lead_left.size() + lead_right.size();
+  }
+  SPARSE_ATTN_HD constexpr bool visits(Interval run) const {
+    return !intersect(run, seen_keys).empty();
+  }
+  SPARSE_ATTN_HD constexpr bool needs_mask(Interval run) const {
+    return run.begin < full_keys.begin || run.end > full_keys.end;
   }
 };
 
@@ -243,6 +333,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   }
 
   Tiles tiles;
+  tiles.seen_keys = seen;
   tiles.full_keys = full;
   if (!seen.empty()) {
     tiles.main = {seen.begin / block, ceil_div(seen.end, block)};
@@ -270,11 +361,6 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
     tiles.lead_right = {imax(lead_tiles.begin, tiles.main.end), lead_tiles.end};
   }
   return tiles;
-}
-
-/// Whether a listed run of `length` keys from `key` needs a mask.
-SPARSE_ATTN_HD constexpr bool needs_mask(const Tiles& tiles, int32_t key, int32_t length) {
-  return key < tiles.full_keys.begin || key + length > tiles.full_keys.end;
 }
 
 }  // namespace sparse_attn

@@ -48,6 +48,18 @@ def test_cpp(name: str, build: str, tmp_path: Path) -> None:
     assert re.search(r"^[1-9]\d* passed, 0 failed$", tested.stdout, re.MULTILINE), tested.stdout
 
 
+@pytest.mark.parametrize("debug", [True, False], ids=["debug", "release"])
+def test_debug_build_reports_malformed_lists(debug: bool, tmp_path: Path) -> None:
+    binary = tmp_path / "pattern_test"
+    define = ["-DSPARSE_ATTN_DEBUG"] if debug else []
+    source = str(SOURCES / "pattern_test.cpp")
+    built = run([compiler(), *WARNINGS, *define, source, "-o", str(binary)])
+    assert built.returncode == 0, built.stderr
+    printed = run([str(binary), "0"]).stdout
+    for report in ("clamps the count -5", "skips the entry -1", "skips the entry 2147483647"):
+        assert (f"sparse_attn: block list: {report}\n" in printed) == debug
+
+
 def test_pattern_compiles_for_the_device(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:

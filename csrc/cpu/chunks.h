@@ -56,11 +56,9 @@ template <class Visit>
 void for_each_listed(const BlockList& list, const Tile& tile, int32_t chunk_keys,
                      const Visit& visit) {
   Chunk chunk;
-  int32_t count = list.count(tile.batch, tile.head, tile.layout_row);
-  for (int32_t entry = 0; entry < count; ++entry) {
-    int32_t start = list.key_start(tile.batch, tile.head, tile.layout_row, entry);
-    if (start == kUnlimited) continue;
-    Interval keys = intersect({start, start + list.block_kv}, tile.visited.main);
+  ListedRuns runs = list.runs(tile.batch, tile.head, tile.layout_row, list.block_kv);
+  for (int32_t r = 0; r < runs.count; ++r) {
+    Interval keys = intersect(runs.keys(r), tile.visited.seen_keys);
     while (!keys.empty()) {
       Interval piece = {keys.begin, imin(keys.end, keys.begin + chunk_keys - chunk.columns)};
       chunk.add(piece);

@@ -77,12 +77,11 @@ class NaiveHead {
  private:
   /// Keys outside every row's bounds may hold anything, so they are read as zeros.
   void copy_keys(const Rows& source, float* target) const {
-    Interval keys = {params_.seq_kv, 0};
+    Bounds bounds = no_rows(params_.seq_kv);
     for (int32_t i = 0; i < params_.seq_q; ++i) {
-      Interval row = params_.bounds.row(batch_, head_, i, params_.seq_kv);
-      if (row.empty()) continue;
-      keys = {imin(keys.begin, row.begin), imax(keys.end, row.end)};
+      bounds.add(params_.bounds.row(batch_, head_, i, params_.seq_kv));
     }
+    Interval keys = bounds.any;
     int64_t head_dim = params_.head_dim;
     std::memset(target, 0, sizeof(float) * params_.seq_kv * head_dim);
     if (keys.empty()) return;

@@ -36,10 +36,9 @@ NaiveRow::NaiveRow(const AttentionParams& params, Arena* arena) {
 
 void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
                           int32_t head, int32_t layout_row) {
-  for (int32_t entry = 0; entry < list.count(batch, head, layout_row); ++entry) {
-    int32_t start = list.key_start(batch, head, layout_row, entry);
-    if (start == kUnlimited) continue;
-    Interval block = intersect(keys, {start, start + list.block_kv});
+  ListedRuns runs = list.runs(batch, head, layout_row, list.block_kv);
+  for (int32_t r = 0; r < runs.count; ++r) {
+    Interval block = intersect(keys, runs.keys(r));
     for (int32_t v = block.begin; v < block.end; ++v) seen[slice.keys.at(v)] = 1;
   }
 }
@@ -48,18 +47,18 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
                          int32_t head, int32_t i) {
   std::memset(seen, 0, params.seq_kv);
   Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
-  Slice slice =
-      make_slice(pattern, i % pattern.dilation, params.seq_q, params.seq_kv, params.offset(batch));
-  Row row = make_row(pattern, slice, i / pattern.dilation, bounds);
+  auto [slice, row] =
+      make_query(pattern, i, params.seq_q, params.seq_kv, params.offset(batch), bounds);
   if (pattern.list.present()) {
     see_listed(pattern.list, slice, row.keys, batch, head, i / pattern.list.block_q);
     return;
   }
+  Seen main = seen_main(pattern, row), lead = seen_lead(pattern, slice, row);
   for (int32_t v = row.limit.begin; v < row.limit.end; ++v) {
-    if (allows_main(pattern, row, v)) seen[slice.keys.at(v)] = 1;
+    if (sees(pattern, slice, main, v)) seen[slice.keys.at(v)] = 1;
   }
   for (int32_t u = row.lead.begin; u < row.lead.end; ++u) {
-    if (allows_lead(pattern, slice, row, u)) seen[pattern.lead.at(u)] = 1;
+    if (sees(pattern, slice, lead, u)) seen[pattern.lead.at(u)] = 1;
   }
 }
 

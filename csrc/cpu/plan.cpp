@@ -44,7 +44,7 @@ QueryCut cut_queries(const AttentionParams& params) {
     return cut_rows(block, ceil_div(params.seq_q, pattern.list.block_q), preferred);
   }
   int32_t rows = ceil_div(params.seq_q, pattern.dilation);
-  QueryCut cut = cut_rows(rows, imin(pattern.dilation, params.seq_q), preferred);
+  QueryCut cut = cut_rows(rows, pattern.classes(params.seq_q), preferred);
   if (rows <= kFewRows && pattern.topk == 0) cut.heads_per_tile = params.group();
   return cut;
 }

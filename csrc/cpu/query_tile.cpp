@@ -133,7 +133,7 @@ bool QueryTile::multiply_values(const Chunk& chunk, const float* weights, bool f
 void QueryTile::find_visible(const Chunk& chunk, float* scores) {
   bool masked = chunk.axis != Axis::kMain;
   for (int32_t i = 0; i < chunk.num_runs && !masked; ++i) {
-    masked = needs_mask(tile_.visited, chunk.runs[i].begin, chunk.runs[i].length);
+    masked = tile_.visited.needs_mask(chunk.runs[i].interval());
   }
   RowView view(pattern_, tile_, chunk);
   for (int32_t row = 0; row < tile_.size(); ++row) {

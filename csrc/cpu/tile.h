@@ -30,16 +30,10 @@ struct Tile {
 /// The extremes of key_bounds over the tile's rows.
 inline Bounds bounds_of(const AttentionParams& params, const Tile& tile) {
   if (params.bounds.data == nullptr) return unbounded(params.seq_kv);
-  Bounds bounds = {{params.seq_kv, 0}, {0, params.seq_kv}};
+  Bounds bounds = no_rows(params.seq_kv);
   for (int32_t row = 0; row < tile.size(); ++row) {
-    Interval keys =
-        params.bounds.row(tile.batch, tile.head_of(row), tile.query_of(row), params.seq_kv);
-    bounds.all = intersect(bounds.all, keys);
-    if (keys.empty()) continue;
-    bounds.any = {imin(bounds.any.begin, keys.begin), imax(bounds.any.end, keys.end)};
+    bounds.add(params.bounds.row(tile.batch, tile.head_of(row), tile.query_of(row), params.seq_kv));
   }
-  if (bounds.any.empty()) bounds.any = {0, 0};
-  if (bounds.all.empty()) bounds.all = {0, 0};
   return bounds;
 }
 

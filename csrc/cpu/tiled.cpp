@@ -51,8 +51,9 @@ void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Pla
     Tile tile = make_tile(params, pattern, plan.query, 0, 0, index);
     int64_t keys = tile.visited.count();
     if (pattern.list.present()) {
-      int64_t listed = int64_t{pattern.list.count(0, 0, tile.layout_row)} * pattern.list.block_kv;
-      keys = std::min<int64_t>(listed, tile.visited.main.size());
+      int32_t block = pattern.list.block_kv;
+      int64_t listed = int64_t{pattern.list.runs(0, 0, tile.layout_row, block).count} * block;
+      keys = std::min<int64_t>(listed, tile.visited.seen_keys.size());
     }
     order[index] = {keys * tile.size(), index};
   }

@@ -44,19 +44,15 @@ class RowView {
     SpanBuilder span(scores);
     Interval first = chunk_.runs[0].interval();
     if (chunk_.axis == Axis::kLead) {
-      add_lead(row, first, &span);
+      add_seen(seen_lead(pattern_, tile_.slice, row), first, first.begin, &span);
     } else if (chunk_.axis == Axis::kGlobal) {
-      for (int32_t g = first.begin; g < first.end; ++g) {
-        if (sees_global(row, pattern_.global_tiles[g]))
-          span.add(g - first.begin, g + 1 - first.begin);
-      }
-    } else if (pattern_.shared_axis() && chunk_.num_runs == 1) {
-      add_main(row, first, &span);
+      add_globals(row, first, &span);
     } else {
+      Seen seen = seen_main(pattern_, row);
       int32_t column = 0;
       for (int32_t i = 0; i < chunk_.num_runs; ++i) {
         Interval run = chunk_.runs[i].interval();
-        span.add(intersect(row.keys, run), run.begin - column);
+        add_seen(seen, run, run.begin - column, &span);
         column += run.size();
       }
     }
@@ -64,45 +60,45 @@ class RowView {
   }
 
  private:
-  /// A global token outside the lead and main tiles.
-  bool sees_global(const Row& row, int32_t key) const {
-    return row.limit.contains(key) && !row.keys.contains(key) && !row.lead.contains(key);
-  }
-
-  /// What allows_main says, interval by interval: leading keys, the window, global tokens.
-  void add_main(const Row& row, Interval run, SpanBuilder* span) const {
-    Interval keys = intersect(row.keys, run);
-    Interval globals = {0, 0};
-    if (pattern_.num_global_tiles != nullptr) {
-      globals = globals_inside(pattern_, intersect(row.limit, run));
-    }
-    int32_t g = globals.begin;
-    span->add(intersect(row.lead, run), run.begin);
-    for (; g < globals.end && pattern_.global_tiles[g] < keys.begin; ++g) {
-      span->add(pattern_.global_tiles[g] - run.begin, pattern_.global_tiles[g] + 1 - run.begin);
-    }
-    span->add(keys, run.begin);
-    for (; g < globals.end; ++g) {
-      span->add(pattern_.global_tiles[g] - run.begin, pattern_.global_tiles[g] + 1 - run.begin);
+  /// The global tokens outside the lead and main tiles, a column each.
+  void add_globals(const Row& row, Interval tokens, SpanBuilder* span) const {
+    for (int32_t g = tokens.begin; g < tokens.end; ++g) {
+      int32_t key = pattern_.global_tiles[g];
+      bool elsewhere = row.keys.contains(key) || row.lead.contains(key);
+      if (row.limit.contains(key) && !elsewhere) {
+        span->add(g - tokens.begin, g + 1 - tokens.begin);
+      }
     }
   }
 
-  /// Leading keys that the row's window does not have; one by one only where the window lies.
-  void add_lead(const Row& row, Interval run, SpanBuilder* span) const {
-    Interval seen = intersect(row.lead, run);
-    if (seen.empty()) return;
-    Interval window = {seen.end, seen.end};
-    if (!row.keys.empty()) {
-      const View& keys = tile_.slice.keys;
-      window = pattern_.lead.inside({keys.at(row.keys.begin), keys.at(row.keys.end - 1) + 1});
-      window = {imax(seen.begin, imin(window.begin, seen.end)), imin(window.end, seen.end)};
-      window.end = imax(window.begin, window.end);
+  /// What `seen` has of a run whose element x is column x - shift.
+  void add_seen(const Seen& seen, Interval run, int32_t shift, SpanBuilder* span) const {
+    Interval marked = globals_inside(pattern_, intersect(seen.marked, run));
+    Interval second = intersect(seen.second, run);
+    add_uncounted(seen, intersect(seen.first, run), shift, span);
+    for (int32_t g = marked.begin; g < marked.end; ++g) {
+      int32_t key = pattern_.global_tiles[g];
+      if (key >= second.begin) {
+        span->add(second, shift);
+        second = {};
+      }
+      span->add(key - shift, key + 1 - shift);
     }
-    span->add({seen.begin, window.begin}, run.begin);
-    for (int32_t u = window.begin; u < window.end; ++u) {
-      if (allows_lead(pattern_, tile_.slice, row, u)) span->add(u - run.begin, u + 1 - run.begin);
+    span->add(second, shift);
+  }
+
+  /// The interval but for what counts elsewhere, which is looked at one by one.
+  void add_uncounted(const Seen& seen, Interval x, int32_t shift, SpanBuilder* span) const {
+    Interval counted = intersect(x, seen.counted);
+    if (counted.empty()) {
+      span->add(x, shift);
+      return;
     }
-    span->add({window.end, seen.end}, run.begin);
+    span->add({x.begin, counted.begin}, shift);
+    for (int32_t u = counted.begin; u < counted.end; ++u) {
+      if (!in_class(pattern_, tile_.slice, u)) span->add(u - shift, u + 1 - shift);
+    }
+    span->add({counted.end, x.end}, shift);
   }
 
   const Pattern& pattern_;

@@ -18,15 +18,17 @@ __global__ void count_pairs(AttentionParams params, int32_t residue, int32_t* co
   for (int32_t r = rows.begin; r < rows.end; ++r) {
     Interval keys = params.bounds.row(0, 0, slice.rows.at(r), params.seq_kv);
     Row row = make_row(pattern, slice, r, keys);
+    Seen main = seen_main(pattern, row), lead = seen_lead(pattern, slice, row);
     for (int32_t v = tiles.main.begin * BLOCK_KV; v < tiles.main.end * BLOCK_KV; ++v) {
-      count += allows_main(pattern, row, v);
+      count += sees(pattern, slice, main, v);
     }
     for (int32_t u = tiles.lead_left.begin * BLOCK_KV; u < tiles.lead_left.end * BLOCK_KV; ++u) {
-      count += allows_lead(pattern, slice, row, u);
+      count += sees(pattern, slice, lead, u);
     }
   }
-  if (pattern.list.present() && pattern.list.count(0, 0, 0) > 0) {
-    count += needs_mask(tiles, pattern.list.key_start(0, 0, 0, 0), pattern.list.block_kv);
+  if (pattern.list.present()) {
+    ListedRuns runs = pattern.list.runs(0, 0, 0, pattern.list.block_kv);
+    for (int32_t r = 0; r < runs.count; ++r) count += tiles.needs_mask(runs.keys(r));
   }
   counts[blockIdx.x] = count;
 }

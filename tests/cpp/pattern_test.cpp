@@ -263,15 +263,31 @@ void test_untrusted_lists() {
   list.num_q = 3;
   list.num_kv = 3;
   list.max_count = 2;
-  CHECK(list.count(0, 0, 0) == 0, "a negative count");
-  CHECK(list.count(0, 0, 1) == 2, "a count that fits");
-  CHECK(list.count(0, 0, 2) == 2, "a count beyond the list");
-  CHECK(list.key_start(0, 0, 0, 1) == 16, "an entry that fits");
+  CHECK(list.runs(0, 0, 0, 16).count == 0, "a negative count");
+  CHECK(list.runs(0, 0, 1, 16).count == 2, "a count that fits");
+  CHECK(list.runs(0, 0, 2, 16).count == 2, "a count beyond the list");
+  CHECK(list.runs(0, 0, 1, 8).count == 4, "runs of half a block");
+  sparse_attn::ListedRuns fits = list.runs(0, 0, 0, 8);
+  CHECK(fits.keys(1).begin == 8 && fits.keys(1).end == 16, "the second half of an entry");
+  CHECK(fits.keys(2).begin == 16 && fits.keys(2).end == 24, "the next entry");
   for (int row : {1, 2}) {
-    for (int entry : {0, 1}) {
-      CHECK(list.key_start(0, 0, row, entry) == kUnlimited, "an entry that names no block");
+    for (int r : {0, 1, 2, 3}) {
+      CHECK(list.runs(0, 0, row, 8).keys(r).empty(), "an entry that names no block");
     }
   }
+}
+
+/// A row without keys narrows what all rows have and leaves alone what any has.
+void test_bounds() {
+  sparse_attn::Bounds bounds = sparse_attn::no_rows(20);
+  CHECK(bounds.any.empty(), "no rows, no keys");
+  bounds.add({4, 9});
+  bounds.add({6, 12});
+  CHECK(bounds.any.begin == 4 && bounds.any.end == 12, "the hull of " + text_of(bounds.any));
+  CHECK(bounds.all.begin == 6 && bounds.all.end == 9, "the intersection " + text_of(bounds.all));
+  bounds.add({17, 17});
+  CHECK(bounds.any.begin == 4 && bounds.any.end == 12, "an empty row");
+  CHECK(bounds.all.empty(), "not all rows have a key");
 }
 
 void test_division() {
@@ -296,6 +312,7 @@ static_assert(sparse_attn::residue_class(2, 3, 9).at(2) == 8, "views are constan
 int main(int argc, char** argv) {
   long cases = argc > 1 ? std::atol(argv[1]) : 2000;
   test_division();
+  test_bounds();
   test_untrusted_lists();
   test_every_small_band();
   test_far_offsets();

@@ -21,7 +21,7 @@ class TileWalk {
 
   /// Walks everything, then compares with the dense truth.
   void run() {
-    int classes = sparse_attn::imin(pattern_.dilation, case_.seq_q);
+    int classes = pattern_.classes(case_.seq_q);
     for (int c = 0; c < classes; ++c) {
       slice_ =
           sparse_attn::make_slice(pattern_, c, case_.seq_q, case_.seq_kv, case_.query_offset());
@@ -29,6 +29,7 @@ class TileWalk {
         walk_query_tile({r, sparse_attn::imin(r + case_.tile_q, slice_.rows.length)});
       }
     }
+    if (!pattern_.list.present()) ask_key_by_key();
     CHECK(strays_ == 0, case_.text());
     CHECK(wrong_pairs() == 0, case_.text() + ", first at " + first_wrong_);
   }
@@ -43,17 +44,26 @@ class TileWalk {
     return view.row(0, 0, i, case_.seq_kv);
   }
 
+  /// The question of engines that look at one key after another.
+  void ask_key_by_key() const {
+    for (int i = 0; i < case_.seq_q; ++i) {
+      sparse_attn::Query query = sparse_attn::make_query(pattern_, i, case_.seq_q, case_.seq_kv,
+                                                         case_.query_offset(), row_bounds(i));
+      for (int j = 0; j < case_.seq_kv; ++j) {
+        CHECK(sparse_attn::sees_key(pattern_, query, j) == case_.allowed(i, j),
+              case_.text() + ", query " + std::to_string(i) + ", key " + std::to_string(j));
+      }
+    }
+  }
+
   void walk_query_tile(Interval rows) {
     rows_.clear();
     query_.clear();
-    sparse_attn::Bounds bounds = sparse_attn::unbounded(case_.seq_kv);
+    sparse_attn::Bounds bounds = sparse_attn::no_rows(case_.seq_kv);
     for (int r = rows.begin; r < rows.end; ++r) {
       int i = slice_.rows.at(r);
       Interval keys = row_bounds(i);
-      if (r == rows.begin) bounds = {keys, keys};
-      bounds.any = {sparse_attn::imin(bounds.any.begin, keys.begin),
-                    sparse_attn::imax(bounds.any.end, keys.end)};
-      bounds.all = sparse_attn::intersect(bounds.all, keys);
+      bounds.add(keys);
       query_.push_back(i);
       rows_.push_back(sparse_attn::make_row(pattern_, slice_, r, keys));
     }
@@ -75,13 +85,21 @@ class TileWalk {
     }
   }
 
+  bool sees_main(size_t x, int v) const {
+    return sparse_attn::sees(pattern_, slice_, sparse_attn::seen_main(pattern_, rows_[x]), v);
+  }
+  bool sees_lead(size_t x, int u) const {
+    sparse_attn::Seen seen = sparse_attn::seen_lead(pattern_, slice_, rows_[x]);
+    return sparse_attn::sees(pattern_, slice_, seen, u);
+  }
+
   void visit_main(int tile) {
     bool unmasked = tiles_.full.contains(tile);
     bool whole = true;  // every row's window holds the whole tile
     bool useful = false;
     for (int v = tile * case_.tile_kv; v < (tile + 1) * case_.tile_kv; ++v) {
       for (size_t x = 0; x < rows_.size(); ++x) {
-        bool allowed = sparse_attn::allows_main(pattern_, rows_[x], v);
+        bool allowed = sees_main(x, v);
         CHECK(allowed || !unmasked, case_.text() + ", unmasked tile " + std::to_string(tile));
         if (allowed) count(query_[x], v < slice_.keys.length ? slice_.keys.at(v) : INT_MAX);
         useful |= allowed;
@@ -101,7 +119,7 @@ class TileWalk {
     bool useful = false;
     for (int u = tile * case_.tile_kv; u < (tile + 1) * case_.tile_kv; ++u) {
       for (size_t x = 0; x < rows_.size(); ++x) {
-        if (!sparse_attn::allows_lead(pattern_, slice_, rows_[x], u)) continue;
+        if (!sees_lead(x, u)) continue;
         useful = true;
         count(query_[x], pattern_.lead.at(u));
       }
@@ -120,30 +138,31 @@ class TileWalk {
     int first = query_.front() / list.block_q;
     int last = query_.back() / list.block_q;
     for (int row = first; row <= last; ++row) {
-      for (int entry = 0; entry < list.count(0, 0, row); ++entry) {
-        int start = list.key_start(0, 0, row, entry);
-        int end = sparse_attn::imin(start + list.block_kv, case_.seq_kv);
-        for (int key = start; key < end; key += case_.tile_kv) {
-          visit_run(row, key, sparse_attn::imin(case_.tile_kv, end - key));
-        }
+      int length = list.block_kv % case_.tile_kv == 0 ? case_.tile_kv : list.block_kv;
+      sparse_attn::ListedRuns runs = list.runs(0, 0, row, length);
+      for (int r = 0; r < runs.count; ++r) {
+        visit_run(row, sparse_attn::intersect(runs.keys(r), {0, case_.seq_kv}));
       }
     }
   }
 
-  void visit_run(int list_row, int key, int length) {
-    Interval main = {tiles_.main.begin * case_.tile_kv, tiles_.main.end * case_.tile_kv};
-    bool visited = key < main.end && key + length > main.begin;
-    bool masked = sparse_attn::needs_mask(tiles_, key, length);
+  void visit_run(int list_row, Interval run) {
+    bool visited = tiles_.visits(run);
+    bool masked = tiles_.needs_mask(run);
     bool whole = true;
-    for (int v = key; v < key + length; ++v) {
+    bool useful = run.empty();
+    for (int v = run.begin; v < run.end; ++v) {
       for (size_t x = 0; x < rows_.size(); ++x) {
-        bool allowed = sparse_attn::allows_main(pattern_, rows_[x], v);
+        bool allowed = sees_main(x, v);
         whole &= allowed;
-        CHECK(visited || !allowed, case_.text() + ", run outside of the visited tiles");
+        useful |= allowed;
+        CHECK(visited || !allowed, case_.text() + ", run outside of the visited keys");
         if (query_[x] / pattern_.list.block_q == list_row && allowed) count(query_[x], v);
       }
     }
-    CHECK(masked == !whole, case_.text() + ", mask of the run at key " + std::to_string(key));
+    if (run.empty()) return;
+    CHECK(masked == !whole, case_.text() + ", mask of the run at " + std::to_string(run.begin));
+    if (case_.bounds.empty()) CHECK(visited == useful, case_.text() + ", idle run");
   }
 
   void count(int i, int64_t j) {

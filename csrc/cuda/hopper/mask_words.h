@@ -1,6 +1,6 @@
 // The in-tile mask as words: bit j of a word says whether a row sees column j of those that one
 // thread holds of a wgmma accumulator row, which are 0, 1, 8, 9, 16, 17, ... behind the thread's
-// first. They are allows_main and allows_lead of pattern.h, 32 columns at a time.
+// first: what pattern.h calls seen, 32 columns at a time. Scattered global tokens never come here.
 #pragma once
 
 #include "config.h"
@@ -18,11 +18,28 @@ SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
   return columns_below(x.end - first) & ~columns_below(x.begin - first);
 }
 
+/// A tile of the lead view.
+SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
+                                     const RowLimits& row, int32_t first) {
+  Seen seen = seen_lead(pattern, slice, {row.keys, row.lead, {}});
+  uint32_t word = columns_in(seen.first, first);
+  uint32_t counted = word & columns_in(seen.counted, first);
+  if (pattern.dilation == 1) return word & ~counted;
+  for (uint32_t rest = counted; rest != 0; rest &= rest - 1) {
+#ifdef __CUDA_ARCH__
+    int32_t column = __ffs(static_cast<int>(rest)) - 1;
+#else
+    int32_t column = __builtin_ctz(rest);
+#endif
+    if (in_class(pattern, slice, first + 8 * (column / 2) + column % 2)) word &= ~(1u << column);
+  }
+  return word;
+}
+
 /// A tile of the main view.
 SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& row, int32_t first) {
-  uint32_t word = columns_in(row.keys, first);
-  if (pattern.lead.length > 0 && pattern.shared_axis()) word |= columns_in(row.lead, first);
-  return word;
+  Seen seen = seen_main(pattern, {row.keys, row.lead, {}});
+  return columns_in(seen.first, first) | columns_in(seen.second, first);
 }
 
 /// A tile of a list, made of boxes of `box_rows` keys that begin at keys[0], keys[1], ...
@@ -34,29 +51,6 @@ SPARSE_ATTN_HD uint32_t boxed_columns(const Pattern& pattern, const RowLimits& r
   for (int32_t box = 0; box < block_kv / box_rows; ++box) {
     uint32_t in_box = main_columns(pattern, row, keys[box] + column);
     word |= (in_box & ((1u << bits) - 1)) << (box * bits);
-  }
-  return word;
-}
-
-/// A tile of the lead view.
-SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
-                                     const RowLimits& row, int32_t first) {
-  uint32_t word = columns_in(row.lead, first);
-  if (pattern.shared_axis()) return word & ~columns_in(row.keys, first);
-  // On an axis of its own, the lead elements that the row's window holds are left to the main view.
-  Interval axis = {slice.keys.at(row.keys.begin), slice.keys.at(row.keys.end)};
-  Interval window = row.keys.empty() ? Interval{} : pattern.lead.inside(axis);
-  if (pattern.dilation == 1) return word & ~columns_in(window, first);
-  // Of those between the window's ends only every dilation-th is in the window.
-  uint32_t between = word & columns_in(window, first);
-  for (uint32_t rest = between; rest != 0; rest &= rest - 1) {
-#ifdef __CUDA_ARCH__
-    int32_t column = __ffs(static_cast<int>(rest)) - 1;
-#else
-    int32_t column = __builtin_ctz(rest);
-#endif
-    int32_t u = first + 8 * (column / 2) + column % 2;
-    if ((pattern.lead.at(u) - slice.keys.offset) % slice.keys.step == 0) word &= ~(1u << column);
   }
   return word;
 }

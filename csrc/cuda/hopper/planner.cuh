@@ -70,14 +70,10 @@ class Planner {
   /// What key_bounds say of the rows of a tile.
   __device__ __forceinline__ Bounds bounds_of(const Work& work, Interval rows) const {
     const AttentionParams& params = args_.params;
-    Bounds bounds = unbounded(params.seq_kv);
-    if (params.bounds.data == nullptr) return bounds;
-    bounds.any = {kUnlimited, 0};
+    if (params.bounds.data == nullptr) return unbounded(params.seq_kv);
+    Bounds bounds = no_rows(params.seq_kv);
     for (int32_t r = rows.begin + lane_; r < rows.end; r += kWarp) {
-      Interval row = params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
-      bounds.all = intersect(bounds.all, row);
-      if (row.empty()) continue;
-      bounds.any = {imin(bounds.any.begin, row.begin), imax(bounds.any.end, row.end)};
+      bounds.add(params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv));
     }
     bounds.any = {__reduce_min_sync(~0u, bounds.any.begin), __reduce_max_sync(~0u, bounds.any.end)};
     bounds.all = {__reduce_max_sync(~0u, bounds.all.begin), __reduce_min_sync(~0u, bounds.all.end)};

@@ -25,9 +25,8 @@ class TileSource {
         box_rows_(args.box_rows) {
     if (!list_.present()) return;
     int32_t row = work.first_row / list_.block_q;
-    indices_ = list_.indices + work.batch * list_.index_stride_b +
-               work.head * list_.index_stride_h + row * list_.index_stride_q;
-    main_left_ = list_.count(work.batch, work.head, row) * (list_.block_kv / box_rows_);
+    runs_ = list_.runs(work.batch, work.head, row, box_rows_);
+    main_left_ = runs_.count;
   }
 
   /// The next tile; not valid when there is none.
@@ -76,8 +75,7 @@ class TileSource {
       if (i == box && candidates_ != 0) step.key = key;
       if (candidates_ != 0) candidates_ &= ~(1u << from);
     }
-    bool masked =
-        box < boxes && (step.key == kUnlimited || needs_mask(tiles_, step.key, box_rows_));
+    bool masked = box < boxes && tiles_.needs_mask({step.key, step.key + box_rows_});
     step.kind = __any_sync(~0u, masked) ? TileKind::kMasked : TileKind::kWhole;
     step.valid = true;
     return step;
@@ -86,18 +84,13 @@ class TileSource {
   /// The window of candidates: a lane holds a box of the list, and a bit says whether it is
   /// visited.
   __device__ __forceinline__ void read_candidates() {
-    int32_t boxes_per_block = list_.block_kv / box_rows_;
     int32_t first = imax(main_left_ - kWarp, 0);
     int32_t at = first + threadIdx.x % kWarp;
     bool visited = false;
     if (at < main_left_) {
-      int32_t entry = at / boxes_per_block;
-      int32_t block = indices_[entry];
-      bool exists = block >= 0 && block < list_.num_kv;
-      candidate_ =
-          (exists ? block : 0) * list_.block_kv + (at - entry * boxes_per_block) * box_rows_;
-      visited = exists && candidate_ < tiles_.main.end * C::BLOCK_KV &&
-                candidate_ + box_rows_ > tiles_.main.begin * C::BLOCK_KV;
+      Interval run = runs_.keys(at);
+      candidate_ = run.begin;
+      visited = tiles_.visits(run);
     }
     candidates_ = __ballot_sync(~0u, visited);
     main_left_ = first;
@@ -107,7 +100,7 @@ class TileSource {
   Tiles tiles_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
   int32_t box_rows_;
-  const int32_t* indices_ = nullptr;
+  ListedRuns runs_;
   int32_t candidate_ = kUnlimited;
   uint32_t candidates_ = 0;
 };

@@ -9,30 +9,6 @@
 namespace sparse_attn::cuda::naive {
 namespace {
 
-/// One row's place in the pattern.
-struct RowPlace {
-  Slice slice;
-  Row row;
-};
-
-__device__ RowPlace place_row(const AttentionParams& params, int64_t batch, int64_t head,
-                              int32_t i) {
-  const Pattern& pattern = params.pattern;
-  Slice slice =
-      make_slice(pattern, i % pattern.dilation, params.seq_q, params.seq_kv, params.offset(batch));
-  Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
-  return {slice, make_row(pattern, slice, i / pattern.dilation, bounds)};
-}
-
-/// Whether the row sees key j in the main view or in the lead view.
-__device__ bool allows(const Pattern& pattern, const RowPlace& place, int32_t j) {
-  const View& keys = place.slice.keys;
-  int32_t v = floor_div(j - keys.offset, keys.step);
-  if (keys.at(v) == j && allows_main(pattern, place.row, v)) return true;
-  int32_t u = floor_div(j - pattern.lead.offset, pattern.lead.step);
-  return pattern.lead.at(u) == j && allows_lead(pattern, place.slice, place.row, u);
-}
-
 /// The scores of queries [q0, q_end) and keys [k0, k_end), at most a tile of each.
 template <typename T>
 __device__ void score_tile(const Problem& problem, int64_t index, Interval queries, Interval keys) {
@@ -59,12 +35,14 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
   for (int r = 0; r < kProductRows; ++r) {
     int32_t i = queries.begin + product_row(r);
     if (i >= queries.end) continue;
-    RowPlace place = place_row(params, batch, head, i);
+    Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
+    Query query =
+        make_query(params.pattern, i, params.seq_q, params.seq_kv, params.offset(batch), bounds);
     float* scores = problem.row(index, i);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t j = keys.begin + product_column(c);
       if (j >= keys.end) continue;
-      bool allowed = allows(params.pattern, place, j) &&
+      bool allowed = sees_key(params.pattern, query, j) &&
                      mask_bias(params.mask, batch, head, i, j) != -INFINITY;
       scores[j] = allowed ? params.scale * acc[r][c] : -INFINITY;
     }
@@ -102,12 +80,11 @@ __global__ void __launch_bounds__(kProductThreads) listed_scores(const Problem p
   int32_t q_end = imin(imin(q0 + kProductTile, (list_row + 1) * list.block_q), params.seq_q);
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
-  int32_t count = list.count(batch, head, list_row);
-  for (int32_t entry = 0; entry < count; ++entry) {
-    int32_t start = list.key_start(batch, head, list_row, entry);
-    int32_t end = imin(start + list.block_kv, params.seq_kv);
-    for (int32_t k0 = start; k0 < end; k0 += kProductTile) {
-      score_tile<T>(problem, index, {q0, q_end}, {k0, imin(k0 + kProductTile, end)});
+  ListedRuns runs = list.runs(batch, head, list_row, list.block_kv);
+  for (int32_t r = 0; r < runs.count; ++r) {
+    Interval block = intersect(runs.keys(r), {0, params.seq_kv});
+    for (int32_t k0 = block.begin; k0 < block.end; k0 += kProductTile) {
+      score_tile<T>(problem, index, {q0, q_end}, {k0, imin(k0 + kProductTile, block.end)});
     }
   }
 }

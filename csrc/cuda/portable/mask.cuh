@@ -59,11 +59,11 @@ __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
   uint32_t bits = 0;
   if (r >= tile.work.rows.size()) return bits;
   Row row = tile.row(tile.work.rows.begin + r);
+  Seen seen = step.lead ? seen_lead(pattern, tile.work.slice, row) : seen_main(pattern, row);
 #pragma unroll 1
   for (int k = 0; k < 2 * Config::NT; ++k) {
     int32_t element = tile.element(step, lane_column(k));
-    bool allowed = step.lead ? allows_lead(pattern, tile.work.slice, row, element)
-                             : allows_main(pattern, row, element);
+    bool allowed = sees(pattern, tile.work.slice, seen, element);
     bits |= static_cast<uint32_t>(allowed) << k;
   }
   return bits;

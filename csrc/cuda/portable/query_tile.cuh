@@ -21,7 +21,7 @@ struct TileState {
   Interval row_keys[Config::BLOCK_Q];  // main view of each row; empty behind the last row
   WarpKeys warp_keys[Config::kThreads / 32];
   WalkPlan walk;
-  int32_t any_begin, any_end, all_begin, all_end;  // extremes of the rows' key bounds
+  Bounds bounds;  // of the rows
 };
 
 template <typename Config>
@@ -46,7 +46,7 @@ struct QueryTile {
     return make_row(params.pattern, work.slice, r, row_bounds(r));
   }
   __device__ __forceinline__ typename Config::Walk walk() const {
-    return {params.pattern, state.walk, work.batch, work.head, work.list_row};
+    return {params.pattern, state.walk};
   }
 
   /// Finds the tile's rows; false where the thread block has none. All threads call it.
@@ -155,21 +155,18 @@ struct QueryTile {
   }
 
   __device__ Bounds reduce_bounds() {
-    if (threadIdx.x == 0) {
-      state.any_begin = state.all_end = params.seq_kv;
-      state.any_end = state.all_begin = 0;
-    }
+    if (threadIdx.x == 0) state.bounds = no_rows(params.seq_kv);
     __syncthreads();
+    Bounds bounds = no_rows(params.seq_kv);
     for (int r = threadIdx.x; r < work.rows.size(); r += Config::kThreads) {
-      Interval keys = row_bounds(work.rows.begin + r);
-      atomicMax(&state.all_begin, keys.begin);
-      atomicMin(&state.all_end, keys.end);
-      if (keys.empty()) continue;
-      atomicMin(&state.any_begin, keys.begin);
-      atomicMax(&state.any_end, keys.end);
+      bounds.add(row_bounds(work.rows.begin + r));
     }
+    atomicMin(&state.bounds.any.begin, bounds.any.begin);
+    atomicMax(&state.bounds.any.end, bounds.any.end);
+    atomicMax(&state.bounds.all.begin, bounds.all.begin);
+    atomicMin(&state.bounds.all.end, bounds.all.end);
     __syncthreads();
-    return {{state.any_begin, state.any_end}, {state.all_begin, state.all_end}};
+    return state.bounds;
   }
 };
 

@@ -24,7 +24,7 @@ struct WalkPlan {
   Interval lead_loaded;
   int32_t range_steps = 0;  // lead and main tiles of a range pattern
   int32_t steps = 0;
-  int32_t granules = 0;  // of a gathered list
+  ListedRuns runs;  // of a list
 };
 
 /// Walks a list of blocks whose size is no multiple of BLOCK_KV by granules, several to a tile.
@@ -38,8 +38,6 @@ struct TileWalk {
 
   const Pattern& pattern;
   const WalkPlan& plan;
-  int64_t batch, head;
-  int32_t list_row;
 
   /// Moves `position` past the next visited tile and describes it; false when there is none.
   __device__ __forceinline__ bool next(int32_t& position, Step& step) const {
@@ -51,15 +49,6 @@ struct TileWalk {
   }
 
  private:
-  /// First key of granule `g` of the list, or kUnlimited where it holds none.
-  __device__ __forceinline__ int32_t granule_key(int32_t g) const {
-    int32_t per_block = pattern.list.block_kv / kGranule;
-    if (g >= plan.granules) return kUnlimited;
-    int32_t entry = per_block == 1 ? g : g / per_block;
-    int32_t start = pattern.list.key_start(batch, head, list_row, entry);
-    return start == kUnlimited ? kUnlimited : start + (g - entry * per_block) * kGranule;
-  }
-
   __device__ __forceinline__ bool ranged(int32_t at, Step& step) const {
     const Tiles& tiles = plan.tiles;
     if (at >= plan.range_steps) return global_tile(at - plan.range_steps, step);
@@ -92,27 +81,24 @@ struct TileWalk {
   }
 
   __device__ __forceinline__ bool listed(int32_t at, Step& step) const {
-    const BlockList& list = pattern.list;
+    const ListedRuns& runs = plan.runs;
     step.lead = false;
     if constexpr (kGather) {
       step.start = 0;
       step.masked = false;
 #pragma unroll
       for (int32_t g = 0; g < kGranules; ++g) {
-        int32_t key = granule_key(at * kGranules + g);
-        step.granules[g] = key;
-        step.masked |= key == kUnlimited || needs_mask(plan.tiles, key, kGranule);
+        int32_t r = at * kGranules + g;
+        Interval run = r < runs.count ? runs.keys(r) : Interval{kUnlimited, kUnlimited};
+        step.granules[g] = run.begin;
+        step.masked |= plan.tiles.needs_mask(run);
       }
       return true;
     } else {
-      int32_t tiles_per_block = list.block_kv / BLOCK_KV;
-      int32_t entry = at / tiles_per_block;
-      int32_t key = list.key_start(batch, head, list_row, entry);
-      if (key == kUnlimited) return false;
-      step.start = key + (at - entry * tiles_per_block) * BLOCK_KV;
-      step.masked = needs_mask(plan.tiles, step.start, BLOCK_KV);
-      Interval seen = plan.tiles.main;
-      return step.start >= seen.begin * BLOCK_KV && step.start < seen.end * BLOCK_KV;
+      Interval run = runs.keys(at);
+      step.start = run.begin;
+      step.masked = plan.tiles.needs_mask(run);
+      return plan.tiles.visits(run);
     }
   }
 };
@@ -126,14 +112,10 @@ __device__ WalkPlan plan_walk(const Pattern& pattern, const Slice& slice, Interv
   plan.keys_loaded = slice.keys.inside(bounds.any);
   plan.lead_loaded = pattern.lead.inside(bounds.any);
   if (pattern.list.present()) {
-    int32_t count = pattern.list.count(batch, head, list_row);
-    if constexpr (kGather) {
-      using Walk = TileWalk<BLOCK_KV, kGather>;
-      plan.granules = count * (pattern.list.block_kv / Walk::kGranule);
-      plan.steps = ceil_div(plan.granules, Walk::kGranules);
-    } else {
-      plan.steps = count * (pattern.list.block_kv / BLOCK_KV);
-    }
+    using Walk = TileWalk<BLOCK_KV, kGather>;
+    int32_t length = kGather ? Walk::kGranule : BLOCK_KV;
+    plan.runs = pattern.list.runs(batch, head, list_row, length);
+    plan.steps = ceil_div(plan.runs.count, Walk::kGranules);
     return plan;
   }
   plan.range_steps = plan.steps = plan.tiles.count();

@@ -21,7 +21,7 @@ GridPlan plan_grid(const AttentionParams& params) {
   constexpr int64_t kGroupBytes = 32 << 20;  // measured best where the L2 cache has 50 MB
   const Pattern& pattern = params.pattern;
   GridPlan plan;
-  plan.classes = imin(pattern.dilation, params.seq_q);
+  plan.classes = pattern.classes(params.seq_q);
   plan.tiles = plan.classes * ceil_div(ceil_div(params.seq_q, pattern.dilation), BLOCK_Q);
   if (pattern.list.present()) {
     plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.seq_q), BLOCK_Q);
