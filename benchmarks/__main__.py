@@ -1,7 +1,8 @@
 """Command line of the benchmarks.
 
-``python -m benchmarks [suite] [--minutes M]`` runs a suite on the GPU, or on the CPU where there is
-none, prints a table, and writes JSON, Markdown and plots into benchmarks/results.
+``python -m benchmarks [suite ...] [--minutes M]`` runs suites on the GPU, or on the CPU where
+there is none, prints a table, and writes JSON, Markdown and plots into benchmarks/results. The
+suites share the minutes; FlexAttention's kernels are compiled first, side by side.
 """
 
 from __future__ import annotations
@@ -16,69 +17,103 @@ import torch
 
 import sparse_attn as sa
 
-from . import report, suites
+from . import report, suites, summary
 from .bars import BARS, judge
-from .cases import Group
+from .budget import Budget
+from .cases import Case, Group
 from .crossover import crossovers
 from .machine import ceilings, describe, slug
 from .memory import reserved_over_calls
-from .runner import Runner
-from .store import RESULTS, Run, save
+from .precompile import flex_cases, precompile
+from .runner import GroupResult, Runner, progress
+from .store import RESULTS, Run, Store
 from .timing import Timer
 
 MIXED_LENGTHS = {"cuda": (128, 1000, 2048, 3333, 4096, 8192), "cpu": (64, 100, 256, 333, 512)}
+COMPILE_SHARE = 0.25  # of the budget, at most
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one suite; return 0, or 1 when a result was wrong."""
+    """Run the suites; return 0, or 1 when a result was wrong."""
     options = _options(arguments)
     if options.list:
         for name in suites.NAMES:
             print(name)
         return 0
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if options.suite in suites.NEED_CUDA and device.type != "cuda":
-        print(f"the {options.suite} suite needs a GPU", file=sys.stderr)
-        return 2
-    groups = suites.groups_of(options.suite, device.type)
-    groups = [group for group in groups if options.only in group.name]
+    for suite in options.suites:
+        if suite in suites.NEED_CUDA and device.type != "cuda":
+            print(f"the {suite} suite needs a GPU", file=sys.stderr)
+            return 2
+    budget = Budget(60 * options.minutes)
+    folder = Path(options.output or RESULTS)
+    groups = {suite: _groups(suite, options.only, device) for suite in options.suites}
+    left_out: dict[Case, str] = {}
+    wrong = False
     with torch.no_grad():
-        run = measure(options, device, groups)
-    path = Path(options.output or RESULTS) / f"{options.suite}-{slug(device)}.json"
-    save(run, path)
-    report.write(run, path)
-    print(report.table(run))
-    print(f"\n{path.with_suffix('.md')}")
-    return int(any(report.is_wrong(row) for result in run.results for row in result.rows))
+        if options.compile != "never" and device.type == "cuda":
+            cases = flex_cases(group for suite in groups.values() for group in suite)
+            left_out = precompile(cases, device, Budget(COMPILE_SHARE * budget.seconds), _say)
+        if options.compile == "only":
+            return 0
+        waiting = {suite: suites.WEIGHTS[suite] for suite in options.suites}
+        for suite in options.suites:
+            share = budget.share(suite, waiting)
+            del waiting[suite]
+            run = measure(options, suite, device, groups[suite], folder, share, left_out)
+            wrong |= any(report.is_wrong(row) for result in run.results for row in result.rows)
+    _say(summary.write(folder, slug(device)))
+    return int(wrong)
 
 
-def measure(options: argparse.Namespace, device: torch.device, groups: list[Group]) -> Run:
-    """Run the groups and everything that is measured around them."""
-    began = time.monotonic()
+def measure(
+    options: argparse.Namespace,
+    suite: str,
+    device: torch.device,
+    groups: list[Group],
+    folder: Path,
+    budget: Budget,
+    left_out: dict[Case, str],
+) -> Run:
+    """Run one suite's groups and everything that is measured around them, writing as it goes."""
+    path = folder / f"{suite}-{slug(device)}.json"
+    machine = describe(device)
+    store = Store(path, machine["digests"], resume=options.resume)
     timer = Timer(device)
-    found = ceilings(timer)
+    run = Run(suite, machine, ceilings(timer), options.rounds, [], [])
+    if suite == "report":
+        run.reserved = reserved_over_calls(_band_call(device), MIXED_LENGTHS[device.type], device)
     runner = Runner(
         device,
-        found,
+        run.ceilings,
         rounds=options.rounds,
         milliseconds=options.milliseconds,
-        minutes=options.minutes,
-        say=lambda line: print(line, flush=True),
+        budget=budget,
+        left_out=left_out,
     )
-    results = runner.run(groups)
-    again = ceilings(timer)
-    found = {name: (found[name] + again[name]) / 2 for name in found}
-    machine = describe(device)
-    run = Run(options.suite, machine, found, options.rounds, results, [])
-    run.verdicts = judge(BARS, results, found, run.device_name)
-    if options.suite == "report":
-        run.crossovers = crossovers(results, run.noise())
-        if not runner.out_of_time():
-            run.reserved = reserved_over_calls(
-                _band_call(device), MIXED_LENGTHS[device.type], device
-            )
-    run.seconds = time.monotonic() - began
+    for group in groups:
+        result: GroupResult = store.finished.get(group.name) or runner.run(group)
+        run.results.append(result)
+        run.seconds = time.monotonic() - budget.began
+        run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
+        store.save(run)
+        _say(progress(result))
+    if suite == "report":
+        run.crossovers = crossovers(run.results, run.noise())
+    run.seconds = time.monotonic() - budget.began
+    store.save(run)
+    report.write(run, path)
+    _say(report.table(run))
+    _say(f"\n{path.with_suffix('.md')}")
     return run
+
+
+def _groups(suite: str, only: str, device: torch.device) -> list[Group]:
+    return [group for group in suites.groups_of(suite, device.type) if only in group.name]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _band_call(device: torch.device) -> Callable[[int], object]:
@@ -94,8 +129,8 @@ def _band_call(device: torch.device) -> Callable[[int], object]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", default="report", choices=suites.NAMES)
-    parser.add_argument("--minutes", type=float, default=10.0, help="time budget of the groups")
+    parser.add_argument("suites", nargs="*", metavar="suite", help="default: report")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time budget of all suites")
     parser.add_argument("--rounds", type=int, default=7, help="shuffled rounds of every group")
     parser.add_argument(
         "--milliseconds",
@@ -106,8 +141,22 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="run the groups with this in their names")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
     parser.add_argument("--output", help="folder for the results")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the finished groups of a run on the same tree"
+    )
+    parser.add_argument(
+        "--compile",
+        choices=("first", "only", "never"),
+        default="first",
+        help="FlexAttention's kernels: before the run, and nothing else, or where they are met",
+    )
     parser.add_argument("--list", action="store_true", help="print the suites' names")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.suites = options.suites or ["report"]
+    unknown = [suite for suite in options.suites if suite not in suites.NAMES]
+    if unknown:
+        parser.error(f"expected suites among {', '.join(suites.NAMES)}, got {unknown[0]}")
+    return options
 
 
 if __name__ == "__main__":

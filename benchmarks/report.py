@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from . import insights, plots
-from .bars import MEASURES, Verdict
+from .bars import MEASURES, Bar, Verdict
 from .runner import GroupResult, Row
 from .store import Run
 
@@ -36,7 +36,7 @@ def table(run: Run) -> str:
                 )
     if run.verdicts:
         lines.append("\nfloors")
-        lines += [f"  {_mark(v):<9} {_bar_text(v)}" for v in run.verdicts]
+        lines += [f"  {mark(v):<9} {_bar_text(v)}" for v in run.verdicts]
     return "\n".join(lines)
 
 
@@ -86,21 +86,20 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
     rows = []
     for v in verdicts:
         bar, sign = v.bar, "at most" if v.bar.at_most else "at least"
-        what = MEASURES[bar.measure][0].format(against=bar.against)
         figure = "" if v.figure is None else f"{v.figure:.3g}"
         rows.append(
             (
                 bar.group,
                 bar.subject,
-                what,
+                measure_text(bar),
                 figure,
                 f"{sign} {bar.floor:g}",
                 f"{bar.goal:g}",
-                _mark(v),
+                mark(v),
             )
         )
     head = ("group", "entry", "figure is", "figure", "floor", "goal", "")
-    return "## Floors\n\n" + _markdown(head, rows)
+    return "## Floors\n\n" + markdown(head, rows)
 
 
 def _crossover_table(run: Run) -> str:
@@ -116,7 +115,7 @@ def _crossover_table(run: Run) -> str:
         rows.append((c.label, pays, policy, *speeds, c.verdict))
     return (
         "## Crossover with dense attention\n\nTime of our own dense causal attention over the "
-        "pattern's, by length.\n\n" + _markdown(head, rows)
+        "pattern's, by length.\n\n" + markdown(head, rows)
     )
 
 
@@ -140,7 +139,7 @@ def _group_table(result: GroupResult) -> str:
         "limit",
         "mask built in ms",
     )
-    return f"### {result.name}\n\nNoise {result.noise:.1%}.\n\n" + _markdown(head, rows)
+    return f"### {result.name}\n\nNoise {result.noise:.1%}.\n\n" + markdown(head, rows)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -163,7 +162,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _mark(v: Verdict) -> str:
+def mark(v: Verdict) -> str:
+    """Return a verdict's word."""
     if v.held is None:
         return "not judged"
     if not v.held:
@@ -178,11 +178,16 @@ def _bar_text(v: Verdict) -> str:
     bar = v.bar
     figure = v.why if v.figure is None else f"{v.figure:.3g}"
     sign = "<=" if bar.at_most else ">="
-    what = MEASURES[bar.measure][0].format(against=bar.against)
-    return f"{bar.group} | {bar.subject}: {what} = {figure} ({sign} {bar.floor:g})"
+    return f"{bar.group} | {bar.subject}: {measure_text(bar)} = {figure} ({sign} {bar.floor:g})"
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def measure_text(bar: Bar) -> str:
+    """Return what a bar's figure is, in words."""
+    return MEASURES[bar.measure][0].format(against=bar.against)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"

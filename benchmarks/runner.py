@@ -1,7 +1,7 @@
 """Runs groups: builds the contenders, checks each one's result, times them in rounds, takes memory.
 
-Everything that fails becomes a sentence in the row. A group that the time budget no longer reaches
-is recorded as not run.
+Everything that fails becomes a sentence in the row. What the time budget no longer reaches, an
+entry or a whole group, is recorded as not run.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .accuracy import Reference
+from .budget import NOT_RUN, Budget
 from .cases import Case, Entry, Group, Inputs
 from .masks import Full
 from .memory import peak_bytes
@@ -47,6 +48,12 @@ class Row:
     error_limit: float | None = None
     to_dense: float | None = None  # relative distance from dense attention on the same inputs
     setup_ms: float | None = None
+    prepare_s: float = 0.0  # inputs, compiling, the first call and its comparison
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the time budget did not reach it."""
+        return self.failure.startswith(NOT_RUN)
 
 
 @dataclass
@@ -64,6 +71,11 @@ class GroupResult:
         """Return the row of that name, None when it has no figures."""
         return next((r for r in self.rows if r.name == name and not r.failure), None)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every entry had its turn."""
+        return not any(row.left_out for row in self.rows)
+
 
 class Runner:
     """Runs groups on one device within a time budget."""
@@ -75,35 +87,18 @@ class Runner:
         *,
         rounds: int,
         milliseconds: float,
-        minutes: float,
-        say: Callable[[str], None],
+        budget: Budget,
+        left_out: Mapping[Case, str] | None = None,
     ) -> None:
         self.timer = Timer(device)
         self.ceilings = ceilings
         self.rounds = rounds
         self.milliseconds = milliseconds
-        self.deadline = time.monotonic() + 60 * minutes
-        self.minutes = minutes
-        self.say = say
+        self.budget = budget
+        self.left_out = left_out or {}  # FlexAttention's cases that were not compiled, and why
 
-    def out_of_time(self) -> bool:
-        """Whether the budget is spent."""
-        return time.monotonic() > self.deadline
-
-    def run(self, groups: Iterable[Group]) -> list[GroupResult]:
-        """Run the groups in order."""
-        results = []
-        for group in groups:
-            if self.out_of_time():
-                why = f"not run: the time budget of {self.minutes:g} minutes was spent"
-                rows = [replace(_row(entry), failure=why) for entry in group.entries]
-                results.append(GroupResult(group.name, group.sweep, group.x, rows))
-                continue
-            results.append(self._group(group))
-            self.say(_progress(results[-1]))
-        return results
-
-    def _group(self, group: Group) -> GroupResult:
+    def run(self, group: Group) -> GroupResult:
+        """Run one group."""
         began = time.monotonic()
         inputs: dict[tuple[object, ...], Inputs] = {}
         references: dict[Case, Reference] = {}
@@ -111,6 +106,10 @@ class Runner:
         for entry in group.entries:
             row = _row(entry)
             rows.append(row)
+            row.failure = self._refusal(entry)
+            if row.failure:
+                continue
+            started = time.monotonic()
             try:
                 if entry.case.shape not in inputs:
                     inputs[entry.case.shape] = Inputs(entry.case, self.timer.device)
@@ -121,11 +120,18 @@ class Runner:
                 row.failure = sentence(error)
                 self._recover()
                 continue
+            row.prepare_s = time.monotonic() - started
             calls[entry.name] = made.call
         first = next(iter(calls), None)
         if first is not None:
             calls[first + AGAIN] = calls[first]
-        times = interleaved(calls, self.timer, self.rounds, self.milliseconds)
+        repeats = self.timer.repeats(calls, self.milliseconds)
+        needed = self.rounds * sum(r.seconds for r in repeats.values())
+        if not self.budget.reaches(needed):
+            for row in rows:
+                row.failure = row.failure or self.budget.refusal(needed)
+            return GroupResult(group.name, group.sweep, group.x, rows)
+        times = interleaved(calls, repeats, self.timer, self.rounds)
         noise = abs(ratio(times[first], times[first + AGAIN]) - 1) if first is not None else 0.0
         for row, entry in zip(rows, group.entries, strict=True):
             if not row.failure:
@@ -133,6 +139,12 @@ class Runner:
         calls.clear()
         self._recover()
         return GroupResult(group.name, group.sweep, group.x, rows, noise, time.monotonic() - began)
+
+    def _refusal(self, entry: Entry) -> str:
+        """Return why the time budget does not reach the entry, nothing when it does."""
+        if entry.via == "flex" and entry.case in self.left_out:
+            return self.left_out[entry.case]
+        return "" if self.budget.reaches() else self.budget.refusal()
 
     def _examine(
         self,
@@ -195,12 +207,14 @@ def _row(entry: Entry) -> Row:
     return Row(entry.name, entry.via, case, entry.case.label, entry.case.spec.label)
 
 
-def _progress(result: GroupResult) -> str:
+def progress(result: GroupResult) -> str:
+    """Return a group's line for the terminal."""
     shown = []
     for row in result.rows:
         wrong = row.error is not None and not row.error <= (row.error_limit or 0)
         shown.append(
             f"{row.name} "
-            + ("failed" if row.failure else f"{row.ms:.3f} ms" + (" WRONG" if wrong else ""))
+            + ("not run" if row.left_out else "failed" if row.failure else f"{row.ms:.3f} ms")
+            + (" WRONG" if wrong else "")
         )
     return f"[{result.seconds:5.1f} s] {result.name}: " + ", ".join(shown)

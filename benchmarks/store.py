@@ -1,6 +1,7 @@
 """The result file: JSON with the machine, the ceilings, every row, its rounds, and the verdicts.
 
-A full run on the same tree does not erase the one before it: its verdicts are kept in
+It is written after every group: a run that is cut off leaves what it had, and can be resumed. A
+full run on the same tree does not erase the one before it: its verdicts are kept in
 ``earlier_runs``, so that a run is not chosen for being the best.
 """
 
@@ -13,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .bars import Verdict
+from .bars import Bar, Verdict
 from .crossover import Crossover
-from .runner import GroupResult
+from .runner import GroupResult, Row
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -44,18 +45,51 @@ class Run:
         return statistics.median([r.noise for r in self.results] or [0.0])
 
 
-def save(run: Run, path: Path) -> None:
-    """Write the run, keeping the verdicts of earlier runs on the same tree."""
-    content = asdict(run)
-    content["verdicts"] = _verdicts(run.verdicts)
-    content["earlier_runs"] = []
-    if path.exists():
-        old = json.loads(path.read_text())
-        if old["machine"]["digests"] == run.machine["digests"]:
-            kept = {"date": old["machine"]["date"], "verdicts": old["verdicts"]}
-            content["earlier_runs"] = [*old["earlier_runs"], kept]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_rounded(content), indent=1) + "\n")
+class Store:
+    """One suite's file; what stood in it when the run began is the run before."""
+
+    def __init__(self, path: Path, digests: object, *, resume: bool = False) -> None:
+        self.path = path
+        old = json.loads(path.read_text()) if path.exists() else None
+        same_tree = old is not None and old["machine"]["digests"] == digests
+        self.earlier: list[dict[str, Any]] = list(old["earlier_runs"]) if old and same_tree else []
+        self.finished: dict[str, GroupResult] = {}
+        if old and same_tree and resume:
+            found = [_group(result) for result in old["results"]]
+            self.finished = {result.name: result for result in found if result.complete}
+        elif old and same_tree:
+            self.earlier.append({"date": old["machine"]["date"], "verdicts": old["verdicts"]})
+
+    def save(self, run: Run) -> None:
+        """Write the run; a reader never meets half a file."""
+        content = asdict(run) | {"verdicts": _verdicts(run.verdicts), "earlier_runs": self.earlier}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps(_rounded(content), indent=1) + "\n")
+        fresh.replace(self.path)
+
+
+def load(path: Path) -> Run:
+    """Read a run back, its crossovers aside."""
+    found = json.loads(path.read_text())
+    verdicts = []
+    for entry in found["verdicts"]:
+        outcome = [entry.pop(name) for name in ("figure", "held", "why")]
+        verdicts.append(Verdict(Bar(**entry), *outcome))
+    return Run(
+        found["suite"],
+        found["machine"],
+        found["ceilings"],
+        found["rounds"],
+        [_group(result) for result in found["results"]],
+        verdicts,
+        reserved=found["reserved"],
+        seconds=found["seconds"],
+    )
+
+
+def _group(found: dict[str, Any]) -> GroupResult:
+    return GroupResult(**found | {"rows": [Row(**row) for row in found["rows"]]})
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:

@@ -224,6 +224,16 @@ SUITES = {
     "portable": portable,
 }
 NAMES = (*SUITES, "report")
+# How suites of one run share its time: about the seconds that each takes on an H200.
+WEIGHTS = {
+    "quick": 5,
+    "cpu": 60,
+    "dense": 50,
+    "sparse": 60,
+    "decode": 15,
+    "portable": 10,
+    "report": 120,
+}
 NEED_CUDA = ("dense", "sparse", "decode", "portable")
 
 

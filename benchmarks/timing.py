@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,14 @@ Call = Callable[[], object]
 FLUSH_BYTES = 512 << 20
 WARM_UP_CALLS = 3
 LONGEST_BATCH = 50
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often a call is repeated for one figure, and the seconds that takes."""
+
+    number: int
+    seconds: float
 
 
 class Timer:
@@ -45,16 +54,25 @@ class Timer:
         torch.cuda.synchronize(self.device)
         return statistics.median(begin.elapsed_time(end) for begin, end in events)
 
-    def repeats_for(self, call: Call, milliseconds: float) -> int:
+    def repeats_for(self, call: Call, milliseconds: float) -> Repeats:
         """Warm the call up, and return how many fill ``milliseconds``."""
         once = self.milliseconds(call, 1)
         if once < 10 * milliseconds:
             once = self.milliseconds(call, WARM_UP_CALLS)
-        return max(1, min(LONGEST_BATCH, round(milliseconds / max(once, 1e-3))))
+        number = max(1, min(LONGEST_BATCH, round(milliseconds / max(once, 1e-3))))
+        return Repeats(number, number * once / 1e3)
+
+    def repeats(self, calls: Mapping[str, Call], milliseconds: float) -> dict[str, Repeats]:
+        """Return ``repeats_for`` of every call."""
+        return {name: self.repeats_for(call, milliseconds) for name, call in calls.items()}
 
 
 def interleaved(
-    calls: Mapping[str, Call], timer: Timer, rounds: int, milliseconds: float, seed: int = 0
+    calls: Mapping[str, Call],
+    repeats: Mapping[str, Repeats],
+    timer: Timer,
+    rounds: int,
+    seed: int = 0,
 ) -> dict[str, list[float]]:
     """Time every call once a round, the order shuffled in each round.
 
@@ -62,12 +80,12 @@ def interleaved(
     ----------
     calls
         What to time, by name.
+    repeats
+        How often each is repeated for one figure.
     timer
         The device's timer.
     rounds
         How many figures each call gets.
-    milliseconds
-        About how long a call is repeated for one figure.
     seed
         Of the shuffles.
 
@@ -76,14 +94,13 @@ def interleaved(
     dict
         A list of ``rounds`` times in milliseconds for each name.
     """
-    repeats = {name: timer.repeats_for(call, milliseconds) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(seed)
     for _ in range(rounds):
         shuffle.shuffle(order)
         for name in order:
-            times[name].append(timer.milliseconds(calls[name], repeats[name]))
+            times[name].append(timer.milliseconds(calls[name], repeats[name].number))
     return times
 
 

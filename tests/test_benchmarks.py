@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import crossover, suites, sweeps
+from benchmarks import crossover, suites, summary, sweeps
 from benchmarks.__main__ import main
 from benchmarks.accuracy import Reference, allowed_rows
-from benchmarks.bars import BARS, Bar, judge
+from benchmarks.bars import BARS, Bar, Verdict, judge
+from benchmarks.budget import Budget
 from benchmarks.cases import Case, Entry, Group, Inputs
 from benchmarks.masks import Band, Blocks, Dilated, Full, Spec, Strided, TopK
 from benchmarks.memory import peak_bytes
+from benchmarks.precompile import precompile
 from benchmarks.runner import GroupResult, Row, Runner
-from benchmarks.timing import Timer, interleaved
+from benchmarks.store import Run, Store, load
+from benchmarks.timing import Repeats, Timer, interleaved
 
 CPU = torch.device("cpu")
 SMALL = Case(Full(), 96, heads=2, head_dim=16, dtype="float32")
@@ -114,34 +117,102 @@ def test_every_bar_finds_its_entries():
         assert len(set(names)) == len(names)
 
 
+def _runner(**settings):
+    left_out = settings.pop("left_out", None)
+    budget = Budget(**settings)
+    found = {"tflops/float32": 1.0}
+    return Runner(CPU, found, rounds=2, milliseconds=0.1, budget=budget, left_out=left_out)
+
+
 def test_a_failing_peer_is_a_sentence_in_its_row():
-    runner = Runner(
-        CPU, {"tflops/float32": 1.0}, rounds=2, milliseconds=0.1, minutes=1, say=lambda line: None
-    )
+    runner = _runner(seconds=60)
     entries = (
         Entry("sdpa", SMALL, "sdpa"),
         Entry("cudnn", SMALL, "cudnn"),
         Entry("fa3", replace(SMALL, spec=Dilated(2, 2, 2)), "fa3"),
     )
-    (result,) = runner.run([Group("g", entries)])
+    result = runner.run(Group("g", entries))
     assert not result.rows[0].failure and len(result.rows[0].rounds_ms) == 2
     assert all("Error" in row.failure or "Unavailable" in row.failure for row in result.rows[1:])
 
 
 def test_a_spent_budget_is_told():
-    runner = Runner(CPU, {}, rounds=2, milliseconds=0.1, minutes=0, say=lambda line: None)
-    (result,) = runner.run([Group("g", (Entry("sdpa", SMALL, "sdpa"),))])
-    assert result.rows[0].failure.startswith("not run: the time budget")
+    result = _runner(seconds=0).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
+    assert result.rows[0].failure.startswith("not run: time") and not result.complete
+
+
+def test_rounds_that_would_overrun_the_budget_are_not_begun(monkeypatch):
+    monkeypatch.setattr(Timer, "repeats_for", lambda self, call, ms: Repeats(1, 3600.0))
+    result = _runner(seconds=60).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
+    assert result.rows[0].failure.startswith("not run: time") and not result.rows[0].rounds_ms
+
+
+def test_a_case_that_was_not_compiled_is_told():
+    case = replace(SMALL, spec=Band(7))
+    entries = (Entry("sdpa", SMALL, "sdpa"), Entry("flex", case, "flex"))
+    result = _runner(seconds=60, left_out={case: "not run: time (x)"}).run(Group("g", entries))
+    assert [row.failure for row in result.rows] == ["", "not run: time (x)"]
+
+
+def test_compiles_end_with_their_budget():
+    causal_blocks = replace(SMALL, spec=Blocks(16, 16, 0.5), causal=True)
+    said: list[str] = []
+    assert precompile([causal_blocks], CPU, Budget(0.0), said.append) == {
+        causal_blocks: "not run: time (its compile did not end within 0 s)"
+    }
+    assert precompile([causal_blocks], CPU, Budget(120.0), said.append) == {}
+    assert len(said) == 2
+
+
+def test_suites_share_a_budget_by_weight():
+    whole = Budget(100.0)
+    assert whole.share("a", {"a": 1, "b": 3}).seconds == pytest.approx(25, abs=1)
+    assert whole.share("b", {"b": 3}).seconds == pytest.approx(100, abs=1)
+
+
+def _run_of(results, digests="tree"):
+    machine = {"digests": digests, "date": "today", "processor": "cpu"}
+    return Run("quick", machine, {}, 2, results, [Verdict(BARS[0], 1.0, False, "")])
+
+
+def test_an_interrupted_run_is_resumed_on_the_same_tree_alone(tmp_path):
+    path = tmp_path / "quick-cpu.json"
+    done, cut = _rows(a=2.0, b=3.0), replace(_rows(a=2.0), name="cut")
+    cut.rows[0].failure = "not run: time (x)"
+    Store(path, "tree").save(_run_of([done, cut]))
+    assert list(Store(path, "tree", resume=True).finished) == ["g"]
+    assert Store(path, "tree", resume=True).finished["g"] == done
+    assert not Store(path, "other", resume=True).finished
+    assert not Store(path, "tree").finished
+    assert load(path).verdicts == [Verdict(BARS[0], 1.0, False, "")]
+
+
+def test_an_earlier_run_on_the_same_tree_is_kept_once(tmp_path):
+    path = tmp_path / "quick-cpu.json"
+    Store(path, "tree").save(_run_of([]))
+    again = Store(path, "tree")
+    for _ in range(3):
+        again.save(_run_of([]))
+    assert len(json.loads(path.read_text())["earlier_runs"]) == 1
+    fresh = Store(path, "other")
+    fresh.save(_run_of([], "other"))
+    assert not json.loads(path.read_text())["earlier_runs"]
+
+
+def test_the_summary_names_every_floor_of_its_suites(tmp_path):
+    run = _run_of([])
+    run.machine["torch"] = "2"
+    Store(tmp_path / "decode-gpu.json", "tree").save(run)
+    assert summary.write(tmp_path, "gpu") == "floors: 5 not judged, of 5"
+    page = (tmp_path / "bars-gpu.md").read_text()
+    assert page.count("not judged: not in the run") == 5
 
 
 def test_rounds_time_every_call_equally_often():
     calls: list[str] = []
-    times = interleaved(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
-        Timer(CPU),
-        rounds=5,
-        milliseconds=0.0,
-    )
+    timed = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    timer = Timer(CPU)
+    times = interleaved(timed, timer.repeats(timed, 0.0), timer, rounds=5)
     assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
 
 

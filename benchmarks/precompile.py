@@ -1,0 +1,79 @@
+"""FlexAttention's kernels, compiled for all groups at once by processes side by side.
+
+A compile takes tens of seconds of one core. The processes leave their kernels in torch's cache on
+disk, where the run that times finds them; a case whose compile does not end in time is told as not
+run. Nothing is timed while they work.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .budget import NOT_RUN, Budget
+from .cases import Case, Group, Inputs
+from .peers import contender
+
+WORKERS = 12
+
+
+def flex_cases(groups: Iterable[Group]) -> list[Case]:
+    """Return the cases that FlexAttention serves, each once, in the groups' order."""
+    entries = [entry for group in groups for entry in group.entries if entry.via == "flex"]
+    return list(dict.fromkeys(entry.case for entry in entries))
+
+
+def precompile(
+    cases: Sequence[Case], device: torch.device, budget: Budget, say: Callable[[str], None]
+) -> dict[Case, str]:
+    """Compile the cases; return a sentence for each one that did not end within the budget."""
+    if not cases:
+        return {}
+    context = multiprocessing.get_context("spawn")
+    waiting, ended = context.Queue(), context.Queue()
+    for case in cases:
+        waiting.put(case)
+    number = min(len(cases), WORKERS, max(1, (os.cpu_count() or 2) - 2))
+    workers = [
+        context.Process(target=_work, args=(waiting, ended, str(device)), daemon=True)
+        for _ in range(number)
+    ]
+    for worker in workers:
+        worker.start()
+    open_cases = dict.fromkeys(cases)
+    while open_cases and budget.reaches():
+        try:
+            open_cases.pop(ended.get(timeout=0.2), None)
+        except queue.Empty:
+            if not any(worker.is_alive() for worker in workers):
+                break
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join()
+    took = budget.seconds - budget.left()
+    say(f"[{took:5.1f} s] {len(cases) - len(open_cases)} of {len(cases)} FlexAttention cases")
+    why = f"{NOT_RUN} (its compile did not end within {budget.seconds:.0f} s)"
+    return dict.fromkeys(open_cases, why)
+
+
+def _work(waiting: Any, ended: Any, device: str) -> None:
+    """Compile cases until none waits; a case that fails is left to the run, which tells why."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        while True:
+            try:
+                case = waiting.get(timeout=0.5)
+            except queue.Empty:
+                return
+            try:
+                contender("flex", case, Inputs(case, torch.device(device))).call()
+            except Exception as error:
+                print(f"{case.label}: {type(error).__name__}", flush=True)
+            ended.put(case)
