@@ -15,22 +15,17 @@ import argparse
 import datetime
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from . import sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
-
-SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
-UNSUPPORTED = ("Device not supported", "Unable to find", "not supported on this")
-SANITIZER_SECONDS = 900
 
 
 class Recorder:
@@ -82,34 +77,6 @@ def run_tests(extra: list[str]) -> dict[str, object]:
     }
 
 
-def run_sanitizer(tool: str) -> dict[str, object]:
-    """Run the tests marked ``sanitizer`` under one tool of compute-sanitizer."""
-    program = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin"
-    )
-    if program is None:
-        return {"status": "not available", "why": "compute-sanitizer was not found"}
-    command = [program, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "pytest"]
-    command += ["tests", "--device", "cuda", "-q", "-p", "no:cacheprovider", "-m", "sanitizer"]
-    # Without torch's cache every tensor is an allocation of its own, whose bounds the tool knows.
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    start = time.monotonic()
-    try:
-        result = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SANITIZER_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return {"status": "failed", "why": f"no end within {SANITIZER_SECONDS} s"}
-    output = result.stdout + result.stderr
-    run: dict[str, object] = {"seconds": round(time.monotonic() - start, 1)}
-    if unsupported := [line for line in output.splitlines() if any(w in line for w in UNSUPPORTED)]:
-        return run | {"status": "not available", "why": unsupported[0].strip()}
-    clean = result.returncode == 0 and "ERROR SUMMARY: 0 errors" in output
-    closing = [line for line in output.splitlines() if " in " in line and "passed" in line]
-    run["tests"] = closing[-1].strip("= ") if closing else "none"
-    return run | ({"status": "passed"} if clean else {"status": "failed", "why": output[-4000:]})
-
-
 def driver_version() -> str:
     """Return the driver's version, or a sentence that it is unknown."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -143,13 +110,11 @@ def main() -> int:
         "libraries": library_hashes(),
     }
     record.setdefault("tests", {"exit_status": 0, "counts": {}})
-    record.setdefault("sanitizers", {tool: {"status": "not run"} for tool in SANITIZERS})
+    record.setdefault("sanitizers", {tool: {"status": "not run"} for tool in sanitizers.TOOLS})
     if options.part != "sanitizers":
         record["tests"] = run_tests(extra)
     if options.part != "tests":
-        with ThreadPoolExecutor() as pool:  # most of their time is the CPU's
-            runs = pool.map(run_sanitizer, SANITIZERS)
-            record["sanitizers"] = dict(zip(SANITIZERS, runs, strict=True))
+        record["sanitizers"] = sanitizers.run()
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record["sanitizers"], indent=2))

@@ -1,7 +1,8 @@
 """The same suite on every device: ``pytest tests --device cuda``.
 
-A test that takes ``engine`` runs once for each engine of the device; ``attend`` calls it and skips
-with the reason where that engine does not serve the case (on the CPU every engine serves all).
+A test that takes ``engine`` runs once for each engine of the device, or for ``--engine`` alone;
+``attend`` calls it and skips with the reason where that engine does not serve the case (on the CPU
+every engine serves all).
 """
 
 import os
@@ -22,11 +23,14 @@ ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "portable", "naive")}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=list(ENGINES), help="where tensors live")
+    parser.addoption("--engine", help="the one engine to test, of those of the device")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
-        metafunc.parametrize("engine", ENGINES[metafunc.config.getoption("--device")])
+        only = metafunc.config.getoption("--engine")
+        engines = ENGINES[metafunc.config.getoption("--device")]
+        metafunc.parametrize("engine", [e for e in engines if only in (None, e)])
 
 
 @pytest.fixture

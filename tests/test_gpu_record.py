@@ -1,0 +1,80 @@
+"""The record of a GPU run: what is read from a sanitizer's log, and when a tool has passed."""
+
+import pytest
+
+from scripts import sanitizers
+
+READ = """\
+========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at void kernel<(int)128, float>(Params, (anonymous namespace)::T)+0x1f0 in k.cu:9
+=========     by thread (0,0,0) in block (0,0,0)
+=========     Address 0x7f12
+=========
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at void kernel<(int)128, float>(Params, (anonymous namespace)::T)+0x1f0 in k.cu:9
+=========     by thread (1,0,0) in block (0,0,0)
+=========     Address 0x7f16
+=========
+========= ERROR SUMMARY: 7 errors
+========= ERROR SUMMARY: 5 errors were not printed. Use --print-limit option to adjust
+"""
+RACE = """\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at loader(Params)+0x570 in sample.cu:9
+=========     and Read access at consumer(Params)+0x600 in sample.cu:15 [508 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+TESTS = "=== 3 passed in 1.00s ===\n"
+
+
+def test_equal_reports_are_counted_once():
+    assert sanitizers.findings(READ) == [
+        {
+            "message": "Uninitialized __global__ memory read of size 4 bytes",
+            "at": "void kernel<(int)128, float>+0x1f0",
+            "count": 2,
+        }
+    ]
+
+
+def test_a_race_names_both_sides():
+    assert sanitizers.findings(RACE) == [
+        {
+            "message": "Error: Race reported between Write access and Read access",
+            "at": "loader+0x570 / consumer+0x600",
+            "count": 1,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "log, tests, exit_status, status, errors",
+    [
+        (CLEAN, TESTS, 0, "passed", 0),
+        (CLEAN, "=== 1 failed, 2 passed in 1.00s ===", 1, "failed", 0),
+        (READ, TESTS, 0, "failed", 7),
+        (RACE, TESTS, 99, "failed", 1),
+        ("", TESTS, 0, "failed", 0),
+    ],
+    ids=["clean", "tests-fail", "uninitialised", "race", "no-log"],
+)
+def test_a_tool_passes_only_with_a_clean_summary(log, tests, exit_status, status, errors):
+    found = sanitizers.read(log, tests, exit_status)
+    assert (found["status"], found["errors"]) == (status, errors)
+
+
+def test_a_tool_that_does_not_run_is_not_passed():
+    refused = sanitizers.read("========= Error: Device not supported\n", "", 1)
+    assert refused == {"status": "not available", "why": "Error: Device not supported"}
+
+
+def test_one_engines_failure_is_the_tools():
+    passed = sanitizers.read(CLEAN, TESTS, 0) | {"engine": "naive", "seconds": 2.0}
+    failed = sanitizers.read(READ, TESTS, 0) | {"engine": "hopper", "seconds": 3.0}
+    both = sanitizers.merged([passed, failed])
+    assert (both["status"], both["errors"], both["seconds"]) == ("failed", 7, 3.0)
+    assert [finding["engine"] for finding in both["findings"]] == ["hopper"]
+    assert sanitizers.merged([passed, passed])["status"] == "passed"
