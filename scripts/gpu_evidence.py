@@ -20,7 +20,10 @@ def verdict() -> str:
     record = json.loads(RECORD.read_text())
     counts = ", ".join(f"{n} {outcome}" for outcome, n in record["tests"]["counts"].items())
     tools = ", ".join(f"{tool} {run['status']}" for tool, run in record["sanitizers"].items())
-    run = f"{record['date']}, {record['gpu']}, torch {record['torch']}: {counts}; {tools}"
+    run = f"{record.get('date')}, {record.get('gpu')}, torch {record.get('torch')}: "
+    run += f"{counts or 'tests not run'}; {tools}"
+    if two := record.get("two_devices"):
+        run += f"; two devices: {two['counts'].get('passed', 0)} passed"
     digests = evidence_digests()
     differing = [name for name in digests if digests[name] != record["digests"].get(name)]
     if differing:

@@ -5,8 +5,9 @@ every skip with its reason), what compute-sanitizer says on the tests marked ``s
 libraries' hashes and the digests of the sources, so that ``make gpu-evidence`` can tell whose run
 it is. A tool that does not run on the machine is recorded as not available, never as passed.
 
-``--part tests`` and ``--part sanitizers`` run one half; the other half is kept from the record when
-it belongs to this tree.
+``--part tests``, ``--part sanitizers`` and ``--part devices`` (the tests marked ``two_devices``, on a
+machine with two GPUs) run one part; the others are kept from the record when it belongs to this
+tree. Without ``--part`` the first two run.
 """
 
 from __future__ import annotations
@@ -86,10 +87,22 @@ def driver_version() -> str:
         return "unknown"
 
 
+def place() -> dict[str, object]:
+    """Return where and when this runs."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "gpu": torch.cuda.get_device_name(0),
+        "devices": torch.cuda.device_count(),
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
 def main() -> int:
     """Run the parts asked for, write the record, and return 0 when nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("all", "tests", "sanitizers"), default="all")
+    parser.add_argument("--part", choices=("all", "tests", "sanitizers", "devices"), default="all")
     options, extra = parser.parse_known_args()
     if not torch.cuda.is_available():
         print("This suite needs a GPU: torch.cuda.is_available() is False.", file=sys.stderr)
@@ -99,27 +112,23 @@ def main() -> int:
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if record.get("digests") != digests:
         record = {}
-    record |= {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "gpu": torch.cuda.get_device_name(0),
-        "devices": torch.cuda.device_count(),
-        "driver": driver_version(),
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "digests": digests,
-        "libraries": library_hashes(),
-    }
+    if options.part == "devices":
+        record["two_devices"] = place() | run_tests(["-m", "two_devices", *extra])
+        record.setdefault("digests", digests)
+    else:
+        record |= place() | {"digests": digests, "libraries": library_hashes()}
     record.setdefault("tests", {"exit_status": 0, "counts": {}})
     record.setdefault("sanitizers", {tool: {"status": "not run"} for tool in sanitizers.TOOLS})
-    if options.part != "sanitizers":
+    if options.part in ("all", "tests"):
         record["tests"] = run_tests(extra)
-    if options.part != "tests":
+    if options.part in ("all", "sanitizers"):
         record["sanitizers"] = sanitizers.run()
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record["sanitizers"], indent=2))
     failed = any(run["status"] == "failed" for run in record["sanitizers"].values())
-    return int(record["tests"]["exit_status"]) or int(failed)
+    tests = [record["tests"], record.get("two_devices", {"exit_status": 0})]
+    return max(run["exit_status"] for run in tests) or int(failed)
 
 
 if __name__ == "__main__":

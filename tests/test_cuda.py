@@ -81,6 +81,7 @@ def test_streams_do_not_mix(attend, device, name):
     assert all(map(torch.equal, got, want))
 
 
+@pytest.mark.two_devices
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("name", PATTERNS)
 def test_second_device(attend, device, name):
