@@ -5,8 +5,8 @@ every skip with its reason), what compute-sanitizer says on the tests marked ``s
 libraries' hashes and the digests of the sources, so that ``make gpu-evidence`` can tell whose run
 it is. A tool that does not run on the machine is recorded as not available, never as passed.
 
-``--part tests``, ``--part sanitizers`` and ``--part devices`` (the tests marked ``two_devices``, on a
-machine with two GPUs) run one part; the others are kept from the record when it belongs to this
+``--part tests``, ``--part sanitizers`` and ``--part devices`` (the tests marked ``two_devices``, on
+a machine with two GPUs) run one part; the others are kept from the record when it belongs to this
 tree. Without ``--part`` the first two run.
 """
 
