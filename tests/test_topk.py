@@ -98,3 +98,24 @@ def test_long_rows(attend, device, k):
     query, key, value = Shape(1, 2, 1, 33, 300, 64).make(device)
     result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "late ties", "early ties"])
+@pytest.mark.parametrize("k", [1, 5, 300, 1400, 2600])
+def test_rows_sorted_by_score(attend, device, k, order):
+    """Every key beats those before it, or none does; equal scores stand in one half of the keys."""
+    query = torch.ones(1, 1, 5, 64, device=device)
+    key = torch.zeros(1, 1, 2700, 64, device=device)
+    scores = torch.arange(2700, device=device) - 1000
+    if order == "falling":
+        scores = scores.flip(0)
+    if order == "late ties":
+        scores = scores.clamp(max=350)
+    if order == "early ties":
+        scores = scores.clamp(min=350)
+    key[..., 0] = scores.float()
+    value = torch.randn_like(key)
+    best = torch.stack([torch.argsort(scores, descending=True, stable=True)[:k]] * 5)
+    allowed = torch.zeros(5, 2700, dtype=torch.bool, device=device).scatter(1, best, True)
+    out = attend(sa.TopK(k), query, key, value, scale=2.0**-10)
+    assert_close_to_reference(out, query, key, value, attn_mask=allowed, scale=2.0**-10)

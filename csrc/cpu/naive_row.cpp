@@ -1,17 +1,27 @@
 // What a query sees and its softmax, a key at a time.
 #include "naive_row.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
-#include "select_topk.h"
 #include "vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+/// Integers in the order of the floats; -0 equals 0, NaN stands above everything.
+int32_t ordered(float score) {
+  if (score != score) return std::numeric_limits<int32_t>::max();
+  int32_t bits;
+  score += 0.0f;
+  std::memcpy(&bits, &score, sizeof(bits));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
 
 /// The term of attn_mask at (b, h, i, j): 0 or -inf from a bool mask.
 float mask_term(const MaskView& mask, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -29,9 +39,7 @@ float mask_term(const MaskView& mask, int64_t b, int64_t h, int64_t i, int64_t j
 
 NaiveRow::NaiveRow(const AttentionParams& params, Arena* arena) {
   seen = arena->take<uint8_t>(params.seq_kv);
-  if (params.pattern.topk == 0) return;
-  columns = arena->take<int32_t>(params.seq_kv);
-  ranks = arena->take<int32_t>(params.seq_kv);
+  if (params.pattern.topk > 0) ranks = arena->take<int32_t>(params.seq_kv);
 }
 
 void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
@@ -62,14 +70,23 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
   }
 }
 
-/// Writes -inf over all scores but the k highest.
+/// Writes -inf over all scores but the k highest, by a plain selection; ties go to the lower key.
 void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
-  int32_t count = select_topk(vector_math(), scores, n, k, columns, ranks);
-  int32_t next = 0;
+  int32_t count = 0;
   for (int32_t j = 0; j < n; ++j) {
-    bool kept = next < count && columns[next] == j;
-    next += kept;
-    if (!kept) scores[j] = kHidden;
+    if (scores[j] != kHidden) ranks[count++] = ordered(scores[j]);
+  }
+  if (count <= k) return;
+  std::nth_element(ranks, ranks + k - 1, ranks + count, std::greater<int32_t>());
+  int32_t threshold = ranks[k - 1];
+  int32_t room = k - static_cast<int32_t>(std::count_if(
+                         ranks, ranks + k, [&](int32_t rank) { return rank > threshold; }));
+  for (int32_t j = 0; j < n; ++j) {
+    if (scores[j] == kHidden) continue;
+    int32_t rank = ordered(scores[j]);
+    bool tie = rank == threshold;
+    if (rank < threshold || (tie && room <= 0)) scores[j] = kHidden;
+    room -= tie;
   }
 }
 

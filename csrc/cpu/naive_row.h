@@ -11,9 +11,8 @@
 namespace sparse_attn::cpu {
 
 struct NaiveRow {
-  uint8_t* seen = nullptr;     // [Skv]
-  int32_t* columns = nullptr;  // [Skv], for top-k
-  int32_t* ranks = nullptr;    // [Skv], for top-k
+  uint8_t* seen = nullptr;   // [Skv]
+  int32_t* ranks = nullptr;  // [Skv], for top-k
 
   NaiveRow(const AttentionParams& params, Arena* arena);
 

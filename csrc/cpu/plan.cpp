@@ -6,7 +6,7 @@ namespace {
 
 constexpr int32_t kChunkKeys = 512;
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
-constexpr int64_t kTopkFloats = int64_t{1} << 20;    // of a tile of whole score rows
+constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
 
 /// Keys that a row of the main view sees at most.
 int32_t reach(const AttentionParams& params) {
@@ -16,11 +16,21 @@ int32_t reach(const AttentionParams& params) {
   return imax(1, imin(keys, imin(pattern.left, keys) + imin(right, keys) + 1));
 }
 
+int32_t chunk_keys(const AttentionParams& params) {
+  return imin(kChunkKeys, static_cast<int32_t>(round_up(params.seq_kv, 16)));
+}
+
+TopkRoom topk_room(const AttentionParams& params) {
+  int64_t columns = params.seq_kv;
+  if (has_side_lead(params)) columns += params.pattern.lead.length;
+  return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
+}
+
 /// Rows of a tile: many amortise the packing inside BLAS, few waste less at the window's edges.
 int32_t preferred_rows(const AttentionParams& params) {
   if (params.pattern.topk > 0) {
-    int64_t fit = kTopkFloats / params.seq_kv;
-    return static_cast<int32_t>(fit < 8 ? 8 : fit > 64 ? 64 : fit);
+    int64_t fit = kTopkFloats / (2 * topk_room(params).stride);
+    return static_cast<int32_t>(fit < 16 ? 16 : fit > 96 ? 96 : fit);
   }
   int32_t keys = reach(params);
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
@@ -85,14 +95,10 @@ Plan make_plan(const AttentionParams& params, int32_t num_workers) {
   Plan plan;
   plan.query = cut_queries(params);
   plan.pack = cut_keys(params, plan.query);
-  plan.chunk_keys = imin(kChunkKeys, static_cast<int32_t>(round_up(params.seq_kv, 16)));
+  plan.chunk_keys = chunk_keys(params);
   // One line more than a power of two keeps rows out of the same cache sets.
-  plan.score_columns = plan.chunk_keys;
-  if (params.pattern.topk > 0) {
-    plan.score_columns = params.seq_kv + (has_side_lead(params) ? params.pattern.lead.length : 0);
-    plan.kept_stride = imin(params.pattern.topk, static_cast<int32_t>(plan.score_columns));
-  }
-  plan.score_stride = round_up(plan.score_columns, 16) + 16;
+  plan.score_stride = round_up(plan.chunk_keys, 16) + 16;
+  if (params.pattern.topk > 0) plan.topk = topk_room(params);
   plan.num_workers = num_workers;
   return plan;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "params.h"
+#include "select_topk.h"
 
 namespace sparse_attn::cpu {
 
@@ -56,10 +57,9 @@ struct PackCut {
 struct Plan {
   QueryCut query;
   PackCut pack;
-  int32_t chunk_keys = 0;     // columns of a tile of scores
-  int64_t score_columns = 0;  // of a row of scores: a chunk, or every key for token top-k
-  int64_t score_stride = 0;   // floats from a row of scores to the next
-  int64_t kept_stride = 0;    // integers from a row of kept columns to the next, for top-k
+  int32_t chunk_keys = 0;    // columns of a tile of scores
+  int64_t score_stride = 0;  // floats from a row of scores to the next
+  TopkRoom topk;             // of a row's candidates, for token top-k
   int32_t num_workers = 1;
 };
 

@@ -29,11 +29,11 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
     value = arena->take<float>(chunk);
   }
   if (params.pattern.topk == 0) return;
-  seen_end = arena->take<int32_t>(max_rows);
-  kept = arena->take<int32_t>(max_rows * plan.kept_stride);
+  kept = arena->take<TopkRow>(max_rows);
+  kept_scores = arena->take<float>(max_rows * plan.topk.stride);
+  kept_columns = arena->take<int32_t>(max_rows * plan.topk.stride);
   cursor = arena->take<int32_t>(max_rows);
-  candidates = arena->take<int32_t>(plan.score_columns);
-  ranks = arena->take<int32_t>(plan.score_columns);
+  ranks = arena->take<int32_t>(plan.topk.stride);
   terms = arena->take<float>(plan.chunk_keys);
 }
 

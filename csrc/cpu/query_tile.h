@@ -1,5 +1,6 @@
 // One query tile of the tiled engine, from packed queries to finished rows of out and lse. Used by
-// the workers of tiled.cpp; token top-k keeps whole score rows, everything else runs online.
+// the workers of tiled.cpp; token top-k keeps the best scores of a row, everything else runs
+// online.
 #pragma once
 
 #include "dense_mask.h"
@@ -25,12 +26,12 @@ struct TileScratch {
   float* key = nullptr;     // [chunk_keys, D], gathered blocks
   float* value = nullptr;   // [chunk_keys, D]
   // For top-k:
-  int32_t* seen_end = nullptr;    // [rows], columns past the last that the row sees
-  int32_t* kept = nullptr;        // [rows, kept_stride], columns
-  int32_t* cursor = nullptr;      // [rows], walks through kept
-  int32_t* candidates = nullptr;  // [score_columns]
-  int32_t* ranks = nullptr;       // [score_columns]
-  float* terms = nullptr;         // [chunk_keys], of attn_mask at the kept columns
+  TopkRow* kept = nullptr;          // [rows]
+  float* kept_scores = nullptr;     // [rows, topk.stride]
+  int32_t* kept_columns = nullptr;  // [rows, topk.stride]
+  int32_t* cursor = nullptr;        // [rows], walks through kept
+  int32_t* ranks = nullptr;         // [topk.stride]
+  float* terms = nullptr;           // [chunk_keys], of attn_mask at the kept columns
 
   TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena);
 };
@@ -62,14 +63,14 @@ class QueryTile {
 
   // Token top-k, in topk_tile.cpp.
   bool run_topk();
-  int32_t score_whole_rows();
-  void hide_unseen(const Chunk& chunk, int32_t row, float* scores);
-  void select_columns();
+  void hide_masked(const Chunk& chunk, int32_t row, float* scores);
+  int32_t select_columns();
   template <class Visit>
-  void for_each_scored(int32_t columns, const Visit& visit);
+  void for_each_again(const Visit& visit);
   Span next_kept(int32_t row, int32_t end);
-  void transform_kept(int32_t columns);
-  bool weigh_kept(int32_t columns);
+  void transform_kept();
+  void add_kept(const Chunk& chunk, int32_t first);
+  bool multiply_kept(const Chunk& chunk, int32_t first);
 
   const AttentionParams& params_;
   const Pattern& pattern_;

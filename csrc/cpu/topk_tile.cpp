@@ -1,168 +1,152 @@
-// Token top-k of a query tile: whole rows of q.k, the k highest of each, softmax over those.
+// Token top-k of a query tile: q.k chunk by chunk, the k highest of each row, softmax over those.
 // Ranking is by scale q.k alone; softcap and the terms of attn_mask come after it, and a key that
 // attn_mask hides is no candidate.
 #include <cstring>
 
 #include "query_tile.h"
-#include "select_topk.h"
 
 namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kSparseShare = 8;  // fewer kept than 1/8 of the keys: values are added one by one
 
-/// Columns [0, count) of P to the kept columns of the whole row, zeros elsewhere.
-void expand(float* weights, const int32_t* kept, int32_t count, int32_t columns) {
-  int32_t end = columns;
-  for (int32_t i = count - 1; i >= 0; --i) {
-    float weight = weights[i];
-    std::memset(weights + kept[i] + 1, 0, (end - kept[i] - 1) * sizeof(float));
-    weights[kept[i]] = weight;
-    end = kept[i];
-  }
-  std::memset(weights, 0, end * sizeof(float));
-}
-
 }  // namespace
 
-/// Writes -inf over what the row does not see of the chunk.
-void QueryTile::hide_unseen(const Chunk& chunk, int32_t row, float* scores) {
-  Span span = scratch_.visible[row];
-  for (int32_t column = 0; column < span.begin; ++column) scores[column] = kHidden;
-  for (int32_t column = span.end; column < chunk.columns; ++column) scores[column] = kHidden;
+/// Writes -inf over what attn_mask hides of what the row sees of the chunk.
+void QueryTile::hide_masked(const Chunk& chunk, int32_t row, float* scores) {
   if (!mask_.present()) return;
   const float* terms = mask_.row(tile_, chunk, row);
+  Span span = scratch_.visible[row];
   for (int32_t column = span.begin; column < span.end; ++column) {
     if (terms[column] == kHidden) scores[column] = kHidden;
   }
 }
 
-/// Fills the rows of scores and where each ends; returns how many columns there are, -1 on failure.
-int32_t QueryTile::score_whole_rows() {
+/// Chooses each row's keys; returns how many columns the tile visits, -1 on failure.
+int32_t QueryTile::select_columns() {
   int32_t columns = 0;
-  std::memset(scratch_.seen_end, 0, sizeof(int32_t) * tile_.size());
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    scratch_.kept[row] = {scratch_.kept_scores + row * plan_.topk.stride,
+                          scratch_.kept_columns + row * plan_.topk.stride};
+  }
   for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
-    if (columns < 0 || columns + chunk.columns > plan_.score_columns) return;
+    if (columns < 0) return;
     mask_.begin_chunk();
     gather(chunk);
-    if (!multiply_keys(chunk, scratch_.scores + columns)) {
+    if (!multiply_keys(chunk, scratch_.scores)) {
       columns = -1;
       return;
     }
-    find_visible(chunk, scratch_.scores + columns);
+    find_visible(chunk, scratch_.scores);
     for (int32_t row = 0; row < tile_.size(); ++row) {
-      float* scores = scratch_.scores + row * plan_.score_stride + columns;
-      if (!(params_.scale > 0)) {
-        math_.transform(scores, chunk.columns, params_.scale, 0, nullptr);
-      }
-      hide_unseen(chunk, row, scores);
+      float* scores = scratch_.scores + row * plan_.score_stride;
       Span span = scratch_.visible[row];
-      if (span.begin < span.end) scratch_.seen_end[row] = columns + span.end;
+      if (span.begin >= span.end) continue;
+      int32_t seen = span.end - span.begin;
+      if (!(params_.scale > 0)) {
+        math_.transform(scores + span.begin, seen, params_.scale, 0, nullptr);
+      }
+      hide_masked(chunk, row, scores);
+      scratch_.kept[row].add(math_, plan_.topk, scores + span.begin, seen, columns + span.begin,
+                             scratch_.ranks);
     }
     columns += chunk.columns;
   });
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    scratch_.kept[row].finish(math_, plan_.topk, scratch_.ranks);
+    scratch_.visible[row] = {0, scratch_.kept[row].count};
+  }
   return columns;
 }
 
-/// Chooses each row's columns and moves their scores to the front.
-void QueryTile::select_columns() {
-  for (int32_t row = 0; row < tile_.size(); ++row) {
-    float* scores = scratch_.scores + row * plan_.score_stride;
-    int32_t* kept = scratch_.kept + row * plan_.kept_stride;
-    int32_t count = select_topk(math_, scores, scratch_.seen_end[row], pattern_.topk,
-                                scratch_.candidates, scratch_.ranks);
-    std::memcpy(kept, scratch_.candidates, count * sizeof(int32_t));
-    for (int32_t i = 0; i < count; ++i) scores[i] = scores[kept[i]];
-    scratch_.visible[row] = {0, count};
-  }
-}
-
-/// Calls visit(chunk, first column) for the chunks that have been scored.
+/// Calls visit(chunk, first column) for every chunk again.
 template <class Visit>
-void QueryTile::for_each_scored(int32_t columns, const Visit& visit) {
+void QueryTile::for_each_again(const Visit& visit) {
   int32_t column = 0;
+  std::memset(scratch_.cursor, 0, sizeof(int32_t) * tile_.size());
   for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
-    if (column + chunk.columns > columns) return;
     visit(chunk, column);
     column += chunk.columns;
   });
 }
 
-/// The row's kept entries in columns [begin, end), given where the last call ended.
+/// The row's kept entries before column `end`, from where the last call ended.
 Span QueryTile::next_kept(int32_t row, int32_t end) {
-  const int32_t* kept = scratch_.kept + row * plan_.kept_stride;
+  const TopkRow& kept = scratch_.kept[row];
   Span entries = {scratch_.cursor[row], scratch_.cursor[row]};
-  while (entries.end < scratch_.visible[row].end && kept[entries.end] < end) ++entries.end;
+  while (entries.end < kept.count && kept.columns[entries.end] < end) ++entries.end;
   scratch_.cursor[row] = entries.end;
   return entries;
 }
 
 /// Scale, softcap and mask of the kept scores.
-void QueryTile::transform_kept(int32_t columns) {
+void QueryTile::transform_kept() {
   float scale = params_.scale > 0 ? params_.scale : 1.0f;
-  std::memset(scratch_.cursor, 0, sizeof(int32_t) * tile_.size());
-  for_each_scored(columns, [&](const Chunk& chunk, int32_t first) {
+  for_each_again([&](const Chunk& chunk, int32_t first) {
     mask_.begin_chunk();
     for (int32_t row = 0; row < tile_.size(); ++row) {
       Span entries = next_kept(row, first + chunk.columns);
-      const int32_t* kept = scratch_.kept + row * plan_.kept_stride;
+      const TopkRow& kept = scratch_.kept[row];
       const float* terms = mask_.present() ? mask_.row(tile_, chunk, row) : nullptr;
       for (int32_t i = entries.begin; i < entries.end && mask_.present(); ++i) {
-        scratch_.terms[i - entries.begin] = terms[kept[i] - first];
+        scratch_.terms[i - entries.begin] = terms[kept.columns[i] - first];
       }
-      math_.transform(scratch_.scores + row * plan_.score_stride + entries.begin,
-                      entries.end - entries.begin, scale, params_.softcap,
-                      mask_.present() ? scratch_.terms : nullptr);
+      math_.transform(kept.scores + entries.begin, entries.end - entries.begin, scale,
+                      params_.softcap, mask_.present() ? scratch_.terms : nullptr);
     }
   });
 }
 
-/// out = P v over the kept keys: one by one where they are few, else by BLAS on expanded rows.
-bool QueryTile::weigh_kept(int32_t columns) {
-  bool ran = true, sparse = row_by_row_ || pattern_.topk < columns / kSparseShare;
-  clear_out();
-  std::memset(scratch_.cursor, 0, sizeof(int32_t) * tile_.size());
-  for (int32_t row = 0; row < tile_.size() && !sparse; ++row) {
-    expand(scratch_.scores + row * plan_.score_stride, scratch_.kept + row * plan_.kept_stride,
-           scratch_.visible[row].end, columns);
-  }
-  for_each_scored(columns, [&](const Chunk& chunk, int32_t first) {
-    gather(chunk);
-    if (!sparse) {
-      int32_t kept = 0;
-      for (int32_t row = 0; row < tile_.size(); ++row) {
-        Span entries = next_kept(row, first + chunk.columns);
-        kept += entries.end - entries.begin;
-      }
-      if (kept > 0) ran = ran && multiply_values(chunk, scratch_.scores + first, false);
-      return;
+/// O += P v over the chunk's kept keys, one by one.
+void QueryTile::add_kept(const Chunk& chunk, int32_t first) {
+  for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
+    for (int32_t row = 0; row < tile_.size(); ++row) {
+      Span entries = next_kept(row, first + column + length);
+      const TopkRow& kept = scratch_.kept[row];
+      for (int32_t i = entries.begin; i < entries.end; ++i) kept.columns[i] -= first + column;
+      math_.row_accumulate(kept.scores + entries.begin, kept.columns + entries.begin,
+                           entries.end - entries.begin, value, params_.head_dim,
+                           scratch_.out + int64_t{row} * params_.head_dim);
     }
-    for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
-      for (int32_t row = 0; row < tile_.size(); ++row) {
-        Span entries = next_kept(row, first + column + length);
-        int32_t* kept = scratch_.kept + row * plan_.kept_stride;
-        for (int32_t i = entries.begin; i < entries.end; ++i) kept[i] -= first + column;
-        math_.row_accumulate(scratch_.scores + row * plan_.score_stride + entries.begin,
-                             kept + entries.begin, entries.end - entries.begin, value,
-                             params_.head_dim, scratch_.out + int64_t{row} * params_.head_dim);
-      }
-      return true;
-    });
+    return true;
   });
-  return ran;
+}
+
+/// O += P v by BLAS, with zeros in P for the keys that are not kept.
+bool QueryTile::multiply_kept(const Chunk& chunk, int32_t first) {
+  int32_t count = 0;
+  for (int32_t row = 0; row < tile_.size(); ++row) {
+    float* weights = scratch_.scores + row * plan_.score_stride;
+    Span entries = next_kept(row, first + chunk.columns);
+    const TopkRow& kept = scratch_.kept[row];
+    std::memset(weights, 0, chunk.columns * sizeof(float));
+    for (int32_t i = entries.begin; i < entries.end; ++i) {
+      weights[kept.columns[i] - first] = kept.scores[i];
+    }
+    count += entries.end - entries.begin;
+  }
+  return count == 0 || multiply_values(chunk, scratch_.scores, false);
 }
 
 bool QueryTile::run_topk() {
-  int32_t columns = score_whole_rows();
+  int32_t columns = select_columns();
   if (columns < 0) return false;
-  select_columns();
-  if (transforms()) transform_kept(columns);
+  if (transforms()) transform_kept();
   SoftmaxTile softmax = softmax_tile();
-  for (int32_t row = 0; row < tile_.size(); ++row) {
-    softmax.columns = imax(softmax.columns, scratch_.visible[row].end);
-  }
+  softmax.scores = scratch_.kept_scores;
+  softmax.stride = plan_.topk.stride;
   math_.online_softmax(softmax);
-  return weigh_kept(columns);
+  clear_out();
+  bool ran = true, sparse = row_by_row_ || pattern_.topk < columns / kSparseShare;
+  for_each_again([&](const Chunk& chunk, int32_t first) {
+    gather(chunk);
+    if (sparse) {
+      add_kept(chunk, first);
+    } else {
+      ran = ran && multiply_kept(chunk, first);
+    }
+  });
+  return ran;
 }
 
 }  // namespace sparse_attn::cpu

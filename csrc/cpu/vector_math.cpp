@@ -5,6 +5,7 @@
 #include "vector_math.h"
 
 #include "simd.h"
+#include "vector_topk.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {
@@ -259,18 +260,6 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
   });
 }
 
-int64_t collect(const float* scores, int64_t n, float threshold, int32_t* columns) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Floats x =
-        i + kLanes <= n ? load<Floats>(scores + i) : load_part(scores + i, n - i, -kInfinity);
-    for (uint32_t bits = lane_bits(~(x < threshold)); bits != 0; bits &= bits - 1) {
-      columns[count++] = static_cast<int32_t>(i + __builtin_ctz(bits));
-    }
-  }
-  return count;
-}
-
 }  // namespace
 
 #define SPARSE_ATTN_NAME(isa) SPARSE_ATTN_NAME_OF(isa)
@@ -284,6 +273,7 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 online_softmax,
                                 row_scores,
                                 row_accumulate,
-                                collect};
+                                collect,
+                                keep_highest};
 
 }  // namespace sparse_attn::cpu::SPARSE_ATTN_ISA

@@ -55,9 +55,16 @@ struct VectorMath {
   /// weight 0 are not read.
   void (*row_accumulate)(const float* weights, const int32_t* columns, int64_t n, Rows values,
                          int32_t head_dim, float* out);
-  /// The columns, ascending, whose score is not below the threshold; returns how many. The
-  /// threshold is above -inf. NaN is not below it.
-  int64_t (*collect)(const float* scores, int64_t n, float threshold, int32_t* columns);
+  /// Appends the scores above the threshold, and NaN, with their columns, which count from `first`;
+  /// returns how many. Writes whole vectors, up to 16 entries past them.
+  int32_t (*collect)(const float* scores, int32_t n, float threshold, int32_t first,
+                     float* candidates, int32_t* columns);
+  /// Keeps, in their order, the highest of n candidates, k < n: k of them, of equal ones the first,
+  /// or somewhat more where `most` allows. Returns how many; what is not above the threshold that
+  /// it writes, and comes later, is not among the k highest. NaN is the highest. Room for 16
+  /// entries past n; `ranks` is scratch of that size.
+  int32_t (*keep_highest)(float* candidates, int32_t* columns, int32_t n, int32_t k, int32_t most,
+                          int32_t* ranks, float* threshold);
 };
 
 /// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512 forces a lesser set.
