@@ -250,7 +250,8 @@ class SparseMultiheadAttention(nn.Module):
             elif not self.batch_first:
                 tensor = tensor.transpose(0, 1)
             projected = functional.linear(tensor, weight, bias)
-            heads.append(projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2))
+            sizes = (*projected.shape[:-1], self.num_heads, self.head_dim)
+            heads.append(projected.view(sizes).transpose(1, 2))
         return heads
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ every engine serves all).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Threads that spin between small ops crawl on a machine that others use; read when torch loads.
@@ -39,6 +39,13 @@ def device(request: pytest.FixtureRequest) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return name
+
+
+@pytest.fixture
+def on_device(device: str) -> Iterator[None]:
+    """Make every tensor and model of the test on the device."""
+    with torch.device(device):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,17 @@ from torch import nn
 import sparse_attn as sa
 from sparse_attn.nn import SparseMultiheadAttention
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 EMBED, HEADS, BATCH, LENGTH = 32, 4, 2, 12
 MASKS = ("none", "bool", "additive", "heads")
 PADDINGS = ("none", "bool", "additive")
 
 
 def tokens(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        *shape, generator=torch.Generator(torch.get_default_device()).manual_seed(seed)
+    )
 
 
 def attn_mask(kind, seq_q, seq_kv, batch=BATCH):

@@ -21,6 +21,8 @@ from tiny_models import (
 import sparse_attn as sa
 from sparse_attn.integrations import _masks
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 sa.integrations.transformers.register()
 
 
@@ -43,7 +45,9 @@ def test_bert_decoder_with_cross_attention(padding):
     eager, ours = pair("bert", make, transformers.BertLMHeadModel)
     ids, mask = text(padding)
     _, memory_mask = text(padding, length=17)
-    memory = torch.randn(2, 17, 64, generator=torch.Generator().manual_seed(1))
+    memory = torch.randn(
+        2, 17, 64, generator=torch.Generator(torch.get_default_device()).manual_seed(1)
+    )
     inputs = dict(
         input_ids=ids,
         attention_mask=mask,

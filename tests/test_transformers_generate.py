@@ -8,6 +8,8 @@ from tiny_models import assert_same, pair, text
 
 import sparse_attn as sa
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 sa.integrations.transformers.register()
 
 

@@ -9,6 +9,8 @@ from tiny_models import COMMON, assert_same, build, text
 
 import sparse_attn as sa
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 apply = sa.integrations.transformers.apply
 SIZES = {k: v for k, v in COMMON.items() if k != "eos_token_id"}
 

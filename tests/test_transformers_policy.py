@@ -20,6 +20,8 @@ from tiny_models import (
 
 import sparse_attn as sa
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 apply = sa.integrations.transformers.apply
 NARROW = sa.Band((3, 0))
 
@@ -151,7 +153,9 @@ def test_cross_attention_stays_dense():
 
     ours = apply(make(), exactly(sa.Band((30, 0)), num_layers=2))
     ids, mask = text()
-    memory = torch.randn(2, 90, 64, generator=torch.Generator().manual_seed(1))
+    memory = torch.randn(
+        2, 90, 64, generator=torch.Generator(torch.get_default_device()).manual_seed(1)
+    )
     inputs = dict(input_ids=ids, attention_mask=mask, encoder_hidden_states=memory)
     assert_same(output(ours, **inputs), output(make(), **inputs), mask)
 

@@ -118,7 +118,7 @@ def pair(name, make=None, cls=None):
 
 def text(padding="none", batch=2, length=24, seed=0):
     """Make token ids and their 2-D mask; the first row of the batch is padded."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (batch, length), generator=generator)
     mask = torch.ones(batch, length, dtype=torch.long)
     if padding == "left":

@@ -131,8 +131,8 @@ class _SparseBlocks(BigBirdBlockSparseAttention):
 
 def _heads(module: Any, projected: torch.Tensor) -> torch.Tensor:
     """(B, S, E) to (B, H, S, D)."""
-    sizes = (module.num_attention_heads, module.attention_head_size)
-    return projected.unflatten(-1, sizes).transpose(1, 2)
+    sizes = (*projected.shape[:-1], module.num_attention_heads, module.attention_head_size)
+    return projected.view(sizes).transpose(1, 2)
 
 
 @lru_cache(maxsize=64)

@@ -89,7 +89,8 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """(B, S, E) to (B, H, S, D)."""
-        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        sizes = (*projected.shape[:-1], self.num_heads, self.head_dim)
+        return projected.view(sizes).transpose(1, 2)
 
     def _window(self, query: torch.Tensor) -> Band:
         """Return the layer's window, narrowed by the policy."""
