@@ -3,6 +3,7 @@
 // half precision once for all tiles of a head, and turns strided views into contiguous ones.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "chunks.h"
@@ -35,9 +36,25 @@ inline void copy_rows(const VectorMath& math, const Rows& rows, int64_t count, i
   }
 }
 
+/// Copies `count` rows to panels, with zeros behind them in the last.
+inline void copy_panels(const VectorMath& math, const Rows& rows, int64_t count, int32_t head_dim,
+                        float* target) {
+  constexpr int32_t kMaxHeadDim = 256;
+  for (int64_t row = 0; row < count; row += kPanelKeys, target += kPanelKeys * head_dim) {
+    Rows keys = strided(rows, row, 1);
+    if (keys.element == Element::kFloat32 && count - row >= kPanelKeys) {
+      math.pack_panel(static_cast<const float*>(keys.data), keys.stride, head_dim, target);
+      continue;
+    }
+    float packed[kPanelKeys * kMaxHeadDim] = {};
+    copy_rows(math, keys, count - row < kPanelKeys ? count - row : kPanelKeys, head_dim, packed);
+    math.pack_panel(packed, head_dim, head_dim, target);
+  }
+}
+
 /// The packed rows of one key head; null where the caller's own are used.
 struct PackedHead {
-  float* key = nullptr;  // [main_rows, head_dim]
+  float* key = nullptr;  // [main_rows, head_dim], or panels
   float* value = nullptr;
   float* side_key = nullptr;  // [side_rows, head_dim]
   float* side_value = nullptr;
@@ -94,6 +111,14 @@ class HeadRows {
     return strided(source_, pattern_.global_tiles[first], 1);
   }
 
+  /// The panel that holds element `first` of the axis, and its place there.
+  const float* panel(Axis axis, const Slice& slice, int32_t first, int32_t* place) const {
+    bool is_main = axis == Axis::kMain || (axis == Axis::kLead && pattern_.shared_axis());
+    int64_t row = is_main ? slice.keys.offset * cut_.class_rows + first : first;
+    *place = static_cast<int32_t>(row % kPanelKeys);
+    return (is_main ? main_ : side_) + (row - *place) * head_dim_;
+  }
+
  private:
   Rows packed(const float* rows, int64_t first) const {
     return {rows + first * head_dim_, head_dim_, Element::kFloat32};
@@ -125,11 +150,15 @@ class Packer {
     Rows value = rows_of(params_.value, params_.dtype, batch, head);
     int64_t in_main = cut_.key || cut_.value ? main_units() : 0;
     if (unit < in_main) {
-      pack_main(math, key, target.key, unit);
-      pack_main(math, value, target.value, unit);
+      Interval reached = reached_keys(batch);
+      pack_main(math, key, target.key, unit, reached, cut_.panels);
+      pack_main(math, value, target.value, unit, reached, false);
+    } else if (cut_.panels) {
+      pack_side<kPanelKeys>(math, key, target.side_key, unit - in_main);
+      pack_side<1>(math, value, target.side_value, unit - in_main);
     } else {
-      pack_side(math, key, target.side_key, unit - in_main);
-      pack_side(math, value, target.side_value, unit - in_main);
+      pack_side<1>(math, key, target.side_key, unit - in_main);
+      pack_side<1>(math, value, target.side_value, unit - in_main);
     }
   }
 
@@ -137,8 +166,25 @@ class Packer {
   int64_t main_units() const { return (cut_.main_rows + kPackRows - 1) / kPackRows; }
   int64_t side_units() const { return (cut_.side_rows + kPackRows - 1) / kPackRows; }
 
-  /// Rows of the unit, class after class; the last row of a class may be padding.
-  void pack_main(const VectorMath& math, const Rows& source, float* target, int64_t unit) const {
+  /// The keys that the windows of the batch entry's rows reach; all where some row sees others.
+  Interval reached_keys(int32_t batch) const {
+    bool windows_only = !pattern_.list.present() && pattern_.lead.length == 0 &&
+                        params_.global_tokens == nullptr && pattern_.global_count == 0;
+    if (!windows_only) return {0, params_.seq_kv};
+    int64_t left = pattern_.left, right = pattern_.right, keys = params_.seq_kv;
+    if (pattern_.causal && right > 0) right = 0;
+    // Tiles for BLAS are widened to whole multiples of 16 keys.
+    int64_t wider = cut_.panels ? 0 : 16;
+    int64_t first = params_.offset(batch) - (left + wider) * pattern_.dilation;
+    int64_t last =
+        int64_t{params_.offset(batch)} + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
+    return {static_cast<int32_t>(std::clamp<int64_t>(first, 0, keys)),
+            static_cast<int32_t>(std::clamp<int64_t>(last + 1, 0, keys))};
+  }
+
+  /// Rows of the unit that are reached, class after class; the last rows of a class may be padding.
+  void pack_main(const VectorMath& math, const Rows& source, float* target, int64_t unit,
+                 Interval reached, bool panels) const {
     if (target == nullptr) return;
     int64_t end = (unit + 1) * kPackRows < cut_.main_rows ? (unit + 1) * kPackRows : cut_.main_rows;
     for (int64_t row = unit * kPackRows; row < end;) {
@@ -146,24 +192,46 @@ class Packer {
       int32_t first = static_cast<int32_t>(row % cut_.class_rows);
       View view = residue_class(residue, pattern_.dilation, params_.seq_kv);
       int64_t in_class = cut_.class_rows - first < end - row ? cut_.class_rows - first : end - row;
-      int64_t count = view.length - first < in_class ? view.length - first : in_class;
-      if (count > 0) {
-        copy_rows(math, strided(source, view.at(first), view.step), count, params_.head_dim,
-                  target + row * params_.head_dim);
+      Interval wanted = view.inside(reached);
+      if (panels) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
+      wanted = intersect(wanted, {first, first + static_cast<int32_t>(in_class)});
+      if (panels) wanted.end = imin(view.length, ceil_div(wanted.end, kPanelKeys) * kPanelKeys);
+      if (!wanted.empty()) {
+        Rows rows = strided(source, view.at(wanted.begin), view.step);
+        float* packed = target + (row + wanted.begin - first) * params_.head_dim;
+        if (panels) {
+          copy_panels(math, rows, wanted.size(), params_.head_dim, packed);
+        } else {
+          copy_rows(math, rows, wanted.size(), params_.head_dim, packed);
+        }
       }
       row += in_class;
     }
   }
 
+  /// Leading keys or global tokens, as rows or as panels of kTogether.
+  template <int32_t kTogether>
   void pack_side(const VectorMath& math, const Rows& source, float* target, int64_t unit) const {
+    constexpr int32_t kMaxHeadDim = 256;
+    float packed[kTogether * kMaxHeadDim];
     bool globals = pattern_.num_global_tiles != nullptr;
+    int32_t head_dim = params_.head_dim;
     int64_t rows = globals ? *pattern_.num_global_tiles : pattern_.lead.length;
     int64_t end = (unit + 1) * kPackRows < rows ? (unit + 1) * kPackRows : rows;
-    for (int64_t row = unit * kPackRows; row < end; ++row) {
-      int32_t u = static_cast<int32_t>(row);
-      int32_t key = globals ? pattern_.global_tiles[u] : pattern_.lead.at(u);
-      copy_rows(math, strided(source, key, 1), 1, params_.head_dim,
-                target + row * params_.head_dim);
+    for (int64_t row = unit * kPackRows; row < end; row += kTogether) {
+      int64_t count = end - row < kTogether ? end - row : kTogether;
+      for (int64_t i = 0; i < count; ++i) {
+        int32_t u = static_cast<int32_t>(row + i);
+        int32_t key = globals ? pattern_.global_tiles[u] : pattern_.lead.at(u);
+        copy_rows(math, strided(source, key, 1), 1, head_dim, packed + i * head_dim);
+      }
+      Rows together = {packed, head_dim, Element::kFloat32};
+      float* next = target + row * head_dim;
+      if (kTogether > 1) {
+        copy_panels(math, together, count, head_dim, next);
+      } else {
+        copy_rows(math, together, count, head_dim, next);
+      }
     }
   }
 

@@ -1,10 +1,13 @@
 // Tile sizes, from measurements on 2 cores of an EPYC 7003 with 512 KiB of L2 a core.
 #include "plan.h"
 
+#include "vector_math.h"
+
 namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kChunkKeys = 512;
+constexpr int32_t kPanelRows = 96;  // of a tile for panels: whole groups of 6 and of 12
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
 
@@ -26,12 +29,18 @@ TopkRoom topk_room(const AttentionParams& params) {
   return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
 }
 
+/// Whether products take panels of keys instead of BLAS, where rows are not too few for either.
+bool use_panels(const AttentionParams& params) {
+  return vector_math().group_rows > 0 && params.head_dim % kPanelKeys == 0;
+}
+
 /// Rows of a tile: many amortise the packing inside BLAS, few waste less at the window's edges.
 int32_t preferred_rows(const AttentionParams& params) {
   if (params.pattern.topk > 0) {
     int64_t fit = kTopkFloats / (2 * topk_room(params).stride);
-    return static_cast<int32_t>(fit < 16 ? 16 : fit > 96 ? 96 : fit);
+    return static_cast<int32_t>(fit < 16 ? 16 : fit > kPanelRows ? kPanelRows : fit);
   }
+  if (use_panels(params)) return kPanelRows;
   int32_t keys = reach(params);
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
 }
@@ -73,15 +82,17 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   int64_t heads = int64_t{params.batch} * params.heads_kv;
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
-  pack.key = !is_packed(params, params.key);
+  pack.panels = use_panels(params);
+  pack.key = pack.panels || !is_packed(params, params.key);
   pack.value = !is_packed(params, params.value);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
-  pack.class_rows = round_up(ceil_div(params.seq_kv, pattern.dilation), 2);
+  int32_t together = pack.panels ? kPanelKeys : 2;
+  pack.class_rows = round_up(ceil_div(params.seq_kv, pattern.dilation), together);
   pack.main_rows = pack.class_rows * imin(pattern.dilation, params.seq_kv);
   if (has_side_lead(params)) {
-    pack.side_rows = pattern.lead.length;
+    pack.side_rows = round_up(pattern.lead.length, together);
   } else if (params.global_tokens != nullptr) {
-    pack.side_rows = imin(params.num_global_tokens, params.seq_kv);
+    pack.side_rows = round_up(imin(params.num_global_tokens, params.seq_kv), together);
   }
   int64_t rows = (pack.key + pack.value) * pack.main_rows + 2 * pack.side_rows;
   int64_t fit = rows == 0 ? heads : kPackedFloats / (rows * params.head_dim);

@@ -48,6 +48,7 @@ struct QueryCut {
 /// and the side view (leading keys on an axis of their own, or scattered global tokens).
 struct PackCut {
   bool key = false, value = false;  // of the main view; else they lie so already, or rows are few
+  bool panels = false;              // keys as panels, for products without BLAS
   int64_t class_rows = 0;           // rows from one class to the next
   int64_t main_rows = 0;
   int64_t side_rows = 0;

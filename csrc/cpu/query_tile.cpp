@@ -18,7 +18,9 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   int64_t chunk = int64_t{plan.chunk_keys} * params.head_dim;
   query = arena->take<float>(max_rows * params.head_dim);
   out = arena->take<float>(max_rows * params.head_dim);
-  scores = arena->take<float>(max_rows * plan.score_stride);
+  // Panels that begin before a chunk write into the end of the row before.
+  scores = arena->take<float>(max_rows * plan.score_stride + kPanelKeys);
+  if (scores != nullptr) scores += kPanelKeys;
   m = arena->take<float>(max_rows);
   l = arena->take<float>(max_rows);
   rows = arena->take<Row>(max_rows);
@@ -53,7 +55,8 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
               rows_of(params.value, params.dtype, tile.batch, tile.head_kv), packed.value,
               packed.side_value),
       mask_(params, pattern, math, scratch.mask),
-      row_by_row_(tile.rows.size() <= kFewRows) {}
+      panels_(plan.pack.panels),
+      row_by_row_(!panels_ && tile.rows.size() <= kFewRows) {}
 
 bool QueryTile::transforms() const {
   return mask_.present() || params_.softcap != 0 || !(params_.scale > 0);
@@ -81,7 +84,8 @@ void QueryTile::load_queries() {
 
 /// Copies short runs together, so that one product takes them all.
 void QueryTile::gather(const Chunk& chunk) {
-  gathered_ = !row_by_row_ && chunk.num_runs > 1 && chunk.columns < chunk.num_runs * kGatherBelow;
+  gathered_ = !row_by_row_ && !panels_ && chunk.num_runs > 1 &&
+              chunk.columns < chunk.num_runs * kGatherBelow;
   if (!gathered_) return;
   int64_t column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
@@ -95,42 +99,54 @@ void QueryTile::gather(const Chunk& chunk) {
   }
 }
 
-bool QueryTile::multiply_keys(const Chunk& chunk, float* scores) {
+bool QueryTile::multiply_keys(const Chunk& chunk) {
   int32_t head_dim = params_.head_dim;
+  if (panels_) {
+    panel_keys(chunk);
+    return true;
+  }
   Matrix query(scratch_.query, tile_.size(), head_dim, head_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
+    float* scores = scratch_.scores + column;
     if (row_by_row_) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
         math_.row_scores(scratch_.query + int64_t{row} * head_dim, key, length, head_dim,
-                         scores + row * plan_.score_stride + column);
+                         scores + row * plan_.score_stride);
       }
       return true;
     }
     return multiply(
         query,
         Matrix::transposed(static_cast<const float*>(key.data), length, head_dim, key.stride),
-        Matrix(scores + column, tile_.size(), length, plan_.score_stride), false);
+        Matrix(scores, tile_.size(), length, plan_.score_stride), false);
   });
 }
 
-bool QueryTile::multiply_values(const Chunk& chunk, const float* weights, bool first) {
+/// O += P v over the chunk, or O = P v at first; P is 0 outside the spans, where values may be left
+/// out.
+bool QueryTile::multiply_values(const Chunk& chunk, const Span* seen, bool first) {
   int32_t head_dim = params_.head_dim;
+  if (panels_) {
+    panel_values(chunk, seen);
+    return true;
+  }
   Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
+    const float* weights = scratch_.scores + column;
     if (row_by_row_) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        math_.row_accumulate(weights + row * plan_.score_stride + column, nullptr, length, value,
-                             head_dim, scratch_.out + int64_t{row} * head_dim);
+        math_.row_accumulate(weights + row * plan_.score_stride, nullptr, length, value, head_dim,
+                             scratch_.out + int64_t{row} * head_dim);
       }
       return true;
     }
-    return multiply(Matrix(weights + column, tile_.size(), length, plan_.score_stride),
+    return multiply(Matrix(weights, tile_.size(), length, plan_.score_stride),
                     Matrix(static_cast<const float*>(value.data), length, head_dim, value.stride),
                     out, !(first && column == 0));
   });
 }
 
-void QueryTile::find_visible(const Chunk& chunk, float* scores) {
+void QueryTile::find_visible(const Chunk& chunk) {
   bool masked = chunk.axis != Axis::kMain;
   for (int32_t i = 0; i < chunk.num_runs && !masked; ++i) {
     masked = tile_.visited.needs_mask(chunk.runs[i].interval());
@@ -138,9 +154,21 @@ void QueryTile::find_visible(const Chunk& chunk, float* scores) {
   RowView view(pattern_, tile_, chunk);
   for (int32_t row = 0; row < tile_.size(); ++row) {
     scratch_.visible[row] =
-        masked ? view.columns(scratch_.rows[row], scores + row * plan_.score_stride)
+        masked ? view.columns(scratch_.rows[row], scratch_.scores + row * plan_.score_stride)
                : Span{0, chunk.columns};
   }
+}
+
+/// Scores of the chunk and what each row sees of them.
+bool QueryTile::score(const Chunk& chunk) {
+  gather(chunk);
+  if (panels_) find_visible(chunk);
+  bool ran = multiply_keys(chunk);
+  // Hidden columns inside a span are marked in the scores, so after the product.
+  bool has_gaps = chunk.num_runs > 1 || chunk.axis != Axis::kMain || pattern_.lead.length > 0 ||
+                  pattern_.num_global_tiles != nullptr;
+  if (!panels_ || has_gaps) find_visible(chunk);
+  return ran;
 }
 
 /// Scales, caps and masks what the row sees of the chunk.
@@ -172,10 +200,8 @@ bool QueryTile::run_online() {
   for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
     mask_.begin_chunk();
     if (!ran || mask_.hides_all(tile_, chunk)) return;
-    if (first && row_by_row_) clear_out();
-    gather(chunk);
-    ran = multiply_keys(chunk, scratch_.scores);
-    find_visible(chunk, scratch_.scores);
+    if (first && (row_by_row_ || panels_)) clear_out();
+    ran = score(chunk);
     if (transforms()) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
         transform_row(chunk, row, scratch_.scores, params_.scale);
@@ -183,7 +209,7 @@ bool QueryTile::run_online() {
     }
     softmax.columns = chunk.columns;
     math_.online_softmax(softmax);
-    ran = ran && multiply_values(chunk, scratch_.scores, first);
+    ran = ran && multiply_values(chunk, scratch_.visible, first);
     first = false;
   });
   return ran;

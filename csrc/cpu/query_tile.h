@@ -50,11 +50,16 @@ class QueryTile {
   bool transforms() const;
   void load_queries();
   void gather(const Chunk& chunk);
-  bool multiply_keys(const Chunk& chunk, float* scores);
-  bool multiply_values(const Chunk& chunk, const float* weights, bool first);
+  bool score(const Chunk& chunk);
+  bool multiply_keys(const Chunk& chunk);
+  bool multiply_values(const Chunk& chunk, const Span* seen, bool first);
+  void panel_keys(const Chunk& chunk);
+  void panel_values(const Chunk& chunk, const Span* seen);
+  template <class Visit>
+  void for_each_group(const Chunk& chunk, const Span* seen, const Visit& visit);
   template <class Product>
   bool for_each_part(const Chunk& chunk, const Product& product);
-  void find_visible(const Chunk& chunk, float* scores);
+  void find_visible(const Chunk& chunk);
   void transform_row(const Chunk& chunk, int32_t row, float* scores, float scale);
   SoftmaxTile softmax_tile() const;
   bool run_online();
@@ -81,7 +86,8 @@ class QueryTile {
   HeadRows keys_;
   HeadRows values_;
   DenseMask mask_;
-  bool row_by_row_;        // products by rows instead of BLAS
+  bool panels_;            // products with panels of keys ...
+  bool row_by_row_;        // ... or by rows, instead of BLAS
   bool gathered_ = false;  // the chunk's rows lie in scratch_.key and scratch_.value
 };
 

@@ -37,7 +37,8 @@ inline void store(void* target, Vector x) {
   __builtin_memcpy(target, &x, sizeof(x));
 }
 
-inline Floats broadcast(float x) { return Floats{} + x; }
+/// Less 0, which the compiler knows to change nothing; more 0 would be a sum.
+inline Floats broadcast(float x) { return x - Floats{}; }
 inline Floats select(Ints condition, Floats a, Floats b) {
   return Floats((condition & Ints(a)) | (~condition & Ints(b)));
 }

@@ -32,12 +32,10 @@ int32_t QueryTile::select_columns() {
   for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
     if (columns < 0) return;
     mask_.begin_chunk();
-    gather(chunk);
-    if (!multiply_keys(chunk, scratch_.scores)) {
+    if (!score(chunk)) {
       columns = -1;
       return;
     }
-    find_visible(chunk, scratch_.scores);
     for (int32_t row = 0; row < tile_.size(); ++row) {
       float* scores = scratch_.scores + row * plan_.score_stride;
       Span span = scratch_.visible[row];
@@ -125,7 +123,7 @@ bool QueryTile::multiply_kept(const Chunk& chunk, int32_t first) {
     }
     count += entries.end - entries.begin;
   }
-  return count == 0 || multiply_values(chunk, scratch_.scores, false);
+  return count == 0 || multiply_values(chunk, nullptr, false);
 }
 
 bool QueryTile::run_topk() {

@@ -5,6 +5,7 @@
 #include "vector_math.h"
 
 #include "simd.h"
+#include "vector_product.h"
 #include "vector_topk.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
@@ -273,6 +274,10 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 online_softmax,
                                 row_scores,
                                 row_accumulate,
+                                kHasPanels ? kGroupRows : 0,
+                                pack_panel,
+                                panel_scores,
+                                panel_values,
                                 collect,
                                 keep_highest};
 

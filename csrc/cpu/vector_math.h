@@ -26,6 +26,15 @@ struct Rows {
   Element element = Element::kFloat32;
 };
 
+/// Keys whose elements lie together, for products with small tiles: panel[d * kPanelKeys + key].
+constexpr int32_t kPanelKeys = 16;
+
+/// Values that lie together; the weights of one run follow those of the run before.
+struct ValueRun {
+  const float* values = nullptr;
+  int32_t count = 0;
+};
+
 /// One step of the online softmax over a [rows, columns] tile of scores: scores become P, and m, l
 /// and out take the tile in. m is in units of log 2: P = 2^(factor * score - m).
 struct SoftmaxTile {
@@ -55,6 +64,18 @@ struct VectorMath {
   /// weight 0 are not read.
   void (*row_accumulate)(const float* weights, const int32_t* columns, int64_t n, Rows values,
                          int32_t head_dim, float* out);
+  /// Rows of a product with panels, at most; 0 where BLAS is as good.
+  int32_t group_rows;
+  /// Writes a panel from kPanelKeys rows that are `stride` apart.
+  void (*pack_panel)(const float* keys, int64_t stride, int32_t head_dim, float* panel);
+  /// scores[row, key] = query[row] . key for the keys of consecutive panels; [rows, head_dim]
+  /// queries and a head dim that is a multiple of 16.
+  void (*panel_scores)(const float* query, int32_t rows, int32_t head_dim, const float* panels,
+                       int32_t num_panels, float* scores, int64_t stride);
+  /// out[row] += sum of weights[row, i] * values[i] over the runs, whose rows are `value_stride`
+  /// apart.
+  void (*panel_values)(const float* weights, int64_t stride, int32_t rows, const ValueRun* runs,
+                       int32_t num_runs, int64_t value_stride, int32_t head_dim, float* out);
   /// Appends the scores above the threshold, and NaN, with their columns, which count from `first`;
   /// returns how many. Writes whole vectors, up to 16 entries past them.
   int32_t (*collect)(const float* scores, int32_t n, float threshold, int32_t first,

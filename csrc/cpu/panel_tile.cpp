@@ -1,0 +1,66 @@
+// The products of a query tile with panels of keys: groups of rows, each with the columns that some
+// row of the group sees, so that windows and diagonals cost what they cover.
+#include "query_tile.h"
+
+namespace sparse_attn::cpu {
+
+/// Calls visit(first row, rows, columns) for groups of nearly equal size; `columns` holds the spans
+/// of the group's rows, or is the whole chunk when `seen` is null.
+template <class Visit>
+void QueryTile::for_each_group(const Chunk& chunk, const Span* seen, const Visit& visit) {
+  int32_t groups = ceil_div(tile_.size(), math_.group_rows);
+  int32_t each = tile_.size() / groups, more = tile_.size() % groups;
+  for (int32_t group = 0, row = 0; group < groups; ++group) {
+    int32_t rows = each + (group < more);
+    Interval columns = {chunk.columns, 0};
+    for (int32_t i = row; i < row + rows && seen != nullptr; ++i) {
+      if (seen[i].begin >= seen[i].end) continue;
+      columns = {imin(columns.begin, seen[i].begin), imax(columns.end, seen[i].end)};
+    }
+    if (seen == nullptr) columns = {0, chunk.columns};
+    if (!columns.empty()) visit(row, rows, columns);
+    row += rows;
+  }
+}
+
+void QueryTile::panel_keys(const Chunk& chunk) {
+  int32_t head_dim = params_.head_dim, column = 0;
+  for (int32_t i = 0; i < chunk.num_runs; ++i) {
+    const Run& run = chunk.runs[i];
+    for_each_group(chunk, scratch_.visible, [&](int32_t row, int32_t rows, Interval columns) {
+      Interval piece = intersect(columns, {column, column + run.length});
+      if (piece.empty()) return;
+      int32_t place;
+      const float* panel =
+          keys_.panel(chunk.axis, tile_.slice, run.begin + piece.begin - column, &place);
+      math_.panel_scores(scratch_.query + int64_t{row} * head_dim, rows, head_dim, panel,
+                         ceil_div(place + piece.size(), kPanelKeys),
+                         scratch_.scores + row * plan_.score_stride + piece.begin - place,
+                         plan_.score_stride);
+    });
+    column += run.length;
+  }
+}
+
+void QueryTile::panel_values(const Chunk& chunk, const Span* seen) {
+  for_each_group(chunk, seen, [&](int32_t row, int32_t rows, Interval columns) {
+    ValueRun runs[Chunk::kMaxRuns];
+    int32_t num_runs = 0, column = 0;
+    int64_t stride = 0;
+    for (int32_t i = 0; i < chunk.num_runs; ++i) {
+      const Run& run = chunk.runs[i];
+      Interval piece = intersect(columns, {column, column + run.length});
+      if (!piece.empty()) {
+        Rows values = values_.at(chunk.axis, tile_.slice, run.begin + piece.begin - column);
+        runs[num_runs++] = {static_cast<const float*>(values.data), piece.size()};
+        stride = values.stride;
+      }
+      column += run.length;
+    }
+    math_.panel_values(scratch_.scores + row * plan_.score_stride + columns.begin,
+                       plan_.score_stride, rows, runs, num_runs, stride, params_.head_dim,
+                       scratch_.out + int64_t{row} * params_.head_dim);
+  });
+}
+
+}  // namespace sparse_attn::cpu
