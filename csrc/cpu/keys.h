@@ -101,8 +101,7 @@ class HeadRows {
   /// Rows from element `first` of the axis on. Scattered global tokens that are not packed are one
   /// row at a time.
   Rows at(Axis axis, const Slice& slice, int32_t first) const {
-    bool shared = axis == Axis::kLead && pattern_.shared_axis();
-    if (axis == Axis::kMain || shared) {
+    if (in_main(axis)) {
       if (main_ == nullptr) return strided(source_, slice.keys.at(first), slice.keys.step);
       return packed(main_, slice.keys.offset * cut_.class_rows + first);
     }
@@ -111,15 +110,19 @@ class HeadRows {
     return strided(source_, pattern_.global_tiles[first], 1);
   }
 
-  /// The panel that holds element `first` of the axis, and its place there.
+  bool has_panels(Axis axis) const { return (in_main(axis) ? main_ : side_) != nullptr; }
+
+  /// The packed panel that holds element `first` of the axis, and its place there.
   const float* panel(Axis axis, const Slice& slice, int32_t first, int32_t* place) const {
-    bool is_main = axis == Axis::kMain || (axis == Axis::kLead && pattern_.shared_axis());
-    int64_t row = is_main ? slice.keys.offset * cut_.class_rows + first : first;
+    int64_t row = in_main(axis) ? slice.keys.offset * cut_.class_rows + first : first;
     *place = static_cast<int32_t>(row % kPanelKeys);
-    return (is_main ? main_ : side_) + (row - *place) * head_dim_;
+    return (in_main(axis) ? main_ : side_) + (row - *place) * head_dim_;
   }
 
  private:
+  bool in_main(Axis axis) const {
+    return axis == Axis::kMain || (axis == Axis::kLead && pattern_.shared_axis());
+  }
   Rows packed(const float* rows, int64_t first) const {
     return {rows + first * head_dim_, head_dim_, Element::kFloat32};
   }

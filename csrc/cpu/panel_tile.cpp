@@ -27,12 +27,17 @@ void QueryTile::panel_keys(const Chunk& chunk) {
   int32_t head_dim = params_.head_dim, column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
+    bool packed = keys_.has_panels(chunk.axis);
+    if (!packed) {
+      copy_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
+                  scratch_.key);
+    }
     for_each_group(chunk, scratch_.visible, [&](int32_t row, int32_t rows, Interval columns) {
       Interval piece = intersect(columns, {column, column + run.length});
       if (piece.empty()) return;
-      int32_t place;
-      const float* panel =
-          keys_.panel(chunk.axis, tile_.slice, run.begin + piece.begin - column, &place);
+      int32_t first = piece.begin - column, place = first % kPanelKeys;
+      const float* panel = packed ? keys_.panel(chunk.axis, tile_.slice, run.begin + first, &place)
+                                  : scratch_.key + int64_t{first - place} * head_dim;
       math_.panel_scores(scratch_.query + int64_t{row} * head_dim, rows, head_dim, panel,
                          ceil_div(place + piece.size(), kPanelKeys),
                          scratch_.scores + row * plan_.score_stride + piece.begin - place,

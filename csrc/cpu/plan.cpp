@@ -7,7 +7,9 @@ namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kChunkKeys = 512;
-constexpr int32_t kPanelRows = 96;  // of a tile for panels: whole groups of 6 and of 12
+constexpr int32_t kChunkFloats = 1
+                                 << 15;  // of the chunk's keys, which stay in L2 for the whole tile
+constexpr int32_t kPanelRows = 96;       // of a tile for panels: whole groups of 6 and of 12
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
 
@@ -20,7 +22,8 @@ int32_t reach(const AttentionParams& params) {
 }
 
 int32_t chunk_keys(const AttentionParams& params) {
-  return imin(kChunkKeys, static_cast<int32_t>(round_up(params.seq_kv, 16)));
+  int32_t fit = imin(kChunkKeys, kChunkFloats / params.head_dim / 16 * 16);
+  return imin(fit, static_cast<int32_t>(round_up(params.seq_kv, 16)));
 }
 
 TopkRoom topk_room(const AttentionParams& params) {
@@ -83,7 +86,9 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
   pack.panels = use_panels(params);
-  pack.key = pack.panels || !is_packed(params, params.key);
+  // Panels that few rows share are made when a tile needs them, in the cache.
+  int64_t sharing = int64_t{ceil_div(params.seq_q, pattern.dilation)} * params.group();
+  pack.key = pack.panels ? sharing > kPanelRows : !is_packed(params, params.key);
   pack.value = !is_packed(params, params.value);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
   int32_t together = pack.panels ? kPanelKeys : 2;

@@ -48,8 +48,8 @@ struct QueryCut {
 /// and the side view (leading keys on an axis of their own, or scattered global tokens).
 struct PackCut {
   bool key = false, value = false;  // of the main view; else they lie so already, or rows are few
-  bool panels = false;              // keys as panels, for products without BLAS
-  int64_t class_rows = 0;           // rows from one class to the next
+  bool panels = false;     // keys as panels, packed here or by tiles, for products without BLAS
+  int64_t class_rows = 0;  // rows from one class to the next
   int64_t main_rows = 0;
   int64_t side_rows = 0;
   int64_t heads_per_round = 0;  // heads packed at a time, so that the space stays bounded

@@ -26,9 +26,9 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   rows = arena->take<Row>(max_rows);
   visible = arena->take<Span>(max_rows);
   if (params.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
-  if (params.pattern.list.present()) {
+  if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(chunk);
-    value = arena->take<float>(chunk);
+    value = arena->take<float>(plan.pack.panels ? 0 : chunk);
   }
   if (params.pattern.topk == 0) return;
   kept = arena->take<TopkRow>(max_rows);

@@ -23,7 +23,7 @@ struct TileScratch {
   Row* rows = nullptr;      // [rows]
   Span* visible = nullptr;  // [rows]
   float* mask = nullptr;    // [chunk_keys], one row of attn_mask
-  float* key = nullptr;     // [chunk_keys, D], gathered blocks
+  float* key = nullptr;     // [chunk_keys, D], gathered blocks, or panels of a run
   float* value = nullptr;   // [chunk_keys, D]
   // For top-k:
   TopkRow* kept = nullptr;          // [rows]
