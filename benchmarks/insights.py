@@ -13,6 +13,8 @@ def sentences(run: Run) -> list[str]:
     """Return one sentence a finding, for the curves that the run has."""
     return [
         *_fusion(run),
+        *_memory(run),
+        *_peers(run),
         *_patterns(run),
         *_break_even(run),
         *_accuracy(run),
@@ -39,6 +41,36 @@ def _fusion(run: Run) -> Iterator[str]:
         f"{ratio(naive.rounds_ms, dense.rounds_ms):.1f}x as fast; at {int(first.x)} tokens it is "
         f"{ratio(small.rounds_ms, small_dense.rounds_ms):.1f}x as fast."
     )
+
+
+def _memory(run: Run) -> Iterator[str]:
+    """Tell what each variant allocates at the longest length, its output included."""
+    points = _points(run, "length")
+    if not points:
+        return
+    rows = [r for r in points[-1].rows if r.via == "ours" and not r.failure]
+    if rows:
+        told = ", ".join(f"{row.name} {_mb(row)}" for row in rows)
+        yield f"Memory beyond the inputs at {int(points[-1].x)} tokens: {told}."
+
+
+def _peers(run: Run) -> Iterator[str]:
+    """Our dense attention beside each peer's along the lengths."""
+    points = _points(run, "length")
+    names = dict.fromkeys(r.name for p in points for r in p.rows if _is_dense_peer(r))
+    for name in names:
+        both = [(int(p.x), p.row("dense"), p.row(name)) for p in points]
+        speed = {n: ratio(b.rounds_ms, a.rounds_ms) for n, a, b in both if a and b}
+        if speed:
+            low, high = (choose(speed, key=speed.__getitem__) for choose in (min, max))
+            yield (
+                f"Dense attention beside {name}: from {speed[low]:.2f}x as fast (at {low} tokens) "
+                f"to {speed[high]:.2f}x (at {high})."
+            )
+
+
+def _is_dense_peer(row: Row) -> bool:
+    return row.via in ("cudnn", "flash", "sdpa") and row.case["spec"]["variant"] == "fused"
 
 
 def _patterns(run: Run) -> Iterator[str]:

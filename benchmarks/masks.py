@@ -215,9 +215,11 @@ class Blocks(Spec):
         total = 0
         for row, heads in enumerate(listed):
             rows = p[row * self.block_q : (row + 1) * self.block_q, None]
-            end = np.minimum(stop, rows + 1 if causal else keys)
-            seen = np.broadcast_to(np.maximum(end - start, 0), (len(rows), len(start)))
-            total += int((seen.sum(0) * heads).sum())
+            whole = stop <= (rows[0] + 1 if causal else keys)
+            total += int(((stop - start) * heads)[whole].sum()) * len(rows)
+            cut = (start <= rows[-1]) & ~whole
+            seen = np.maximum(np.minimum(stop[cut], rows + 1) - start[cut], 0)
+            total += int((seen.sum(0) * heads[cut]).sum())
         return total
 
     def pattern(self, mask: torch.Tensor | None) -> Any:

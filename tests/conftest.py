@@ -23,6 +23,9 @@ ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "portable", "naive")}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=list(ENGINES), help="where tensors live")
+    parser.addoption(
+        "--filled-outputs", action="store_true", help="calls get outputs filled with NaN"
+    )
     parser.addoption("--engine", help="the one engine to test, of those of the device")
 
 
@@ -54,10 +57,13 @@ def seed() -> None:
 
 
 @pytest.fixture
-def attend(device: str, engine: str) -> Callable[..., Any]:
+def attend(request: pytest.FixtureRequest, device: str, engine: str) -> Callable[..., Any]:
     """Call sparse_attention with the engine under test."""
+    filled = request.config.getoption("--filled-outputs")
 
     def call(pattern: Any, query: Any, key: Any, value: Any, **common: Any) -> Any:
+        if filled:
+            common.setdefault("out", torch.full_like(query, torch.nan))
         try:
             return sa.sparse_attention(query, key, value, pattern, engine=engine, **common)
         except NotImplementedError as error:
