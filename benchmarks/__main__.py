@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     left_out: dict[Case, str] = {}
     wrong = False
     with torch.no_grad():
-        if options.compile != "never" and device.type == "cuda":
+        if options.compile != "never" and device.type == "cuda" and "flex" not in options.without:
             cases = flex_cases(group for suite in groups.values() for group in suite)
             left_out = precompile(cases, device, Budget(COMPILE_SHARE * budget.seconds), _say)
         if options.compile == "only":
@@ -90,6 +90,7 @@ def measure(
         milliseconds=options.milliseconds,
         budget=budget,
         left_out=left_out,
+        without=options.without,
     )
     for group in groups:
         result: GroupResult = store.finished.get(group.name) or runner.run(group)
@@ -149,6 +150,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         choices=("first", "only", "never"),
         default="first",
         help="FlexAttention's kernels: before the run, and nothing else, or where they are met",
+    )
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="PEER", help="leave out, flex for instance"
     )
     parser.add_argument("--list", action="store_true", help="print the suites' names")
     options = parser.parse_args(arguments)

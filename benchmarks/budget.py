@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NOT_RUN = "not run: time"
+LEFT_OUT = "not run: left out of this command"
 
 
 @dataclass(frozen=True)

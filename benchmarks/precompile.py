@@ -10,11 +10,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from .bars import BARS
 from .budget import NOT_RUN, Budget
 from .cases import Case, Group, Inputs
 from .peers import contender
@@ -23,9 +25,11 @@ WORKERS = 12
 
 
 def flex_cases(groups: Iterable[Group]) -> list[Case]:
-    """Return the cases that FlexAttention serves, each once, in the groups' order."""
-    entries = [entry for group in groups for entry in group.entries if entry.via == "flex"]
-    return list(dict.fromkeys(entry.case for entry in entries))
+    """Return the cases that FlexAttention serves, each once, those that a floor needs first."""
+    needed = {bar.group for bar in BARS if bar.against.startswith("flex")}
+    entries = [(g.name in needed, e) for g in groups for e in g.entries if e.via == "flex"]
+    first = [e.case for is_needed, e in entries if is_needed]
+    return list(dict.fromkeys([*first, *(e.case for _, e in entries)]))
 
 
 def precompile(
@@ -48,7 +52,9 @@ def precompile(
     open_cases = dict.fromkeys(cases)
     while open_cases and budget.reaches():
         try:
-            open_cases.pop(ended.get(timeout=0.2), None)
+            case, told = ended.get(timeout=0.2)
+            del open_cases[case]
+            say(f"[{budget.seconds - budget.left():5.1f} s] compile {case.label}: {told}")
         except queue.Empty:
             if not any(worker.is_alive() for worker in workers):
                 break
@@ -57,7 +63,7 @@ def precompile(
     for worker in workers:
         worker.join()
     took = budget.seconds - budget.left()
-    say(f"[{took:5.1f} s] {len(cases) - len(open_cases)} of {len(cases)} FlexAttention cases")
+    say(f"[{took:5.1f} s] {len(cases) - len(open_cases)} of {len(cases)} FlexAttention cases tried")
     why = f"{NOT_RUN} (its compile did not end within {budget.seconds:.0f} s)"
     return dict.fromkeys(open_cases, why)
 
@@ -72,8 +78,10 @@ def _work(waiting: Any, ended: Any, device: str) -> None:
                 case = waiting.get(timeout=0.5)
             except queue.Empty:
                 return
+            began = time.monotonic()
             try:
                 contender("flex", case, Inputs(case, torch.device(device))).call()
+                told = f"{time.monotonic() - began:.1f} s"
             except Exception as error:
-                print(f"{case.label}: {type(error).__name__}", flush=True)
-            ended.put(case)
+                told = type(error).__name__
+            ended.put((case, told))

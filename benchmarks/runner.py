@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .accuracy import Reference
-from .budget import NOT_RUN, Budget
+from .budget import LEFT_OUT, NOT_RUN, Budget
 from .cases import Case, Entry, Group, Inputs
 from .masks import Full
 from .memory import peak_bytes
@@ -52,8 +52,8 @@ class Row:
 
     @property
     def left_out(self) -> bool:
-        """Whether the time budget did not reach it."""
-        return self.failure.startswith(NOT_RUN)
+        """Whether it had no turn, for time or because the command left it out."""
+        return self.failure.startswith((NOT_RUN, LEFT_OUT))
 
 
 @dataclass
@@ -89,6 +89,7 @@ class Runner:
         milliseconds: float,
         budget: Budget,
         left_out: Mapping[Case, str] | None = None,
+        without: Sequence[str] = (),
     ) -> None:
         self.timer = Timer(device)
         self.ceilings = ceilings
@@ -96,6 +97,7 @@ class Runner:
         self.milliseconds = milliseconds
         self.budget = budget
         self.left_out = left_out or {}  # FlexAttention's cases that were not compiled, and why
+        self.without = without  # who takes no part
 
     def run(self, group: Group) -> GroupResult:
         """Run one group."""
@@ -141,7 +143,9 @@ class Runner:
         return GroupResult(group.name, group.sweep, group.x, rows, noise, time.monotonic() - began)
 
     def _refusal(self, entry: Entry) -> str:
-        """Return why the time budget does not reach the entry, nothing when it does."""
+        """Return why the entry has no turn, nothing when it has."""
+        if entry.via in self.without:
+            return LEFT_OUT
         if entry.via == "flex" and entry.case in self.left_out:
             return self.left_out[entry.case]
         return "" if self.budget.reaches() else self.budget.refusal()
