@@ -58,8 +58,9 @@ def test_a_race_names_both_sides():
         (READ, TESTS, 0, "failed", 7),
         (RACE, TESTS, 99, "failed", 1),
         ("", TESTS, 0, "failed", 0),
+        (CLEAN, "..", None, "failed", 0),
     ],
-    ids=["clean", "tests-fail", "uninitialised", "race", "no-log"],
+    ids=["clean", "tests-fail", "uninitialised", "race", "no-log", "no-end"],
 )
 def test_a_tool_passes_only_with_a_clean_summary(log, tests, exit_status, status, errors):
     found = sanitizers.read(log, tests, exit_status)
