@@ -1,8 +1,9 @@
 """How calls are timed: warm-up, shuffled interleaved rounds, medians.
 
-On CUDA each call stands between two events, behind a write that empties the L2 cache (the write
-also keeps the device busy while the host prepares the call, so the host's own time is not
-measured). On the CPU it is the wall clock around the call.
+On CUDA each call stands between two events, behind a read of a large buffer that takes the L2 cache
+(a read, because lines that were written would go back to memory at the call's expense). It also
+keeps the device busy while the host prepares the call, so the host's own time is not measured. On
+the CPU it is the wall clock around the call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 Call = Callable[[], object]
 
-FLUSH_BYTES = 512 << 20
+FLUSH_BYTES = 1 << 30
 WARM_UP_CALLS = 3
 LONGEST_BATCH = 50
 
@@ -37,7 +38,7 @@ class Timer:
         self.device = device
         self._flush: torch.Tensor | None = None
         if device.type == "cuda":
-            self._flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+            self._flush = torch.ones(FLUSH_BYTES // 4, device=device)
 
     def milliseconds(self, call: Call, repeats: int) -> float:
         """Return the median of ``repeats`` calls, in milliseconds."""
@@ -46,7 +47,7 @@ class Timer:
         events = []
         for _ in range(repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._flush.zero_()
+            self._flush.sum()
             begin.record()
             call()
             end.record()
