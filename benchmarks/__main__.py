@@ -56,11 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
             left_out = precompile(cases, device, Budget(COMPILE_SHARE * budget.seconds), _say)
         if options.compile == "only":
             return 0
+        found = ceilings(Timer(device))
         waiting = {suite: suites.WEIGHTS[suite] for suite in options.suites}
         for suite in options.suites:
             share = budget.share(suite, waiting)
             del waiting[suite]
-            run = measure(options, suite, device, groups[suite], folder, share, left_out)
+            run = measure(options, suite, device, groups[suite], folder, share, left_out, found)
             wrong |= any(report.is_wrong(row) for result in run.results for row in result.rows)
     _say(summary.write(folder, slug(device)))
     return int(wrong)
@@ -74,13 +75,13 @@ def measure(
     folder: Path,
     budget: Budget,
     left_out: dict[Case, str],
+    found: dict[str, float],
 ) -> Run:
     """Run one suite's groups and everything that is measured around them, writing as it goes."""
     path = folder / f"{suite}-{slug(device)}.json"
     machine = describe(device)
     store = Store(path, machine["digests"], resume=options.resume)
-    timer = Timer(device)
-    run = Run(suite, machine, ceilings(timer), options.rounds, [], [])
+    run = Run(suite, machine, found, options.rounds, [], [])
     if suite == "report":
         run.reserved = reserved_over_calls(_band_call(device), MIXED_LENGTHS[device.type], device)
     runner = Runner(

@@ -24,6 +24,7 @@ from .peers import Contender, contender
 from .timing import Timer, interleaved, ratio
 
 AGAIN = " (again)"
+SLOW_PREPARE_S = 1.0
 
 
 @dataclass
@@ -220,5 +221,6 @@ def progress(result: GroupResult) -> str:
             f"{row.name} "
             + ("not run" if row.left_out else "failed" if row.failure else f"{row.ms:.3f} ms")
             + (" WRONG" if wrong else "")
+            + (f" (prepared in {row.prepare_s:.1f} s)" if row.prepare_s > SLOW_PREPARE_S else "")
         )
     return f"[{result.seconds:5.1f} s] {result.name}: " + ", ".join(shown)
