@@ -87,7 +87,7 @@ def _patterns(run: Run) -> Iterator[str]:
         length = crossover.length
         pays = "does not pay" if length is None else f"pays from about {length:.0f} tokens on"
         yield (
-            f"{crossover.label}: {pays}; at {last} tokens it is {speed:.1f}x as fast as dense, and "
+            f"{crossover.label}: {pays}; at {last} tokens it is {speed:.3g}x as fast as dense, and "
             f"its share of the pairs promises {promised:.1f}x."
         )
 

@@ -64,11 +64,7 @@ def _head(run: Run) -> str:
         place += [f"driver {machine['driver']}", f"cuDNN {machine['cudnn']}"]
     else:
         place.append(f"{machine['threads']} threads")
-    ceiling = ", ".join(
-        f"{name.replace('tflops/', 'matrix product ')} {value:.3g}"
-        + (" TFLOP/s" if name.startswith("tflops") else " TB/s")
-        for name, value in run.ceilings.items()
-    )
+    ceiling = ", ".join(_ceiling(name, value) for name, value in run.ceilings.items())
     return (
         f"# Benchmark suite `{run.suite}`\n\n"
         f"{', '.join(place)}; {machine['date']}; {run.seconds / 60:.1f} minutes, {run.rounds} "
@@ -80,6 +76,13 @@ def _head(run: Run) -> str:
         "very call that was timed; its limit is twice the error of same-dtype math attention plus "
         "rounding.\n"
     )
+
+
+def _ceiling(name: str, value: float) -> str:
+    kind, _, dtype = name.partition("/")
+    if kind == "tflops":
+        return f"matrix product in {dtype} {value:.3g} TFLOP/s"
+    return f"{'L2' if kind.startswith('l2') else 'memory'} read by a sum {value:.3g} TB/s"
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> str:

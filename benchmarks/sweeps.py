@@ -5,6 +5,7 @@ A group is a point of a curve (``sweep``, ``x``); its entries carry the same nam
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +39,7 @@ GPU = Scale(
     window=1024,
     dense_peers=("flash", "cudnn"),
     flex_lengths=(4096, 16384, 65536),
-    densities=(0.75, 0.5, 0.25, 0.1, 0.05, 0.02),
+    densities=(0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02),
     head_dims=(64, 96, 128, 192, 256),
     dtypes=("bfloat16", "float16", "float32"),
     batches=(1, 4, 16),
@@ -117,17 +118,23 @@ def _length(scale: Scale, length: int) -> Group:
 
 def _sparsity(scale: Scale, density: float) -> Group:
     dense = replace(scale.base, peaked=True)
-    side = max(0, round(density * dense.length / 2) - 1)
+    side = _side(dense.length, density)
+    taps = _side(dense.length, min(1.0, 2 * density)) // 2  # half the keys of a window, at most
     entries = [
         Entry("dense", dense),
         Entry(scale.dense_peers[0], dense, scale.dense_peers[0]),
         Entry("band", replace(dense, spec=Band(side, side))),
-        Entry("dilated", replace(dense, spec=Dilated(side, side, 2))),
+        Entry("dilated", replace(dense, spec=Dilated(taps, taps, 2))),
         Entry("blocks", replace(dense, spec=Blocks(128, 128, density))),
         Entry("block top-k", replace(dense, spec=BlockTopK(128, density))),
         Entry("top-k", replace(dense, spec=TopK(max(1, round(density * dense.length))))),
     ]
     return Group(f"density {density}", tuple(entries), "density", density)
+
+
+def _side(length: int, share: float) -> int:
+    """Return how far a window has to reach on both sides to hold that share of all pairs."""
+    return max(1, min(length - 1, round(length * (1 - math.sqrt(1 - share)))))
 
 
 def _side_curves(scale: Scale) -> list[Group]:

@@ -269,6 +269,18 @@ def test_quick_suite_writes_its_report(tmp_path, capsys):
     assert (next(tmp_path.glob("quick-*.md"))).read_text().startswith("# Benchmark suite")
 
 
+@pytest.mark.parametrize("density", [0.05, 0.25, 0.5, 0.9])
+def test_points_of_the_sparsity_curve_have_the_share_they_are_drawn_at(density):
+    group = next(g for g in sweeps.report(sweeps.CPU) if g.sweep == "density")
+    case = group.entries[0].case
+    for entry in sweeps._sparsity(sweeps.CPU, density).entries:
+        if entry.name in ("band", "dilated"):
+            counts = entry.case.spec.counts(np.arange(case.length), case.length, False)
+            share = counts.sum() / case.length**2
+            most = 0.5 if entry.name == "dilated" else 1.0
+            assert share == pytest.approx(min(density, most), abs=0.005)
+
+
 def test_every_point_of_the_report_stays_within_its_scale():
     for scale in (sweeps.GPU, sweeps.CPU):
         longest = max(
