@@ -33,6 +33,17 @@ std::string refusal(const std::string& engine, const Case& c) {
   return "";
 }
 
+/// Why `engine` stands aside for a slower kind that is faster here; asked for by name it serves.
+std::string deferral(const std::string& engine, const Case& c) {
+  constexpr int32_t kFewQueries = 16;
+  constexpr int32_t kManyKeys = 1024;
+  if (engine == "hopper" && c.seq_q <= kFewQueries && c.seq_kv >= kManyKeys) {
+    return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
+           std::to_string(kManyKeys) + " keys or more to portable, which splits the keys";
+  }
+  return "";
+}
+
 }  // namespace
 
 const std::vector<std::string>& engine_names(bool cuda) {
@@ -46,6 +57,7 @@ Choice choose_engine(const Case& c, const std::string& requested) {
   for (const std::string& engine : engine_names(c.cuda)) {
     if (requested != "auto" && requested != engine) continue;
     std::string reason = refusal(engine, c);
+    if (reason.empty() && requested == "auto") reason = deferral(engine, c);
     if (reason.empty()) {
       choice.engine = engine;
       return choice;

@@ -14,7 +14,7 @@ struct Case {
   bool cuda = false;
   int32_t sm = 0;  // compute capability, 90 for 9.0; 0 on the CPU
   Dtype dtype = Dtype::kFloat32;
-  int32_t head_dim = 0;
+  int32_t head_dim = 0, seq_q = 0, seq_kv = 0;
   bool aligned = true;             // pointers and strides of q, k, v, out are multiples of 16 bytes
   bool dense_mask = false;         // attn_mask given
   bool scattered_globals = false;  // global tokens given as an index tensor

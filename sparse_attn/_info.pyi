@@ -16,6 +16,8 @@ def choose_engine(
     sm: int = 0,
     dtype: str = "float32",
     head_dim: int = 0,
+    seq_q: int = 0,
+    seq_kv: int = 0,
     aligned: bool = True,
     dense_mask: bool = False,
     scattered_globals: bool = False,

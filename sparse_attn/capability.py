@@ -141,6 +141,8 @@ def can_use(
         sm=10 * major + minor,
         dtype=_DTYPES[query.dtype],
         head_dim=query.shape[-1],
+        seq_q=query.shape[-2],
+        seq_kv=key.shape[-2],
         aligned=all(_aligned(t) for t in (query, key, value, out) if t is not None),
         dense_mask=common.get("attn_mask") is not None,
         scattered_globals=arguments.get("global_tokens") is not None,

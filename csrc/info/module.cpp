@@ -59,12 +59,14 @@ PYBIND11_MODULE(_info, module) {
   module.def(
       "choose_engine",
       [](const std::string& requested, bool cuda, int32_t sm, const std::string& dtype,
-         int32_t head_dim, bool aligned, bool dense_mask, bool scattered_globals, bool topk,
-         int32_t block_q, int32_t block_kv) {
+         int32_t head_dim, int32_t seq_q, int32_t seq_kv, bool aligned, bool dense_mask,
+         bool scattered_globals, bool topk, int32_t block_q, int32_t block_kv) {
         Case c;
         c.cuda = cuda;
         c.sm = sm;
         c.head_dim = head_dim;
+        c.seq_q = seq_q;
+        c.seq_kv = seq_kv;
         c.aligned = aligned;
         c.dense_mask = dense_mask;
         c.scattered_globals = scattered_globals;
@@ -75,7 +77,8 @@ PYBIND11_MODULE(_info, module) {
       },
       py::arg("requested") = "auto", py::kw_only(), py::arg("cuda") = defaults.cuda,
       py::arg("sm") = defaults.sm, py::arg("dtype") = "float32",
-      py::arg("head_dim") = defaults.head_dim, py::arg("aligned") = defaults.aligned,
+      py::arg("head_dim") = defaults.head_dim, py::arg("seq_q") = defaults.seq_q,
+      py::arg("seq_kv") = defaults.seq_kv, py::arg("aligned") = defaults.aligned,
       py::arg("dense_mask") = defaults.dense_mask,
       py::arg("scattered_globals") = defaults.scattered_globals, py::arg("topk") = defaults.topk,
       py::arg("block_q") = defaults.block_q, py::arg("block_kv") = defaults.block_kv,

@@ -230,6 +230,8 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   c.cuda = query.is_cuda();
   c.dtype = params.dtype;
   c.head_dim = params.head_dim;
+  c.seq_q = params.seq_q;
+  c.seq_kv = params.seq_kv;
   c.aligned = aligned_to_16_bytes(query) && aligned_to_16_bytes(*args.key) &&
               aligned_to_16_bytes(value) && (!args.out || aligned_to_16_bytes(*args.out));
   c.dense_mask = params.mask.kind != MaskKind::kNone;

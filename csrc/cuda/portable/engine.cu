@@ -5,6 +5,7 @@
 
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
+#include "../decode/decode.h"
 #include "../engines.h"
 #include "../select/global_tokens.h"
 #include "launch.h"
@@ -87,10 +88,12 @@ int64_t threshold_bytes(const AttentionParams& params) {
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
+  if (decode::serves(params)) return decode::workspace_bytes(params);
   return threshold_bytes(params) + global_token_bytes(params, key_tile(params, choose(params)));
 }
 
 Status run(const AttentionParams& given) {
+  if (decode::serves(given)) return decode::run(given, all_aligned(given));
   AttentionParams params = given;
   LaunchChoice choice = choose(params);
   char* memory = static_cast<char*>(params.workspace);

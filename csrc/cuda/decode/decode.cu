@@ -1,0 +1,91 @@
+// Which calls are split over their keys, the workspace of their partial results, and the two
+// launches: chunks, then the merge.
+#include "../common/launch.cuh"
+#include "config.cuh"
+#include "decode.h"
+#include "launch.h"
+
+namespace sparse_attn::cuda::decode {
+namespace {
+
+constexpr int32_t kMostQueries = 16;
+
+int32_t attribute(cudaDeviceAttr name, int32_t device) {
+  int value = 0;
+  cudaDeviceGetAttribute(&value, name, device);
+  return value;
+}
+
+/// The shape of the kernel that serves a head dim; it is the same for both dtypes.
+template <typename Function>
+auto with_config(int32_t head_dim, const Function& function) {
+  switch (head_dim_bucket(head_dim)) {
+    case 64:
+      return function(Config<__half, 64>{});
+    case 128:
+      return function(Config<__half, 128>{});
+    default:
+      return function(Config<__half, 256>{});
+  }
+}
+
+GridPlan grid_of(const AttentionParams& params) {
+  return with_config(params.head_dim, [&](auto config) {
+    using Shape = decltype(config);
+    int32_t resident =
+        attribute(cudaDevAttrMultiProcessorCount, params.device) * Shape::kBlocksPerSm;
+    return plan_grid(params, Shape::kWarps, resident);
+  });
+}
+
+int64_t rows_of(const AttentionParams& params) {
+  return int64_t{params.batch} * params.heads_q * params.seq_q;
+}
+
+int64_t out_bytes(const AttentionParams& params, const GridPlan& grid) {
+  return aligned_bytes(rows_of(params) * grid.max_chunks * params.head_dim *
+                       static_cast<int64_t>(sizeof(float)));
+}
+
+int64_t state_bytes(const AttentionParams& params, const GridPlan& grid) {
+  return aligned_bytes(rows_of(params) * grid.max_chunks * static_cast<int64_t>(sizeof(float2)));
+}
+
+int64_t count_bytes(const AttentionParams& params) {
+  return aligned_bytes(rows_of(params) * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+}  // namespace
+
+bool serves(const AttentionParams& params) {
+  constexpr int32_t kLeastMajor = 8;
+  return params.seq_q <= kMostQueries && params.dtype != Dtype::kFloat32 &&
+         params.pattern.topk == 0 && params.num_global_tokens == 0 &&
+         attribute(cudaDevAttrComputeCapabilityMajor, params.device) >= kLeastMajor;
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  GridPlan grid = grid_of(params);
+  return out_bytes(params, grid) + state_bytes(params, grid) + count_bytes(params);
+}
+
+Status run(const AttentionParams& params, bool aligned) {
+  LaunchPlan plan;
+  plan.grid = grid_of(params);
+  plan.aligned = aligned;
+  char* memory = static_cast<char*>(params.workspace);
+  plan.partials.out = reinterpret_cast<float*>(memory);
+  memory += out_bytes(params, plan.grid);
+  plan.partials.state = reinterpret_cast<float2*>(memory);
+  memory += state_bytes(params, plan.grid);
+  plan.partials.chunks = reinterpret_cast<int32_t*>(memory);
+  plan.partials.max_chunks = plan.grid.max_chunks;
+  plan.partials.head_dim = params.head_dim;
+
+  Status status = with_config(params.head_dim, [&](auto config) {
+    return launch<decltype(config)::HEAD_DIM>(params, plan);
+  });
+  return status.ok() ? merge(params, plan.partials) : status;
+}
+
+}  // namespace sparse_attn::cuda::decode

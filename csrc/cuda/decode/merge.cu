@@ -1,0 +1,105 @@
+// The merge of a row's chunks, a thread block a row and a thread a column:
+//   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
+// Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
+// bits do not depend on which chunks the other rows of a tile visited.
+#include "../common/launch.cuh"
+#include "../common/state.cuh"
+#include "../common/types.cuh"
+#include "launch.h"
+
+namespace sparse_attn::cuda::decode {
+namespace {
+
+constexpr int kMostThreads = 256;  // the largest head dim
+
+/// The largest m of the row; every warp finds it for itself.
+__device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t chunks) {
+  float top = -INFINITY;
+#pragma unroll 4
+  for (int32_t c = threadIdx.x % 32; c < chunks; c += 32) top = fmaxf(top, chunk_state[c].x);
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, lane));
+  }
+  return top;
+}
+
+/// A column's sum and the row's l over some chunks, of which `weights` holds w_c and w_c l_c.
+__device__ __forceinline__ void add_chunks(float& acc, float& l, const float* from, int64_t stride,
+                                           const float2* weights, int32_t count) {
+  constexpr int kAtOnce = 16;  // loads under way
+#pragma unroll 1
+  for (int32_t first = 0; first < count; first += kAtOnce) {
+    float parts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      parts[i] = first + i < count ? from[i * stride] : 0.0f;
+    }
+    from += kAtOnce * stride;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float2 weight = weights[first + i];
+      l += weight.y;
+      if (weight.x != 0.0f) acc = fmaf(weight.x, parts[i], acc);
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads)
+    merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
+  __shared__ float2 weights[kMostThreads];
+  const uint32_t row = blockIdx.x;
+  const uint32_t head_index = row / params.seq_q;
+  const int64_t i = row - head_index * params.seq_q;
+  const int64_t batch = head_index / params.heads_q;
+  const int64_t head = head_index % params.heads_q;
+  const int32_t d = threadIdx.x;
+  const bool exists = d < params.head_dim;
+  const int32_t chunks = partials.chunks[row];
+  const float2* chunk_state = partials.state + partials.at(row, 0);
+  const float* chunk_out = partials.out + partials.at(row, 0) * params.head_dim;
+
+  SoftmaxState<1, false> state;
+  float& m = state.m[0][0];
+  float& l = state.l[0][0];
+  m = find_maximum(chunk_state, chunks);
+  l = 0.0f;
+  float acc = 0.0f;
+  const int32_t threads = blockDim.x;
+  for (int32_t first = 0; first < chunks; first += threads) {
+    float2 chunk = {-INFINITY, 0.0f};
+    if (first + d < chunks) chunk = chunk_state[first + d];
+    float weight = chunk.x == -INFINITY ? 0.0f : ptx::exp2_approx(chunk.x - m);
+    __syncthreads();
+    weights[d] = {weight, weight * chunk.y};
+    __syncthreads();
+    add_chunks(acc, l, chunk_out + int64_t{first} * params.head_dim + (exists ? d : 0),
+               params.head_dim, weights, imin(chunks - first, threads));
+  }
+
+  float sink = params.sink_logits == nullptr ? -INFINITY : params.sink_logits[head];
+  if (exists) {
+    T* out = static_cast<T*>(params.out.data) + batch * params.out.stride_b +
+             head * params.out.stride_h + i * params.out.stride_s;
+    out[d] = from_float<T>(acc * state.weight(0, 0, sink));
+  }
+  if (params.lse != nullptr && d == 0) {
+    params.lse[batch * params.lse_stride_b + head * params.lse_stride_h + i * params.lse_stride_s] =
+        state.lse(0, 0);
+  }
+}
+
+}  // namespace
+
+Status merge(const AttentionParams& params, const Partials& partials) {
+  int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+  constexpr int32_t kLeastThreads = 64;
+  int32_t threads = imax(ceil_div(params.head_dim, 32) * 32, kLeastThreads);
+  auto kernel =
+      params.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
+  kernel<<<static_cast<uint32_t>(rows), threads, 0, to_stream(params.stream)>>>(params, partials);
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda::decode

@@ -1,0 +1,80 @@
+// How a call with few queries is cut: query heads of a group packed as rows of one tile, keys into
+// chunks, chunks shared out to thread blocks. Plain C++, from sizes alone: a chunk depends on the
+// pattern and the length of the keys, never on batch, heads or device, so neither do a row's bits.
+#pragma once
+
+#include <cstdint>
+
+#include "../../params.h"
+
+namespace sparse_attn::cuda::decode {
+
+constexpr int32_t kTileRows = 16;  // packed query rows of a tile
+constexpr int32_t kStepKeys = 16;  // keys that a warp loads and multiplies at once
+
+/// The grid of a call.
+struct GridPlan {
+  int32_t classes = 1;       // residue classes that have rows
+  int32_t heads_packed = 1;  // query heads whose rows share tiles
+  int32_t row_tiles = 1;     // of the packed rows of a class
+  int32_t tiles = 1;         // row tiles that read one key head
+  int32_t chunk_steps = 1;   // steps of a chunk
+  int32_t max_chunks = 1;    // chunks that a row tile may visit, at most
+  int32_t splits = 1;        // thread blocks that share the chunks of a row tile
+};
+
+/// Keys that a row may visit, at most: of the main view, or of the list.
+inline int32_t main_reach(const AttentionParams& params) {
+  const Pattern& pattern = params.pattern;
+  int32_t length = ceil_div(params.seq_kv, pattern.dilation);
+  if (pattern.list.present() || pattern.global_count > 0) return length;
+  int64_t right = pattern.causal ? 0 : pattern.right;
+  int64_t window = int64_t{pattern.left} + right + 1;
+  return window < length ? static_cast<int32_t>(window) : length;
+}
+
+/// Steps of a chunk for rows that visit up to `keys` keys: about 64 chunks, none so short that
+/// writing its partial result counts, and never more than some 256.
+constexpr int32_t chunk_steps(int32_t keys) {
+  constexpr int32_t kLeastKeys = 128, kMostKeys = 1024;
+  int32_t chunk = imax(imin(imax(keys / 64, kLeastKeys), kMostKeys), keys / 256);
+  return ceil_div(chunk, kStepKeys);
+}
+
+/// `resident` is the number of thread blocks of `warps` warps that the device holds at once.
+inline GridPlan plan_grid(const AttentionParams& params, int32_t warps, int32_t resident) {
+  const Pattern& pattern = params.pattern;
+  const BlockList& list = pattern.list;
+  GridPlan plan;
+  bool list_per_head = list.present() && (list.count_stride_h != 0 || list.index_stride_h != 0);
+  plan.classes = pattern.classes(params.seq_q);
+  plan.heads_packed = list_per_head ? 1 : params.group();
+  int32_t class_rows = ceil_div(params.seq_q, pattern.dilation);
+  plan.row_tiles = ceil_div(plan.heads_packed * class_rows, kTileRows);
+  plan.tiles = params.group() / plan.heads_packed * plan.classes * plan.row_tiles;
+
+  int32_t reach = main_reach(params);
+  plan.chunk_steps =
+      chunk_steps(imin(reach, params.seq_kv - pattern.lead.length) + pattern.lead.length);
+  int32_t chunk = plan.chunk_steps * kStepKeys;
+  int32_t length = ceil_div(params.seq_kv, pattern.dilation);
+  if (list.present()) {
+    int64_t listed = int64_t{list.max_count} * list.block_kv;
+    plan.max_chunks = static_cast<int32_t>((listed + chunk - 1) / chunk);
+  } else {
+    // An interval off the chunks' edges touches one more of them than its length asks for.
+    plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1, ceil_div(length, chunk)) +
+                      ceil_div(pattern.lead.length, chunk);
+  }
+  plan.max_chunks = imax(plan.max_chunks, 1);
+
+  int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.tiles;
+  constexpr int32_t kWaves = 4;  // of thread blocks, so that the last one costs little
+  while (blocks * plan.splits * 2 <= int64_t{kWaves} * resident &&
+         plan.splits * warps < plan.max_chunks) {
+    plan.splits *= 2;
+  }
+  return plan;
+}
+
+}  // namespace sparse_attn::cuda::decode

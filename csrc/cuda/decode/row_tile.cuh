@@ -1,0 +1,174 @@
+// A thread block's row tile: which query rows it packs, what they see, and the loads of its keys.
+#pragma once
+
+#include "config.cuh"
+#include "walk.cuh"
+
+namespace sparse_attn::cuda::decode {
+
+/// The pattern of a call. Where no view is strided their steps are constants, which spares the
+/// divisions.
+template <bool kStrided>
+__device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
+  Pattern pattern = params.pattern;
+  pattern.global_bits = nullptr;
+  if constexpr (!kStrided) {
+    pattern.dilation = 1;
+    pattern.lead = {0, 1, pattern.lead.length};
+  }
+  return pattern;
+}
+
+/// Which packed rows a thread block computes, and which share of their chunks.
+struct Work {
+  int32_t batch = 0, key_head = 0, split = 0;
+  int32_t first_head = 0;  // query head of packed row 0
+  int32_t first_row = 0;   // packed row of the tile's row 0
+  int32_t rows = 0;        // of the tile; none where the class has no more
+  Slice slice;
+};
+
+/// A row of the tile: where it stands, and what it sees.
+struct TileRow {
+  int32_t head = 0, query = 0;
+  Seen main, lead;
+};
+
+/// What the warps of a thread block share.
+template <typename Config>
+struct TileState {
+  Work work;
+  WalkPlan walk;
+  TileRow rows[kTileRows];
+  Step steps[Config::kWarps][Config::kStages];  // in each warp's ring
+};
+
+__device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
+                                          const GridPlan& grid) {
+  Work work;
+  uint32_t block = blockIdx.x;
+  uint32_t tile = block % grid.tiles;
+  block /= grid.tiles;
+  work.split = block % grid.splits;
+  block /= grid.splits;
+  work.key_head = block % params.heads_kv;
+  work.batch = block / params.heads_kv;
+  work.first_row = tile % grid.row_tiles * kTileRows;
+  tile /= grid.row_tiles;
+  uint32_t residue = 0;
+  if (pattern.dilation > 1) {
+    residue = tile % grid.classes;
+    tile /= grid.classes;
+  }
+  work.first_head = work.key_head * params.group() + tile;
+  work.slice = make_slice(pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
+  work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, kTileRows);
+  return work;
+}
+
+/// Extremes of the bounds that a warp's lanes hold.
+__device__ __forceinline__ Bounds reduce_bounds(Interval keys, int32_t seq_kv) {
+  Bounds bounds = no_rows(seq_kv);
+  bounds.add(keys);
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) {
+    bounds.any.begin = imin(bounds.any.begin, __shfl_xor_sync(~0u, bounds.any.begin, lane));
+    bounds.any.end = imax(bounds.any.end, __shfl_xor_sync(~0u, bounds.any.end, lane));
+    bounds.all.begin = imax(bounds.all.begin, __shfl_xor_sync(~0u, bounds.all.begin, lane));
+    bounds.all.end = imin(bounds.all.end, __shfl_xor_sync(~0u, bounds.all.end, lane));
+  }
+  return bounds;
+}
+
+/// Fills the state; one warp calls it.
+template <typename Config>
+__device__ __forceinline__ void prepare_tile(const AttentionParams& params, const Pattern& pattern,
+                                             const GridPlan& grid, TileState<Config>& state) {
+  Work work = find_work(params, pattern, grid);
+  int lane = threadIdx.x;
+  if (lane == 0) state.work = work;
+  if (work.rows <= 0) return;
+  uint32_t packed = work.first_row + imin(lane, work.rows - 1);
+  uint32_t class_rows = work.slice.rows.length;
+  TileRow row;
+  row.head = work.first_head + packed / class_rows;
+  int32_t r = packed % class_rows;
+  row.query = work.slice.rows.at(r);
+  Bounds bounds = unbounded(params.seq_kv);
+  Interval keys = bounds.any;
+  if (params.bounds.data != nullptr) {
+    keys = params.bounds.row(work.batch, row.head, row.query, params.seq_kv);
+    bounds = reduce_bounds(keys, params.seq_kv);
+  }
+  if (lane < work.rows) {
+    Row seen = make_row(pattern, work.slice, r, keys);
+    row.main = seen_main(pattern, seen);
+    row.lead = seen_lead(pattern, work.slice, seen);
+  }
+  if (lane < kTileRows) state.rows[lane] = row;
+  if (lane == 0) {
+    state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
+                           work.first_head, grid);
+  }
+}
+
+/// A warp's loads of 16 rows, the lanes of a row side by side with 16 bytes each.
+template <typename Config>
+struct RowLoader {
+  using T = typename Config::T;
+  static constexpr int kElements = 16 / sizeof(T);
+  static constexpr int kLanesPerRow = Config::HEAD_DIM / kElements;
+  static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
+  static constexpr int kPasses = kStepKeys / kRowsAtOnce;
+  static_assert(32 % kLanesPerRow == 0, "a pass is whole rows");
+
+  int32_t head_dim;
+  bool aligned;
+
+  /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
+  __device__ __forceinline__ void load(uint32_t to, const T* from, int64_t stride,
+                                       Interval valid) const {
+    if (column() >= head_dim) valid = {};
+    from += row(0) * stride + column();
+    if (aligned) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        ptx::cp_async_16(place(to, pass), from, valid.contains(row(pass)));
+        from += kRowsAtOnce * stride;
+      }
+    } else {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) {
+        bool exists = valid.contains(row(pass));
+        ptx::store_shared_16(place(to, pass), exists ? portable::load_unaligned(from) : uint4{});
+        from += kRowsAtOnce * stride;
+      }
+    }
+  }
+
+  /// Row r lies at row_of(r), or is zero where that is null; done on return.
+  template <typename RowOf>
+  __device__ __forceinline__ void load_each(uint32_t to, const RowOf& row_of) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const T* from = row_of(row(pass));
+      uint4 bits = {0, 0, 0, 0};
+      if (from != nullptr && column() < head_dim) {
+        bits = aligned ? *reinterpret_cast<const uint4*>(from + column())
+                       : portable::load_unaligned(from + column());
+      }
+      ptx::store_shared_16(place(to, pass), bits);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int row(int pass) {
+    return threadIdx.x % 32 / kLanesPerRow + pass * kRowsAtOnce;
+  }
+  __device__ __forceinline__ static int column() { return threadIdx.x % kLanesPerRow * kElements; }
+  __device__ __forceinline__ static uint32_t place(uint32_t to, int pass) {
+    return to + portable::swizzled<Config::kPitch>(row(pass), threadIdx.x % kLanesPerRow);
+  }
+};
+
+}  // namespace sparse_attn::cuda::decode

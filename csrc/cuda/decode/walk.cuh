@@ -1,0 +1,144 @@
+// The keys that a row tile visits, chunk by chunk, in steps of kStepKeys keys and runs of steps of
+// one kind. Chunks lie at fixed places of their axis (of the list, for block lists), so what a row
+// adds up in a chunk does not depend on the other rows of its tile.
+#pragma once
+
+#include "plan.h"
+
+namespace sparse_attn::cuda::decode {
+
+/// A visited step as a warp's loader describes it: the first element of its view and its chunk.
+struct Step {
+  int32_t start = 0;
+  int32_t chunk = 0;
+  bool lead = false;
+  bool masked = false;
+};
+
+/// What the walk of one row tile needs; lives in shared memory.
+struct WalkPlan {
+  Tiles tiles;           // in steps
+  Interval keys_loaded;  // elements of the main view that exist for some row; the rest are zeros
+  Interval lead_loaded;  // the same of the lead view, where that has an axis of its own
+  Interval left, main, right;  // visited chunks, of the axis: leading ones, the window's, the rest
+  ListedRuns blocks;           // of a list
+  int32_t chunks = 0;          // all of them
+};
+
+__device__ __forceinline__ Interval chunks_of(Interval steps, int32_t chunk_steps) {
+  if (steps.empty()) return {};
+  return {steps.begin / chunk_steps, ceil_div(steps.end, chunk_steps)};
+}
+
+/// The plan for rows `rows` of the slice; `bounds` are those of the tile's rows.
+__device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice, Interval rows,
+                                     const Bounds& bounds, int64_t batch, int64_t head,
+                                     const GridPlan& grid) {
+  WalkPlan plan;
+  plan.tiles = visited_tiles(pattern, slice, rows, bounds, kStepKeys);
+  plan.keys_loaded = slice.keys.inside(bounds.any);
+  plan.lead_loaded = pattern.lead.inside(bounds.any);
+  if (pattern.list.present()) {
+    const BlockList& list = pattern.list;
+    plan.blocks = list.runs(batch, head, 0, list.block_kv);
+    plan.chunks = ceil_div(plan.blocks.count * (list.block_kv / kStepKeys), grid.chunk_steps);
+  } else {
+    plan.left = chunks_of(plan.tiles.lead_left, grid.chunk_steps);
+    plan.main = chunks_of(plan.tiles.main, grid.chunk_steps);
+    plan.right = chunks_of(plan.tiles.lead_right, grid.chunk_steps);
+    if (pattern.shared_axis()) {
+      plan.main.begin = imax(plan.main.begin, plan.left.end);
+      plan.right.begin = imax(plan.right.begin, imax(plan.main.end, plan.left.end));
+    }
+    plan.chunks = plan.left.size() + plan.main.size() + plan.right.size();
+  }
+  plan.chunks = imin(plan.chunks, grid.max_chunks);
+  return plan;
+}
+
+/// Walks a warp's share of the chunks.
+struct Walk {
+  const Pattern& pattern;
+  const WalkPlan& plan;
+  int32_t chunk_steps;
+  int32_t chunk, end_chunk;
+  int32_t at = 0;     // steps of the chunk behind the run
+  Interval run = {};  // elements of consecutive steps that are still to be visited
+  bool lead = false;  // of the run
+  bool masked = false;
+
+  /// Describes the next visited step; a step of chunk `end_chunk` means that there is none.
+  __device__ __forceinline__ Step next() {
+    while (run.begin >= run.end && chunk < end_chunk) find_run();
+    Step step = {run.begin, run.begin < run.end ? chunk : end_chunk, lead, masked};
+    run.begin += kStepKeys;
+    return step;
+  }
+
+ private:
+  /// Moves on to the next run of the chunk, which may be empty, or to the next chunk.
+  __device__ __forceinline__ void find_run() {
+    if (at == chunk_steps) {
+      at = 0;
+      ++chunk;
+    } else if (pattern.list.present()) {
+      find_listed();
+    } else {
+      find_ranged();
+    }
+  }
+
+  /// The first of the visited intervals that reaches behind `at`; they ascend on their axis.
+  __device__ __forceinline__ void find_ranged() {
+    const Tiles& tiles = plan.tiles;
+    bool shared = pattern.shared_axis();
+    bool left = chunk < plan.left.size();
+    int32_t behind = chunk - plan.left.size();
+    int32_t place = left                        ? plan.left.begin + chunk
+                    : behind < plan.main.size() ? plan.main.begin + behind
+                                                : plan.right.begin + behind - plan.main.size();
+    int32_t first = place * chunk_steps;
+    Interval rest = {first + at, first + chunk_steps};
+    Interval steps = {rest.end, rest.end};
+    auto take = [&](Interval visited, bool is_lead, bool is_masked) {
+      visited = intersect(visited, rest);
+      if (visited.empty() || visited.begin >= steps.begin) return;
+      steps = visited;
+      lead = is_lead;
+      masked = is_masked;
+    };
+    if (shared || left) {
+      take(tiles.lead_left, true, true);
+      take(tiles.lead_right, true, true);
+    }
+    if (shared || !left) {
+      take({tiles.main.begin, imin(tiles.full.begin, tiles.main.end)}, false, true);
+      take(tiles.full, false, false);
+      take({imax(tiles.full.end, tiles.main.begin), tiles.main.end}, false, true);
+    }
+    run = {steps.begin * kStepKeys, steps.end * kStepKeys};
+    at = steps.end - first;
+  }
+
+  /// The rest of the block that holds step `at` of the chunk; entries that name no block have
+  /// nothing that is visited.
+  __device__ __forceinline__ void find_listed() {
+    int32_t per_block = pattern.list.block_kv / kStepKeys;
+    int32_t step = chunk * chunk_steps + at;
+    int32_t entry = step / per_block;
+    if (entry >= plan.blocks.count) {
+      at = chunk_steps;
+      return;
+    }
+    int32_t inside = step - entry * per_block;
+    int32_t count = imin(per_block - inside, chunk_steps - at);
+    int32_t first = plan.blocks.keys(entry).begin / kStepKeys + inside;
+    Interval steps = intersect({first, first + count}, plan.tiles.main);
+    run = {steps.begin * kStepKeys, steps.end * kStepKeys};
+    at += count;
+    lead = false;
+    masked = plan.tiles.needs_mask(run);
+  }
+};
+
+}  // namespace sparse_attn::cuda::decode

@@ -1,0 +1,206 @@
+"""Few queries on many keys: the CUDA engine `portable` splits the keys; who chooses it."""
+
+import pytest
+import torch
+from reference import PATTERNS, Shape, random_layout
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+SPLIT = {name: make for name, make in PATTERNS.items() if name not in ("topk", "band-scattered")}
+#: More patterns, of sizes that matter on thousands of keys.
+LONG = {
+    "full": lambda s, device: sa.Full(),
+    "band": lambda s, device: sa.Band((1023, 70)),
+    "band-sinks": lambda s, device: sa.Band((700, 0), sinks=133),
+    "band-sinks-ahead": lambda s, device: sa.Band((None, 0), sinks=4000),
+    "globals": lambda s, device: sa.Band((300, 90), global_tokens=2500),
+    "dilated": lambda s, device: sa.Dilated((400, 30), 5, sinks=37),
+    "strided": lambda s, device: sa.Strided(300, 7),
+    "blocks-16": lambda s, device: sa.BlockSparse(random_layout(s.Sq, s.Skv, 16, 16, device)),
+    "blocks-of-heads": lambda s, device: sa.BlockSparse(
+        random_layout(s.Sq, s.Skv, 128, 128, device, s.B, s.Hq, 0.3)
+    ),
+    "block-topk": lambda s, device: sa.BlockTopK(64, 0.2),
+}
+
+
+@pytest.fixture
+def split(device):
+    """Call `portable`, which splits the keys of few queries."""
+    if device != "cuda":
+        pytest.skip("a CUDA engine: run with --device cuda")
+
+    def call(query, key, value, pattern, **common):
+        return sa.sparse_attention(query, key, value, pattern, engine="portable", **common)
+
+    return call
+
+
+def check(split, tensors, pattern, **common):
+    result = split(*tensors, pattern, return_lse=True, **common)
+    assert_close_to_reference(result, *tensors, pattern, return_lse=True, **common)
+    return result
+
+
+def bounds_of_rows(shape, device):
+    """Random intervals for every head and row; the first row has no keys."""
+    low = torch.randint(0, shape.Skv, (shape.B, shape.Hq, shape.Sq), device=device)
+    size = torch.randint(0, shape.Skv, low.shape, device=device)
+    size[..., 0] = 0
+    return torch.stack([low, low + size], -1).int()
+
+
+@pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
+@pytest.mark.parametrize("Sq", [1, 3, 16])
+@pytest.mark.parametrize("name", SPLIT)
+def test_every_pattern(split, device, name, Sq, dtype):
+    shape = Shape(2, 6, 2, Sq, 203, 64)
+    tensors = shape.make(device, dtype)
+    pattern = SPLIT[name](shape, device)
+    for is_causal in (False, True):
+        for offset in (None, 0, 90):
+            check(split, tensors, pattern, is_causal=is_causal, query_offset=offset)
+
+
+@pytest.mark.parametrize("Sq", [1, 5, 16])
+@pytest.mark.parametrize("name", LONG)
+def test_many_chunks(split, device, name, Sq):
+    shape = Shape(2, 8, 2, Sq, 9001, 128)
+    tensors = shape.make(device, torch.bfloat16)
+    pattern = LONG[name](shape, device)
+    for is_causal in (False, True):
+        check(split, tensors, pattern, is_causal=is_causal)
+    offsets = torch.tensor([8000, 17], dtype=torch.int32, device=device)
+    bounds = bounds_of_rows(shape, device)
+    check(split, tensors, pattern, is_causal=True, query_offset=offsets, key_bounds=bounds)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("memory", ["transposed", "gaps"])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("heads", [(1, 1), (7, 1), (4, 4), (40, 2)], ids=str)
+def test_every_shape(split, device, heads, head_dim, memory):
+    shape = Shape(1, *heads, 2, 515, head_dim)
+    for dtype in HALF.values():
+        tensors = shape.make(device, dtype, memory)
+        for pattern in (sa.Full(), sa.Band((200, 3), sinks=5)):
+            check(split, tensors, pattern)
+
+
+def test_one_key(split, device):
+    tensors = Shape(2, 4, 2, 1, 1).make(device, torch.float16)
+    out, lse = check(split, tensors, sa.Full())
+    assert torch.equal(out, tensors[2].repeat_interleave(2, 1)) and lse.isfinite().all()
+
+
+SCORES = {
+    "softcap": dict(softcap=3.0),
+    "sinks-in-the-softmax": dict(sink_logits=torch.tensor([0.5, -2.0, 5.0, -torch.inf])),
+    "uniform": dict(scale=0.0),
+    "negative-scale": dict(scale=-0.3, softcap=2.0),
+    "padding-mask": dict(attn_mask=torch.arange(3000)[None, None, None] % 3 > 0),
+    "bias": dict(attn_mask=torch.linspace(-2, 2, 4 * 2 * 3000).view(1, 4, 2, 3000)),
+}
+
+
+@pytest.mark.parametrize("common", SCORES.values(), ids=SCORES)
+def test_score_modifiers(split, device, common):
+    tensors = Shape(2, 4, 2, 2, 3000, 64).make(device, torch.float16)
+    common = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in common.items()}
+    if common.get("attn_mask") is not None and common["attn_mask"].is_floating_point():
+        common["attn_mask"] = common["attn_mask"].half()
+    for pattern in (sa.Full(), sa.Band((900, 0), sinks=10), sa.Dilated(100, 3)):
+        check(split, tensors, pattern, **common)
+
+
+def test_rows_without_keys(split, device):
+    tensors = Shape(1, 4, 2, 4, 2048, 64).make(device, torch.bfloat16)
+    out, lse = check(split, tensors, sa.Full(), is_causal=True, query_offset=-2)
+    assert (out[:, :, :2] == 0).all() and torch.isneginf(lse[:, :, :2]).all()
+    assert lse[:, :, 2:].isfinite().all()
+
+
+def test_keys_beyond_the_length_never_count(split, device):
+    query, key, value = Shape(2, 4, 2, 1, 4000, 128).make(device, torch.float16)
+    bounds = torch.tensor([0, 2501], dtype=torch.int32, device=device).expand(2, 1, 1, 2)
+    want = split(query, key, value, sa.Full(), key_bounds=bounds)
+    key[:, :, 2501:], value[:, :, 2501:] = torch.nan, torch.inf
+    assert torch.equal(split(query, key, value, sa.Full(), key_bounds=bounds), want)
+
+
+@pytest.mark.parametrize("name", [name for name in LONG if name != "block-topk"])
+def test_bits_of_a_row_are_its_own(split, device, name):
+    """Neither batch, nor other heads, nor their bounds, nor the run change a row."""
+    shape = Shape(3, 8, 2, 2, 6007, 64)
+    query, key, value = shape.make(device, torch.float16)
+    pattern = LONG[name](shape, device)
+    bounds = bounds_of_rows(shape, device)
+    bounds[2, 5] = torch.tensor([100, 5900], device=device)
+    common = dict(is_causal=True, return_lse=True)
+    out, lse = split(query, key, value, pattern, key_bounds=bounds, **common)
+    again = split(query, key, value, pattern, key_bounds=bounds, **common)
+    assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+    for b, h in ((0, 0), (2, 5)):
+        kv = slice(h // 4, h // 4 + 1)
+        own = (query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv])
+        its = pattern
+        if name == "blocks-of-heads":
+            mask = pattern.layout.to_mask()[b, h]
+            its = sa.BlockSparse(sa.BlockLayout.from_mask(mask, 128, 128))
+        one = split(*own, its, key_bounds=bounds[b : b + 1, h : h + 1], **common)
+        assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
+
+
+def test_graph_follows_a_growing_cache(split, device):
+    tensors = Shape(2, 8, 2, 1, 5000, 64).make(device, torch.bfloat16)
+    offsets = torch.tensor([10, 4000], dtype=torch.int32, device=device)
+    common = dict(is_causal=True, query_offset=offsets)
+    pattern = sa.Band(700, sinks=4)
+    split(*tensors, pattern, **common)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = split(*tensors, pattern, **common)
+    for step in (0, 1, 300):
+        offsets += step
+        graph.replay()
+        assert torch.equal(out, split(*tensors, pattern, **common))
+        assert_close_to_reference(out, *tensors, pattern, **common)
+
+
+def choose(**changes):
+    info = pytest.importorskip("sparse_attn._info")
+    case = dict(cuda=True, sm=90, dtype="bfloat16", head_dim=128, seq_q=1, seq_kv=1 << 17)
+    requested = changes.pop("requested", "auto")
+    return info.choose_engine(requested, **{**case, **changes})
+
+
+def test_few_queries_on_many_keys_go_to_the_split():
+    engine, reasons = choose()
+    assert engine == "portable" and len(reasons) == 1
+    assert reasons[0].startswith("hopper leaves up to 16 queries")
+    assert choose(seq_q=16)[0] == "portable" and choose(sm=80)[0] == "portable"
+
+
+@pytest.mark.parametrize("changes", [dict(seq_q=17), dict(seq_kv=500)], ids=str)
+def test_more_queries_or_few_keys_stay_with_hopper(changes):
+    assert choose(**changes) == ("hopper", [])
+
+
+def test_an_engine_asked_for_by_name_serves():
+    assert choose(requested="hopper") == ("hopper", [])
+    assert choose(requested="portable") == ("portable", [])
+
+
+def test_can_use_asks_about_the_lengths(device, monkeypatch):
+    asked = {}
+
+    def choose_engine(requested, **case):
+        asked.update(case)
+        return None, []
+
+    monkeypatch.setattr("sparse_attn._info.choose_engine", choose_engine)
+    sa.can_use(*Shape(1, 2, 1, 3, 70).make(device))
+    assert (asked["seq_q"], asked["seq_kv"]) == (3, 70)
