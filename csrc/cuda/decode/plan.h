@@ -33,11 +33,11 @@ inline int32_t main_reach(const AttentionParams& params) {
   return window < length ? static_cast<int32_t>(window) : length;
 }
 
-/// Steps of a chunk for rows that visit up to `keys` keys: about 64 chunks, none so short that
+/// Steps of a chunk for rows that visit up to `keys` keys: about 32 chunks, none so short that
 /// writing its partial result counts, and never more than some 256.
 constexpr int32_t chunk_steps(int32_t keys) {
   constexpr int32_t kLeastKeys = 128, kMostKeys = 1024;
-  int32_t chunk = imax(imin(imax(keys / 64, kLeastKeys), kMostKeys), keys / 256);
+  int32_t chunk = imax(imin(imax(keys / 32, kLeastKeys), kMostKeys), keys / 256);
   return ceil_div(chunk, kStepKeys);
 }
 
