@@ -40,9 +40,13 @@ def tool(name: str) -> str:
     return found
 
 
-def build(output_dir: Path, targets: tuple[str, ...] = ()) -> None:
-    """Configure this Python's build folder and build what is missing into `output_dir`."""
-    build_dir = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+def build(
+    output_dir: Path,
+    targets: tuple[str, ...] = (),
+    build_dir: Path = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}",
+    options: tuple[str, ...] = (),
+) -> None:
+    """Configure a build folder, this Python's own, and build what is missing into `output_dir`."""
     cmake = tool("cmake")
     configure = [
         cmake,
@@ -54,6 +58,7 @@ def build(output_dir: Path, targets: tuple[str, ...] = ()) -> None:
         f"-DSPARSE_ATTN_TORCH={torch_folder() or ''}",
         f"-DSPARSE_ATTN_OUTPUT_DIR={output_dir}",
         *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        *options,
     ]
     jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 2)
     compile_all = [cmake, "--build", str(build_dir), "--parallel", jobs]

@@ -5,9 +5,9 @@ every skip with its reason), what compute-sanitizer says on the tests marked ``s
 libraries' hashes and the digests of the sources, so that ``make gpu-evidence`` can tell whose run
 it is. A tool that does not run on the machine is recorded as not available, never as passed.
 
-``--part tests``, ``--part sanitizers`` and ``--part devices`` (the tests marked ``two_devices``, on
-a machine with two GPUs) run one part; the others are kept from the record when it belongs to this
-tree. Without ``--part`` the first two run.
+``--part tests``, ``--part sanitizers``, ``--part devices`` (the tests marked ``two_devices``, on a
+machine with two GPUs) and ``--part older`` (older_code.py: kernels of older GPUs) run one part; the
+others are kept from the record when it belongs to this tree. Without ``--part`` the first two run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from collections import Counter
 import pytest
 import torch
 
-from . import sanitizers
+from . import older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
+
+PARTS = ("all", "tests", "sanitizers", "devices", "older")
 
 
 class Recorder:
@@ -102,7 +104,7 @@ def place() -> dict[str, object]:
 def main() -> int:
     """Run the parts asked for, write the record, and return 0 when nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("all", "tests", "sanitizers", "devices"), default="all")
+    parser.add_argument("--part", choices=PARTS, default="all")
     options, extra = parser.parse_known_args()
     if not torch.cuda.is_available():
         print("This suite needs a GPU: torch.cuda.is_available() is False.", file=sys.stderr)
@@ -114,6 +116,9 @@ def main() -> int:
         record = {}
     if options.part == "devices":
         record["two_devices"] = place() | run_tests(["-m", "two_devices", *extra])
+        record.setdefault("digests", digests)
+    elif options.part == "older":
+        record["older"] = {level: place() | run for level, run in older_code.run(extra).items()}
         record.setdefault("digests", digests)
     else:
         record |= place() | {"digests": digests, "libraries": library_hashes()}
@@ -128,6 +133,7 @@ def main() -> int:
     print(json.dumps(record["sanitizers"], indent=2))
     failed = any(run["status"] == "failed" for run in record["sanitizers"].values())
     tests = [record["tests"], record.get("two_devices", {"exit_status": 0})]
+    tests += record.get("older", {}).values()
     return max(run["exit_status"] for run in tests) or int(failed)
 
 
