@@ -35,6 +35,15 @@ void test_tuned_tiles() {
   CHECK(choice(256, 99) == KernelKind::kGeneral, "head dim 256 in little memory");
 }
 
+/// Two thread blocks of the dense kernels share a multiprocessor with 164 KB, each with the 1 KB
+/// that the system takes.
+void test_two_blocks_a_multiprocessor() {
+  for (int32_t head_dim : {64, 96, 128}) {
+    int32_t bytes = tile_shape(KernelKind::kDense, head_dim).smem_bytes() + (1 << 10);
+    CHECK(2 * bytes <= 164 << 10, "head dim " + std::to_string(head_dim));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -44,5 +53,6 @@ int main() {
     }
   }
   test_tuned_tiles();
+  test_two_blocks_a_multiprocessor();
   return check::summary();
 }

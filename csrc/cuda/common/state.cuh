@@ -40,11 +40,11 @@ struct SoftmaxState {
     }
   }
 
-  /// Turns the scores into P = 2^(scale * S - m) with the new m (scale > 0), and writes what the
-  /// output so far must be multiplied by.
+  /// Raises m to the scores' maxima (scale > 0), and writes what the output so far must be
+  /// multiplied by.
   template <int NT>
-  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], float scale,
-                                         float (&rescale)[MT][2]) {
+  __device__ __forceinline__ void raise(const float (&rS)[MT][NT][4], float scale,
+                                        float (&rescale)[MT][2]) {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
@@ -56,21 +56,37 @@ struct SoftmaxState {
         }
         top = reduce_quad(top, [](float a, float b) { return fmaxf(a, b); });
         float m_new = fmaxf(m[mt][h], top * scale);
-        float shift = m_new == -INFINITY ? 0.0f : m_new;  // no key yet: every P is 2^-inf
-        rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift);
+        rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift(m_new));
         m[mt][h] = m_new;
-        float sum = 0.0f;
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt) {
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            rS[mt][nt][e] = exp2_of<kExact>(fmaf(rS[mt][nt][e], scale, -shift));
-            sum += rS[mt][nt][e];
-          }
-        }
-        l[mt][h] = fmaf(l[mt][h], rescale[mt][h], sum);
+        l[mt][h] *= rescale[mt][h];
       }
     }
+  }
+
+  /// Turns the scores of fragments [first, end) into P = 2^(scale * S - m), and adds them to `sum`.
+  template <int NT>
+  __device__ __forceinline__ void exponentiate(float (&rS)[MT][NT][4], float scale, int first,
+                                               int end, float (&sum)[MT][2]) const {
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int nt = first; nt < end; ++nt) {
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            rS[mt][nt][e] = exp2_of<kExact>(fmaf(rS[mt][nt][e], scale, -shift(m[mt][h])));
+            sum[mt][h] += rS[mt][nt][e];
+          }
+        }
+      }
+    }
+  }
+
+  /// Adds the sums of a tile: a tile is summed by itself, so that long sums lose little.
+  __device__ __forceinline__ void add(const float (&sum)[MT][2]) {
+#pragma unroll
+    for (int row = 0; row < 2 * MT; ++row) l[row / 2][row % 2] += sum[row / 2][row % 2];
   }
 
   /// Sums l over the row's threads.
@@ -82,6 +98,9 @@ struct SoftmaxState {
     }
   }
 
+  /// What exponents are relative to: m, or 0 while there is no key and every P is 2^-inf.
+  __device__ __forceinline__ static float shift(float m) { return m == -INFINITY ? 0.0f : m; }
+
   /// The natural logarithm of the sum of exponentials; -inf for a row without keys.
   __device__ __forceinline__ float lse(int mt, int h) const {
     return l[mt][h] > 0.0f ? kLn2 * (m[mt][h] + log2f(l[mt][h])) : -INFINITY;
@@ -91,6 +110,7 @@ struct SoftmaxState {
   /// in the denominator; 0 for a row without keys.
   __device__ __forceinline__ float weight(int mt, int h, float sink) const {
     if (!(l[mt][h] > 0.0f)) return 0.0f;
+    if (sink == -INFINITY) return 1.0f / l[mt][h];
     sink *= kLog2e;
     float top = fmaxf(m[mt][h], sink);
     float w = exp2f(m[mt][h] - top);

@@ -26,13 +26,16 @@ struct Config {
 
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr bool kGeneral = kKind != KernelKind::kDense;
+  /// Exponentials between the second product's steps: measured better at small head dims, where
+  /// they weigh more, and worse at large ones.
+  static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;
   /// Thread blocks that share a multiprocessor's registers.
   static constexpr int kBlocksPerSm = kThreads > 128 ? 1 : 2;
 
   using Products = std::conditional_t<
       kFloat, FmaProducts<HEAD_DIM, BLOCK_KV, kPitch>,
       TensorCoreProducts<T, HEAD_DIM, BLOCK_KV, MT, kPitch, kShape.query_registers>>;
-  using Walk = TileWalk<BLOCK_KV, kGeneral>;
+  using Walk = TileWalk<BLOCK_KV, kShape.granule>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];
 

@@ -39,7 +39,7 @@ int32_t padded_rows(int32_t layout_block_q, int32_t block_q) {
 /// Whether the dense kernel takes the list: its tiles lie inside blocks, and no more rows are
 /// padded.
 bool dense_takes_list(const BlockList& list, const TileShape& dense, const TileShape& general) {
-  return list.block_kv % dense.block_kv == 0 &&
+  return list.block_kv % dense.granule == 0 &&
          padded_rows(list.block_q, dense.block_q) <= padded_rows(list.block_q, general.block_q);
 }
 

@@ -32,12 +32,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if constexpr (!Config::kGeneral) return;  // never chosen there: their tiles do not fit
 #endif
   constexpr TileShape kShape = Config::kShape;
-  extern __shared__ __align__(128) char smem[];
-  using State = TileState<Config>;
-  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
-
-  State& tile_state = *reinterpret_cast<State*>(state_memory);
-  QueryTile<Config> tile(params, tile_state, aligned);
+  extern __shared__ __align__(128) char dynamic_smem[];
+  char* smem = held_address(dynamic_smem);
+  QueryTile<Config> tile(params, smem, aligned);
   if (!tile.find(plan)) return;
   const uint32_t ring =
       ptx::shared_address(smem) + (kShape.query_registers ? 0 : kShape.query_bytes());
@@ -53,16 +50,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   uint32_t free_slot = ring + (kShape.slots - 1) * kShape.slot_bytes();
 
   int32_t position = 0;
-  typename Config::Step step;
-  bool more = walk.next(position, step);
-  if (more) tile.load_keys(key_slot, step);
+  typename Config::Step step = walk.next(position);
+  if (step.exists()) tile.load_keys(key_slot, step);
   ptx::cp_async_commit();
   ptx::cp_async_wait<1>();
   __syncthreads();
-  typename Config::Products products;
+  using Products = typename Config::Products;
+  Products products;
   products.start(sQ + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
   if (kShape.query_registers) __syncthreads();
-  if (more) tile.load_values(value_slot, step);
+  if (step.exists()) tile.load_values(value_slot, step);
   ptx::cp_async_commit();
 
   SoftmaxState<Config::MT, Config::kFloat> state;
@@ -71,39 +68,52 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const bool transformed = Config::kGeneral && !scale_suffices(params);
   const float scale = transformed ? kLog2e : params.scale * kLog2e;
 
-  while (more) {
-    typename Config::Step next_step;
-    bool next_more = walk.next(position, next_step);
-    bool visited = refine(tile, step);
+  while (step.exists()) {
+    const typename Config::Step next_step = walk.next(position);
+    const WarpStep warp_step = refine(tile, step);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // keys have landed; the values before them have been read
-    if (next_more) tile.load_keys(free_slot, next_step);
+    if (next_step.exists()) tile.load_keys(free_slot, next_step);
     ptx::cp_async_commit();
-    typename Config::Products::Probabilities rP;
-    if (visited) {
-      typename Config::Scores rS;
+    typename Config::Scores rS;
+    typename Products::Slice rP[Products::kSlices];
+    float sum[Config::MT][2] = {};
+    auto make_slice = [&](int slice) {
+      constexpr int kFragments = Config::NT / Products::kSlices;
+      state.exponentiate(rS, scale, slice * kFragments, (slice + 1) * kFragments, sum);
+      Products::round(rP[slice], rS, slice);
+    };
+    if (warp_step.visited) {
       products.scores(rS, key_slot);
-      if (step.masked) mask_scores(rS, tile, step);
+      if (warp_step.masked) mask_scores(rS, tile, step);
       if (transformed) transform_scores(rS, tile, step, thresholds);
       float rescale[Config::MT][2];
-      state.update(rS, scale, rescale);
-      products.round(rP, rS);
+      state.raise(rS, scale, rescale);
       rescale_output<Config>(rO, rescale);
+      if constexpr (!Config::kInterleaved) {
+#pragma unroll
+        for (int slice = 0; slice < Products::kSlices; ++slice) make_slice(slice);
+        state.add(sum);
+      }
     }
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // values have landed; the keys before them have been read
-    if (next_more) tile.load_values(key_slot, next_step);
+    if (next_step.exists()) tile.load_values(key_slot, next_step);
     ptx::cp_async_commit();
-    if (visited) products.output(rO, rP, value_slot);
+    if (warp_step.visited) {
+      products.output(rO, rP, value_slot, [&](int slice) {
+        if constexpr (Config::kInterleaved) make_slice(slice);
+      });
+      if constexpr (Config::kInterleaved) state.add(sum);
+    }
 
     uint32_t read = value_slot;
     value_slot = key_slot;
     key_slot = free_slot;
     free_slot = read;
     step = next_step;
-    more = next_more;
   }
   ptx::cp_async_wait<0>();
   state.finish();

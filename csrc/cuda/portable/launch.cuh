@@ -10,12 +10,12 @@ namespace sparse_attn::cuda::portable {
 
 /// Sets the kernel's shared memory and the grid, and launches.
 template <typename Kernel, typename... Arguments>
-Status launch_kernel(Kernel kernel, int64_t blocks, int32_t threads, int32_t smem_bytes,
-                     void* stream, const Arguments&... arguments) {
+Status launch_kernel(Kernel kernel, dim3 blocks, int32_t threads, int32_t smem_bytes, void* stream,
+                     const Arguments&... arguments) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (error != cudaSuccess) return to_status(error);
-  kernel<<<static_cast<uint32_t>(blocks), threads, smem_bytes, to_stream(stream)>>>(arguments...);
+  kernel<<<blocks, threads, smem_bytes, to_stream(stream)>>>(arguments...);
   return launched();
 }
 
@@ -23,7 +23,8 @@ template <typename Config>
 Status launch_config(const AttentionParams& params, const LaunchChoice& choice) {
   constexpr TileShape kShape = Config::kShape;
   GridPlan plan = plan_grid<Config::BLOCK_Q>(params);
-  int64_t blocks = int64_t{plan.tiles} * plan.heads;
+  const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
+                    ceil_div(plan.heads, plan.heads_at_once));
   Threshold* thresholds = static_cast<Threshold*>(choice.thresholds);
   if constexpr (Config::kGeneral) {
     if (thresholds != nullptr) {
@@ -31,8 +32,7 @@ Status launch_config(const AttentionParams& params, const LaunchChoice& choice) 
       constexpr int kLeastBits = 5;
       int bits = kMostBits;
       while (bits > kLeastBits &&
-             kShape.smem_bytes() + kShape.static_bytes() + selection_bytes<Config::BLOCK_Q>(bits) >
-                 choice.smem_limit) {
+             kShape.smem_bytes() + selection_bytes<Config::BLOCK_Q>(bits) > choice.smem_limit) {
         --bits;
       }
       Status status = launch_kernel(threshold_kernel<Config>, blocks, Config::kThreads,

@@ -57,6 +57,29 @@ __device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource
   }
 }
 
+/// Copies ROWS aligned rows that all exist, from element `first` on, of a head dim without padding.
+template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch>
+__device__ __forceinline__ void load_run(uint32_t to, const RowSource<T>& source, int32_t first) {
+  constexpr int kElements = kChunkBytes / sizeof(T);
+  constexpr int kChunks = HEAD_DIM / kElements;
+  constexpr int kThreadsPerRow = kChunks % 8 == 0 ? 8 : 4;
+  constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
+  static_assert(ROWS % kRowsAtOnce == 0, "a tile is whole passes of its threads");
+  int row = threadIdx.x / kThreadsPerRow;
+  int chunk = threadIdx.x % kThreadsPerRow;
+  const T* from = source.data + (first + row) * source.stride + chunk * kElements;
+  const int64_t pass_stride = source.stride * kRowsAtOnce;
+#pragma unroll
+  for (int pass = 0; pass < ROWS / kRowsAtOnce; ++pass) {
+#pragma unroll
+    for (int c = 0; c < kChunks; c += kThreadsPerRow) {
+      ptx::cp_async_16(to + swizzled<kPitch>(row + pass * kRowsAtOnce, chunk + c),
+                       from + c * kElements, true);
+    }
+    from += pass_stride;
+  }
+}
+
 /// Copies ROWS aligned rows to shared memory at `to`; row r is element row_of(r) of the source.
 template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch, typename RowOf>
 __device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& source, int32_t head_dim,

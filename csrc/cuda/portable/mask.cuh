@@ -31,24 +31,34 @@ __device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
   }
 }
 
-/// A main tile in which each row sees one interval of consecutive keys.
+/// A main tile in which each row sees an interval of the view's elements and nothing beside it.
 template <typename Config>
 __device__ __forceinline__ bool is_interval_tile(const QueryTile<Config>& tile,
                                                  const typename Config::Step& step) {
   const Pattern& pattern = tile.params.pattern;
-  if (step.lead || (Config::kGeneral && pattern.list.present())) return false;
-  return !pattern.shared_axis() ||
-         (step.start >= pattern.lead.length && pattern.global_bits == nullptr);
+  if (step.lead()) return false;
+  if (!pattern.shared_axis()) return true;
+  return pattern.global_bits == nullptr &&
+         (pattern.lead.length == 0 ||
+          (!pattern.list.present() && step.start() >= pattern.lead.length));
 }
 
-/// Narrows step.masked to the warp's own rows; false where they see nothing of the tile.
+/// What the rows of a warp make of a step.
+struct WarpStep {
+  bool visited = true;
+  bool masked = false;
+};
+
 template <typename Config>
-__device__ __forceinline__ bool refine(const QueryTile<Config>& tile, typename Config::Step& step) {
-  if (!step.masked || !is_interval_tile(tile, step)) return true;
+__device__ __forceinline__ WarpStep refine(const QueryTile<Config>& tile,
+                                           const typename Config::Step& step) {
+  if (!step.masked()) return {true, false};
+  bool gathered = QueryTile<Config>::kGranules > 1 && tile.params.pattern.list.present();
+  if (gathered || !is_interval_tile(tile, step)) return {true, true};
   const WarpKeys& keys = tile.state.warp_keys[threadIdx.x / 32];
-  int32_t end = step.start + Config::BLOCK_KV;
-  step.masked = step.start < keys.all.begin || keys.all.end < end;
-  return step.start < keys.any.end && keys.any.begin < end;
+  int32_t end = step.start() + Config::BLOCK_KV;
+  return {step.start() < keys.any.end && keys.any.begin < end,
+          step.start() < keys.all.begin || keys.all.end < end};
 }
 
 /// Bit k is set where row `r` of the tile sees the lane's k-th column.
@@ -59,7 +69,7 @@ __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
   uint32_t bits = 0;
   if (r >= tile.work.rows.size()) return bits;
   Row row = tile.row(tile.work.rows.begin + r);
-  Seen seen = step.lead ? seen_lead(pattern, tile.work.slice, row) : seen_main(pattern, row);
+  Seen seen = step.lead() ? seen_lead(pattern, tile.work.slice, row) : seen_main(pattern, row);
 #pragma unroll 1
   for (int k = 0; k < 2 * Config::NT; ++k) {
     int32_t element = tile.element(step, lane_column(k));
@@ -75,20 +85,30 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS,
                                             const QueryTile<Config>& tile,
                                             const typename Config::Step& step) {
   if (is_interval_tile(tile, step)) {
+    Interval own = tile.lane_keys();
     Interval keys[Config::MT][2];
 #pragma unroll
     for (int row = 0; row < 2 * Config::MT; ++row) {
-      keys[row / 2][row % 2] = tile.state.row_keys[lane_row<Config>(row / 2, row % 2)];
+      int lane = row * 8 + threadIdx.x % 32 / 4;
+      keys[row / 2][row % 2] = {__shfl_sync(~0u, own.begin, lane), __shfl_sync(~0u, own.end, lane)};
     }
     for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
-      if (!keys[mt][h].contains(step.start + lane_column(k))) score = -INFINITY;
+      constexpr int kGranule = QueryTile<Config>::kGranule;
+      int g = k / 2 * 8 / kGranule;
+      if (!keys[mt][h].contains(tile.granule(step, g) + lane_column(k) - g * kGranule)) {
+        score = -INFINITY;
+      }
     });
     return;
   }
-  uint32_t bits[Config::MT][2];
+  uint32_t bits[Config::MT][2] = {};
+#pragma unroll 1
+  for (int row = 0; row < 2 * Config::MT; ++row) {  // long code, that stays out of the loop's way
+    uint32_t allowed = allowed_bits(tile, step, lane_row<Config>(row / 2, row % 2));
 #pragma unroll
-  for (int row = 0; row < 2 * Config::MT; ++row) {
-    bits[row / 2][row % 2] = allowed_bits(tile, step, lane_row<Config>(row / 2, row % 2));
+    for (int i = 0; i < 2 * Config::MT; ++i) {
+      bits[i / 2][i % 2] = i == row ? allowed : bits[i / 2][i % 2];
+    }
   }
   for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
     if (!(bits[mt][h] >> k & 1)) score = -INFINITY;

@@ -94,45 +94,48 @@ struct TensorCoreProducts {
     }
   }
 
-  using Probabilities = uint32_t[MT][BLOCK_KV / 16][4];
+  /// P of 16 keys rounded to T, in the fragments of the second product's left side.
+  using Slice = uint32_t[MT][4];
+  static constexpr int kSlices = BLOCK_KV / 16;
 
-  /// P rounded to T, in the fragments of the second product's left side.
-  __device__ __forceinline__ static void round(Probabilities& rP, const float (&rS)[MT][NT][4]) {
+  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[MT][NT][4], int slice) {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
-      for (int step = 0; step < BLOCK_KV / 16; ++step) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const float* pair = &rS[mt][2 * step + r / 2][r % 2 * 2];
-          rP[mt][step][r] = pack<T>(pair[0], pair[1]);
-        }
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &rS[mt][2 * slice + r / 2][r % 2 * 2];
+        rP[mt][r] = pack<T>(pair[0], pair[1]);
       }
     }
   }
 
-  /// O += P V, values loaded kAhead fragments before they are multiplied.
-  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Probabilities& rP,
-                                         uint32_t sV) const {
+  /// O += P V, values loaded kAhead fragments before they are multiplied. prepare(slice) makes a
+  /// slice of P that is not there yet; it is called a slice ahead.
+  template <typename Prepare>
+  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Slice (&rP)[kSlices],
+                                         uint32_t sV, const Prepare& prepare) const {
     constexpr int kAhead = 4;
     constexpr int kPairs = DT / 2;
-    constexpr int kFragments = BLOCK_KV / 16 * kPairs;
+    constexpr int kFragments = kSlices * kPairs;
     uint32_t rV[kAhead + 1][4];
 #pragma unroll
     for (int i = 0; i < kAhead && i < kFragments; ++i)
       load_value(rV[i], sV, i / kPairs, i % kPairs);
+    prepare(0);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
+      int slice = i / kPairs;
+      int pair = i % kPairs;
+      if (pair == 0 && slice + 1 < kSlices) prepare(slice + 1);
       int next = i + kAhead;
       if (next < kFragments) {
         load_value(rV[next % (kAhead + 1)], sV, next / kPairs, next % kPairs);
       }
       const uint32_t (&v)[4] = rV[i % (kAhead + 1)];
-      int pair = i % kPairs;
 #pragma unroll
       for (int mt = 0; mt < MT; ++mt) {
-        ptx::mma_16x8x16<T>(rO[mt][2 * pair], rP[mt][i / kPairs], v[0], v[1]);
-        ptx::mma_16x8x16<T>(rO[mt][2 * pair + 1], rP[mt][i / kPairs], v[2], v[3]);
+        ptx::mma_16x8x16<T>(rO[mt][2 * pair], rP[slice][mt], v[0], v[1]);
+        ptx::mma_16x8x16<T>(rO[mt][2 * pair + 1], rP[slice][mt], v[2], v[3]);
       }
     }
   }

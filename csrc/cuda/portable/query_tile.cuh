@@ -16,28 +16,41 @@ struct WarpKeys {
 template <typename Config>
 struct TileState {
   Work work;
-  const typename Config::T* key_head;  // [Skv, D] of the block's batch entry and head
-  const typename Config::T* value_head;
-  Interval row_keys[Config::BLOCK_Q];  // main view of each row; empty behind the last row
+  RowSource<typename Config::T> keys, values;  // main view of the block's batch entry and head
+  RowSource<typename Config::T> lead_keys, lead_values;
   WarpKeys warp_keys[Config::kThreads / 32];
   WalkPlan walk;
   Bounds bounds;  // of the rows
 };
+
+/// The address of dynamic shared memory, held in a register: the compiler would make it anew from
+/// special registers at each use in the main loop, and wait for them.
+__device__ __forceinline__ char* held_address(char* smem) {
+  uint32_t address = __shfl_sync(~0u, ptx::shared_address(smem), 0);
+  return static_cast<char*>(__cvta_shared_to_generic(address));
+}
 
 template <typename Config>
 struct QueryTile {
   using T = typename Config::T;
   using State = TileState<Config>;
   using Step = typename Config::Step;
-  static constexpr int32_t kGranule = Config::Walk::kGranule;
+  static constexpr int32_t kGranule = Config::kShape.granule;
+  static constexpr int32_t kGranules = Config::Walk::kGranules;
 
   const AttentionParams& params;
   State& state;
   const Work& work;  // in the state
   bool aligned;      // always in dense kernels
 
-  __device__ __forceinline__ QueryTile(const AttentionParams& params, State& state, bool aligned)
-      : params(params), state(state), work(state.work), aligned(aligned) {}
+  /// `smem` is held_address of the block's shared memory.
+  __device__ __forceinline__ QueryTile(const AttentionParams& params, char* smem, bool aligned)
+      : params(params),
+        state(*reinterpret_cast<State*>(smem + Config::kShape.tile_bytes())),
+        work(state.work),
+        aligned(aligned) {
+    static_assert(sizeof(State) <= kStateBytes, "the state has its room behind the tiles");
+  }
 
   __device__ __forceinline__ Interval row_bounds(int32_t r) const {
     return params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
@@ -52,9 +65,12 @@ struct QueryTile {
   /// Finds the tile's rows; false where the thread block has none. All threads call it.
   __device__ bool find(const GridPlan& plan) {
     if (threadIdx.x == 0) {
-      state.work = find_work<Config::BLOCK_Q>(params, plan, blockIdx.x);
-      state.key_head = head_of(params.key);
-      state.value_head = head_of(params.value);
+      state.work = find_work<Config::BLOCK_Q>(params, plan);
+      const View& main = state.work.slice.keys;
+      state.keys = rows_of(params.key, main);
+      state.values = rows_of(params.value, main);
+      state.lead_keys = rows_of(params.key, params.pattern.lead);
+      state.lead_values = rows_of(params.value, params.pattern.lead);
     }
     __syncthreads();
     return !work.rows.empty();
@@ -62,18 +78,27 @@ struct QueryTile {
 
   /// Fills the rest of the state; all threads call it.
   __device__ void prepare() {
-    for (int r = threadIdx.x; r < Config::BLOCK_Q; r += Config::kThreads) {
-      state.row_keys[r] = r < work.rows.size() ? row(work.rows.begin + r).keys : Interval{};
-    }
+    find_warp_keys();
     Bounds bounds = unbounded(params.seq_kv);
     if (params.bounds.data != nullptr) bounds = reduce_bounds();
     if (threadIdx.x == 0) {
-      state.walk = plan_walk<Config::BLOCK_KV, Config::kGeneral>(
-          params.pattern, work.slice, work.rows, bounds, work.batch, work.head, work.list_row);
+      state.walk =
+          plan_walk<Config::BLOCK_KV, kGranule>(params.pattern, work.slice, work.rows, bounds,
+                                                work.batch, work.head, work.list_row, runs_load());
+      state.keys.valid = state.values.valid = state.walk.keys_loaded;
+      state.lead_keys.valid = state.lead_values.valid = params.pattern.lead.inside(bounds.any);
+      if (params.pattern.shared_axis()) {  // a lead tile holds keys of the main view
+        state.lead_keys.valid = state.lead_values.valid = state.keys.valid;
+      }
     }
     __syncthreads();
-    find_warp_keys();
-    __syncthreads();
+  }
+
+  /// What the row of the warp that is this lane's sees of the main view; lanes behind the last row
+  /// repeat the first ones.
+  __device__ __forceinline__ Interval lane_keys() const {
+    int r = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % Config::kWarpRows;
+    return r < work.rows.size() ? row(work.rows.begin + r).keys : Interval{};
   }
 
   __device__ __forceinline__ void load_queries(uint32_t to) const {
@@ -83,22 +108,33 @@ struct QueryTile {
                     work.head * query.stride_h;
     RowSource<T> source = {head + work.slice.rows.offset * stride, work.slice.rows.step * stride,
                            work.rows};
-    load<Config::BLOCK_Q>(to, source, [&](int row) { return work.rows.begin + row; });
+    if (runs_load() && work.rows.size() == Config::BLOCK_Q) {
+      load_run<T, Config::HEAD_DIM, Config::BLOCK_Q, Config::kThreads, Config::kPitch>(
+          to, source, work.rows.begin);
+    } else {
+      load<Config::BLOCK_Q>(to, source, [&](int row) { return work.rows.begin + row; });
+    }
   }
 
   __device__ __forceinline__ void load_keys(uint32_t to, const Step& step) const {
-    load_rows(to, state.key_head, params.key.stride_s, step);
+    load_rows(to, step.lead() ? state.lead_keys : state.keys, step);
   }
   __device__ __forceinline__ void load_values(uint32_t to, const Step& step) const {
-    load_rows(to, state.value_head, params.value.stride_s, step);
+    load_rows(to, step.lead() ? state.lead_values : state.values, step);
+  }
+
+  /// First element of a granule of the step's tile.
+  __device__ __forceinline__ int32_t granule(const Step& step, int g) const {
+    if (kGranules == 1 || !params.pattern.list.present()) return step.start() + g * kGranule;
+    return step.granules[g];
   }
 
   /// Element of the step's view in row or column `c` of its tile.
   __device__ __forceinline__ int32_t element(const Step& step, int c) const {
-    if (!Config::kGeneral || !params.pattern.list.present()) return step.start + c;
+    if (kGranules == 1 || !params.pattern.list.present()) return step.start() + c;
     int32_t first = step.granules[0];  // a chain of sums keeps the array in registers
 #pragma unroll
-    for (int g = 1; g < Config::Walk::kGranules; ++g) {
+    for (int g = 1; g < kGranules; ++g) {
       first += static_cast<int>(c / kGranule >= g) * (step.granules[g] - step.granules[g - 1]);
     }
     return first + c % kGranule;
@@ -106,24 +142,36 @@ struct QueryTile {
 
   /// Position of that element on the key axis.
   __device__ __forceinline__ int32_t key_position(const Step& step, int c) const {
-    const View& view = step.lead ? params.pattern.lead : work.slice.keys;
+    const View& view = step.lead() ? params.pattern.lead : work.slice.keys;
     return view.at(element(step, c));
   }
 
  private:
-  __device__ __forceinline__ const T* head_of(const TensorView& tensor) const {
-    return static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
-           work.head / params.group() * tensor.stride_h;
+  /// Whether rows that exist can be loaded without a look at each.
+  __device__ __forceinline__ bool runs_load() const {
+    return (!Config::kGeneral || aligned) && params.head_dim == Config::HEAD_DIM;
+  }
+
+  /// The rows of a view of keys or values; which of them are valid is not known yet.
+  __device__ __forceinline__ RowSource<T> rows_of(const TensorView& tensor,
+                                                  const View& view) const {
+    const T* head = static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
+                    work.kv_head * tensor.stride_h;
+    return {head + view.offset * tensor.stride_s, view.step * tensor.stride_s, {}};
   }
 
   /// The rows of a step's tile.
-  __device__ __forceinline__ void load_rows(uint32_t to, const T* head, int64_t stride,
+  __device__ __forceinline__ void load_rows(uint32_t to, const RowSource<T>& source,
                                             const Step& step) const {
-    const View& view = step.lead ? params.pattern.lead : work.slice.keys;
-    RowSource<T> source = {head + view.offset * stride, view.step * stride,
-                           step.lead && !params.pattern.shared_axis() ? state.walk.lead_loaded
-                                                                      : state.walk.keys_loaded};
-    load<Config::BLOCK_KV>(to, source, [&](int row) { return element(step, row); });
+    if (step.whole()) {
+#pragma unroll
+      for (int g = 0; g < kGranules; ++g) {
+        load_run<T, Config::HEAD_DIM, kGranule, Config::kThreads, Config::kPitch>(
+            to + g * kGranule * Config::kPitch, source, granule(step, g));
+      }
+    } else {
+      load<Config::BLOCK_KV>(to, source, [&](int row) { return element(step, row); });
+    }
   }
 
   template <int ROWS, typename RowOf>
@@ -140,8 +188,7 @@ struct QueryTile {
 
   /// Each warp reduces its rows' intervals.
   __device__ void find_warp_keys() {
-    int warp = threadIdx.x / 32;
-    Interval keys = state.row_keys[warp * Config::kWarpRows + threadIdx.x % Config::kWarpRows];
+    Interval keys = lane_keys();
     WarpKeys reduced = {keys.empty() ? Interval{kUnlimited, 0} : keys, keys};
     for (int step = 16; step > 0; step /= 2) {
       Interval any = reduced.any;
@@ -151,7 +198,7 @@ struct QueryTile {
       reduced.all.begin = imax(all.begin, __shfl_xor_sync(~0u, all.begin, step));
       reduced.all.end = imin(all.end, __shfl_xor_sync(~0u, all.end, step));
     }
-    if (threadIdx.x % 32 == 0) state.warp_keys[warp] = reduced;
+    if (threadIdx.x % 32 == 0) state.warp_keys[threadIdx.x / 32] = reduced;
   }
 
   __device__ Bounds reduce_bounds() {

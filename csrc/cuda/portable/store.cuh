@@ -63,15 +63,20 @@ __device__ __forceinline__ void store_chunks(const Output<Config>& rO,
     }
   }
   __syncwarp();
-  constexpr int kChunks = Config::DT;
+  constexpr int kLanesPerRow = Config::DT % 8 == 0 ? 8 : 4;
+  constexpr int kRowsAtOnce = 32 / kLanesPerRow;
+  int first_chunk = lane % kLanesPerRow;
+  T* out = output_row(tile, first + lane / kLanesPerRow) + first_chunk * 8;
+  int64_t pass_stride = tile.params.out.stride_s * tile.work.slice.rows.step * kRowsAtOnce;
+  for (int row = lane / kLanesPerRow; row < Config::kWarpRows; row += kRowsAtOnce) {
+    if (first + row >= tile.work.rows.size()) return;
 #pragma unroll
-  for (int i = lane; i < Config::kWarpRows * kChunks; i += 32) {
-    int row = i / kChunks;
-    int chunk = i % kChunks;
-    if (first + row < tile.work.rows.size() && chunk * 8 < tile.params.head_dim) {
+    for (int chunk = first_chunk; chunk < Config::DT; chunk += kLanesPerRow) {
+      if (chunk * 8 >= tile.params.head_dim) break;
       uint4 bits = *reinterpret_cast<uint4*>(smem + swizzled<Config::kPitch>(row, chunk));
-      *reinterpret_cast<uint4*>(output_row(tile, first + row) + chunk * 8) = bits;
+      *reinterpret_cast<uint4*>(out + (chunk - first_chunk) * 8) = bits;
     }
+    out += pass_stride;
   }
 }
 

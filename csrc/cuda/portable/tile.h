@@ -8,12 +8,16 @@
 
 namespace sparse_attn::cuda::portable {
 
+/// Room for a TileState.
+constexpr int32_t kStateBytes = 512;
+
 /// A shape of tile: rows of queries and keys, warps, and key or value tiles held at once.
 struct TileShape {
   int32_t head_dim = 0;  // at most; smaller ones are padded with zeros
   int32_t block_q = 0, block_kv = 0;
   int32_t warps = 0;
   int32_t slots = 0;             // of the ring of key and value tiles
+  int32_t granule = 0;           // keys of a listed block are a multiple
   bool query_registers = false;  // queries move to registers, and the ring takes their room
   int32_t element_bytes = 2;
 
@@ -25,14 +29,12 @@ struct TileShape {
   }
   SPARSE_ATTN_HD constexpr int32_t query_bytes() const { return block_q * pitch(); }
   SPARSE_ATTN_HD constexpr int32_t slot_bytes() const { return block_kv * pitch(); }
-  SPARSE_ATTN_HD constexpr int32_t smem_bytes() const {
+  SPARSE_ATTN_HD constexpr int32_t tile_bytes() const {
     return (query_registers ? 0 : query_bytes()) + slots * slot_bytes();
   }
-  /// What the kernel declares beside its tiles: the rows' intervals and the tile walk, rounded up.
-  SPARSE_ATTN_HD constexpr int32_t static_bytes() const { return 8 * block_q + 512; }
-  constexpr bool fits(int32_t smem_limit) const {
-    return smem_bytes() + static_bytes() <= smem_limit;
-  }
+  /// The tiles, and behind them what else a thread block shares (TileState).
+  SPARSE_ATTN_HD constexpr int32_t smem_bytes() const { return tile_bytes() + kStateBytes; }
+  constexpr bool fits(int32_t smem_limit) const { return smem_bytes() <= smem_limit; }
 };
 
 /// The kinds of kernel: `kDense` for ranges and lists of large blocks on tensor cores, `kGeneral`
@@ -54,12 +56,14 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
   bool small = head_dim <= 128;
   switch (kind) {
     case KernelKind::kDense:  // 32 rows a warp halve the reads of keys, where registers allow
-      return {head_dim, 128, 64, small ? 4 : 8, 3, false, 2};
+      if (head_dim == 64) return {64, 128, 128, 4, 3, 64, false, 2};
+      return {head_dim, 128, 64, small ? 4 : 8, 3, 64, false, 2};
     case KernelKind::kGeneral:
-      return {head_dim, 64, small ? 64 : 16, 4, 3, small, 2};
+      return {head_dim, 64, small ? 64 : 16, 4, 3, 16, small, 2};
     default:
-      if (head_dim == 64) return {64, 64, 32, 4, 3, false, 4};
-      return {head_dim, small ? 64 : 32, small ? 16 : 8, small ? 4 : 2, 3, false, 4};
+      if (head_dim == 64) return {64, 64, 32, 4, 3, 16, false, 4};
+      if (head_dim == 128) return {128, 64, 16, 4, 3, 16, false, 4};
+      return {256, 32, 8, 2, 3, 8, false, 4};
   }
 }
 

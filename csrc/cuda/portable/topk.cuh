@@ -34,20 +34,18 @@ __device__ void walk_scores(const QueryTile<Config>& tile,
   uint32_t slot = ring;
   uint32_t other = ring + Config::kShape.slot_bytes();
   int32_t position = 0;
-  typename Config::Step step;
-  bool more = walk.next(position, step);
-  if (more) tile.load_keys(slot, step);
+  typename Config::Step step = walk.next(position);
+  if (step.exists()) tile.load_keys(slot, step);
   ptx::cp_async_commit();
-  while (more) {
-    typename Config::Step next_step;
-    bool next_more = walk.next(position, next_step);
+  while (step.exists()) {
+    const typename Config::Step next_step = walk.next(position);
     ptx::cp_async_wait<0>();
     __syncthreads();
-    if (next_more) tile.load_keys(other, next_step);
+    if (next_step.exists()) tile.load_keys(other, next_step);
     ptx::cp_async_commit();
     typename Config::Scores rS;
     products.scores(rS, slot);
-    if (step.masked) mask_scores(rS, tile, step);
+    if (step.masked()) mask_scores(rS, tile, step);
     scale_scores<Config>(rS, tile.params.scale);
     join_mask<true, Config>(rS, tile, step);
     function(rS, step);
@@ -55,7 +53,6 @@ __device__ void walk_scores(const QueryTile<Config>& tile,
     slot = other;
     other = swap;
     step = next_step;
-    more = next_more;
   }
   __syncthreads();
 }
@@ -115,14 +112,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const __grid_constant__ GridPlan plan, Threshold* thresholds, bool aligned,
                      int digit_bits) {
   constexpr TileShape kShape = Config::kShape;
-  extern __shared__ __align__(128) char smem[];
-  using State = TileState<Config>;
-  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
+  extern __shared__ __align__(128) char dynamic_smem[];
+  char* smem = held_address(dynamic_smem);
   RowSelection* selections = reinterpret_cast<RowSelection*>(smem + kShape.smem_bytes());
   uint32_t* histograms = reinterpret_cast<uint32_t*>(selections + Config::BLOCK_Q);
-
-  State& tile_state = *reinterpret_cast<State*>(state_memory);
-  QueryTile<Config> tile(params, tile_state, aligned);
+  QueryTile<Config> tile(params, smem, aligned);
   if (!tile.find(plan)) return;
   const uint32_t ring =
       ptx::shared_address(smem) + (kShape.query_registers ? 0 : kShape.query_bytes());

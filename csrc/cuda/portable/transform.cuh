@@ -40,26 +40,29 @@ __device__ __forceinline__ void keep_top(typename Config::Scores& rS, const Quer
   });
 }
 
-/// Adds attn_mask, or only forbids what it forbids. Positions that no row has are not read.
+/// Adds attn_mask, or only forbids what it forbids. Scores of -inf stay, whatever the mask holds.
 template <bool kForbidOnly, typename Config, typename Load>
 __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step, const Load& load) {
   const MaskView& mask = tile.params.mask;
   int64_t base = tile.work.batch * mask.stride_b + tile.work.head * mask.stride_h;
-  int64_t row_base[Config::MT][2];
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
     int r = imin(lane_row<Config>(row / 2, row % 2), tile.work.rows.size() - 1);
-    row_base[row / 2][row % 2] =
-        base + tile.work.slice.rows.at(tile.work.rows.begin + r) * mask.stride_q;
+    int64_t row_base = base + tile.work.slice.rows.at(tile.work.rows.begin + r) * mask.stride_q;
+    float bias[2 * Config::NT];  // all on their way at once
+#pragma unroll
+    for (int k = 0; k < 2 * Config::NT; ++k) {
+      int32_t j = imin(tile.key_position(step, lane_column(k)), tile.params.seq_kv - 1);
+      bias[k] = load(row_base + j * mask.stride_k);
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * Config::NT; ++k) {
+      float& score = rS[row / 2][k / 2][row % 2 * 2 + k % 2];
+      if (score != -INFINITY && (!kForbidOnly || bias[k] == -INFINITY)) score += bias[k];
+    }
   }
-  for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
-    int32_t j = tile.key_position(step, lane_column(k));
-    if (score == -INFINITY || j >= tile.params.seq_kv) return;
-    float bias = load(row_base[mt][h] + j * mask.stride_k);
-    score = !kForbidOnly || bias == -INFINITY ? score + bias : score;
-  });
 }
 
 template <bool kForbidOnly, typename Config>

@@ -12,13 +12,15 @@ struct GridPlan {
   int32_t classes = 1;          // residue classes that have rows
   int32_t tiles_per_block = 1;  // query tiles of a row of a block list
   int32_t heads = 0;            // batch * heads_q
-  int32_t heads_at_once = 1;    // heads of a group
+  int32_t heads_at_once = 1;    // heads of a group; blockIdx is {tile and head of it, group}
+  int32_t head_group = 1;       // query heads of a key head
   bool last_first = false;      // the last query tiles are the heavy ones
 };
 
 template <int BLOCK_Q>
 GridPlan plan_grid(const AttentionParams& params) {
   constexpr int64_t kGroupBytes = 32 << 20;  // measured best where the L2 cache has 50 MB
+  constexpr int32_t kMostGroups = 65535;     // of blockIdx.y
   const Pattern& pattern = params.pattern;
   GridPlan plan;
   plan.classes = pattern.classes(params.seq_q);
@@ -28,45 +30,51 @@ GridPlan plan_grid(const AttentionParams& params) {
     plan.tiles = pattern.list.num_q * plan.tiles_per_block;
   }
   plan.heads = params.batch * params.heads_q;
+  plan.head_group = params.group();
   int64_t head_bytes =
       int64_t{2} * params.seq_kv * params.head_dim * size_of(params.dtype) / params.group() + 1;
   int64_t heads = kGroupBytes / head_bytes;
-  plan.heads_at_once = heads < 1            ? 1
-                       : heads < plan.heads ? static_cast<int32_t>(heads)
-                                            : plan.heads;
+  heads = heads < plan.heads ? heads : plan.heads;
+  plan.heads_at_once = imax(static_cast<int32_t>(heads), ceil_div(plan.heads, kMostGroups));
   plan.last_first = pattern.causal;
   return plan;
 }
 
 /// One thread block's part.
 struct Work {
-  int32_t batch = 0, head = 0;
+  int32_t batch = 0, head = 0, kv_head = 0;
   Slice slice;
   Interval rows;         // of the slice; empty where the class or the list row has none left
   int32_t list_row = 0;  // row of the block list
 };
 
+/// a / b for numbers that are not negative; most divisors here are 1.
+__device__ __forceinline__ int32_t quotient(int32_t a, int32_t b) {
+  return b == 1 ? a : static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+}
+
 template <int BLOCK_Q>
-__device__ Work find_work(const AttentionParams& params, const GridPlan& plan, int64_t block) {
-  int64_t group_tiles = int64_t{plan.tiles} * plan.heads_at_once;
-  int32_t first_head = static_cast<int32_t>(block / group_tiles) * plan.heads_at_once;
-  int32_t rest = static_cast<int32_t>(block % group_tiles);
-  int32_t heads = imin(plan.heads_at_once, plan.heads - first_head);
-  int32_t tile = rest / heads;
-  int32_t head_index = first_head + rest % heads;
+__device__ Work find_work(const AttentionParams& params, const GridPlan& plan) {
+  int32_t rest = blockIdx.x;
+  int32_t tile = quotient(rest, plan.heads_at_once);
+  int32_t head_index = blockIdx.y * plan.heads_at_once + rest - tile * plan.heads_at_once;
+  if (head_index >= plan.heads) return {};
   if (plan.last_first) tile = plan.tiles - 1 - tile;
+  int32_t row_tile = quotient(tile, plan.classes);
+  int32_t residue = tile - row_tile * plan.classes;
 
   Work work;
-  work.batch = head_index / params.heads_q;
-  work.head = head_index % params.heads_q;
-  work.slice = make_slice(params.pattern, tile % plan.classes, params.seq_q, params.seq_kv,
-                          params.offset(work.batch));
-  int32_t begin = tile / plan.classes * BLOCK_Q;
+  work.batch = params.batch == 1 ? 0 : quotient(head_index, params.heads_q);
+  work.head = head_index - work.batch * params.heads_q;
+  work.kv_head = quotient(work.head, plan.head_group);
+  work.slice =
+      make_slice(params.pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
+  int32_t begin = row_tile * BLOCK_Q;
   int32_t end = work.slice.rows.length;
   if (params.pattern.list.present()) {
     int32_t block_q = params.pattern.list.block_q;
-    work.list_row = tile / plan.tiles_per_block;
-    begin = work.list_row * block_q + tile % plan.tiles_per_block * BLOCK_Q;
+    work.list_row = quotient(tile, plan.tiles_per_block);
+    begin = work.list_row * block_q + (tile - work.list_row * plan.tiles_per_block) * BLOCK_Q;
     end = imin(end, (work.list_row + 1) * block_q);
   }
   work.rows = {begin, imin(begin + BLOCK_Q, end)};
