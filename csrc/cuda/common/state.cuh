@@ -89,6 +89,16 @@ struct SoftmaxState {
     for (int row = 0; row < 2 * MT; ++row) l[row / 2][row % 2] += sum[row / 2][row % 2];
   }
 
+  /// All of a tile at once: its scores become P.
+  template <int NT>
+  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], float scale,
+                                         float (&rescale)[MT][2]) {
+    raise(rS, scale, rescale);
+    float sum[MT][2] = {};
+    exponentiate(rS, scale, 0, NT, sum);
+    add(sum);
+  }
+
   /// Sums l over the row's threads.
   __device__ __forceinline__ void finish() {
 #pragma unroll

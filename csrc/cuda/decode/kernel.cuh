@@ -186,10 +186,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (transformed) transform_scores<Config>(rS, params, pattern, state, step);
     float rescale[1][2];
     sum.softmax.update(rS, scale, rescale);
-    typename Config::Products::Probabilities rP;
-    products.round(rP, rS);
+    typename Config::Products::Slice rP[1];
+    products.round(rP[0], rS, 0);
     sum.rescale(rescale);
-    products.output(sum.rO, rP, Loader::values(ring, slot));
+    products.output(sum.rO, rP, Loader::values(ring, slot), [](int) {});
     slot = slot + 1 == kStages ? 0 : slot + 1;
   }
   ptx::cp_async_wait<0>();
