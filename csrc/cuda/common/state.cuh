@@ -40,7 +40,7 @@ struct SoftmaxState {
     }
   }
 
-  /// Raises m to the scores' maxima (scale > 0), and writes what the output so far must be
+  /// Raises m to the scores' maxima (scale > 0), and writes what the output so far and l must be
   /// multiplied by.
   template <int NT>
   __device__ __forceinline__ void raise(const float (&rS)[MT][NT][4], float scale,
@@ -58,7 +58,6 @@ struct SoftmaxState {
         float m_new = fmaxf(m[mt][h], top * scale);
         rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift(m_new));
         m[mt][h] = m_new;
-        l[mt][h] *= rescale[mt][h];
       }
     }
   }
@@ -83,10 +82,13 @@ struct SoftmaxState {
     }
   }
 
-  /// Adds the sums of a tile: a tile is summed by itself, so that long sums lose little.
-  __device__ __forceinline__ void add(const float (&sum)[MT][2]) {
+  /// Takes in the sums of a tile, which is summed by itself so that long sums lose little.
+  __device__ __forceinline__ void add(const float (&rescale)[MT][2], const float (&sum)[MT][2]) {
 #pragma unroll
-    for (int row = 0; row < 2 * MT; ++row) l[row / 2][row % 2] += sum[row / 2][row % 2];
+    for (int row = 0; row < 2 * MT; ++row) {
+      float& total = l[row / 2][row % 2];
+      total = fmaf(total, rescale[row / 2][row % 2], sum[row / 2][row % 2]);
+    }
   }
 
   /// All of a tile at once: its scores become P.
@@ -96,7 +98,7 @@ struct SoftmaxState {
     raise(rS, scale, rescale);
     float sum[MT][2] = {};
     exponentiate(rS, scale, 0, NT, sum);
-    add(sum);
+    add(rescale, sum);
   }
 
   /// Sums l over the row's threads.

@@ -78,23 +78,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     ptx::cp_async_commit();
     typename Config::Scores rS;
     typename Products::Slice rP[Products::kSlices];
+    float rescale[Config::MT][2];
     float sum[Config::MT][2] = {};
-    auto make_slice = [&](int slice) {
-      constexpr int kFragments = Config::NT / Products::kSlices;
-      state.exponentiate(rS, scale, slice * kFragments, (slice + 1) * kFragments, sum);
-      Products::round(rP[slice], rS, slice);
-    };
     if (warp_step.visited) {
       products.scores(rS, key_slot);
       if (warp_step.masked) mask_scores(rS, tile, step);
       if (transformed) transform_scores(rS, tile, step, thresholds);
-      float rescale[Config::MT][2];
       state.raise(rS, scale, rescale);
       rescale_output<Config>(rO, rescale);
       if constexpr (!Config::kInterleaved) {
+        state.exponentiate(rS, scale, 0, Config::NT, sum);
+        state.add(rescale, sum);
 #pragma unroll
-        for (int slice = 0; slice < Products::kSlices; ++slice) make_slice(slice);
-        state.add(sum);
+        for (int slice = 0; slice < Products::kSlices; ++slice) {
+          Products::round(rP[slice], rS, slice);
+        }
       }
     }
 
@@ -104,9 +102,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     ptx::cp_async_commit();
     if (warp_step.visited) {
       products.output(rO, rP, value_slot, [&](int slice) {
-        if constexpr (Config::kInterleaved) make_slice(slice);
+        if constexpr (Config::kInterleaved) {
+          state.exponentiate(rS, scale, 2 * slice, 2 * slice + 2, sum);
+          Products::round(rP[slice], rS, slice);
+        }
       });
-      if constexpr (Config::kInterleaved) state.add(sum);
+      if constexpr (Config::kInterleaved) state.add(rescale, sum);
     }
 
     uint32_t read = value_slot;

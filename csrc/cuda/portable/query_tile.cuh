@@ -16,8 +16,7 @@ struct WarpKeys {
 template <typename Config>
 struct TileState {
   Work work;
-  RowSource<typename Config::T> keys, values;  // main view of the block's batch entry and head
-  RowSource<typename Config::T> lead_keys, lead_values;
+  RowSource<typename Config::T> sources[2][2];  // [main, lead][key, value], of the block's head
   WarpKeys warp_keys[Config::kThreads / 32];
   WalkPlan walk;
   Bounds bounds;  // of the rows
@@ -64,13 +63,17 @@ struct QueryTile {
 
   /// Finds the tile's rows; false where the thread block has none. All threads call it.
   __device__ bool find(const GridPlan& plan) {
-    if (threadIdx.x == 0) {
-      state.work = find_work<Config::BLOCK_Q>(params, plan);
-      const View& main = state.work.slice.keys;
-      state.keys = rows_of(params.key, main);
-      state.values = rows_of(params.value, main);
-      state.lead_keys = rows_of(params.key, params.pattern.lead);
-      state.lead_values = rows_of(params.value, params.pattern.lead);
+    if (threadIdx.x < 4) {  // a source each; they take long, one after the other
+      const Work found = find_work<Config::BLOCK_Q>(params, plan);
+      const bool lead = threadIdx.x / 2;
+      const bool value = threadIdx.x % 2;
+      const TensorView& tensor = value ? params.value : params.key;
+      const View& view = lead ? params.pattern.lead : found.slice.keys;
+      const T* head = static_cast<const T*>(tensor.data) + found.batch * tensor.stride_b +
+                      found.kv_head * tensor.stride_h;
+      state.sources[lead][value] = {head + view.offset * tensor.stride_s,
+                                    view.step * tensor.stride_s, {}};
+      if (threadIdx.x == 0) state.work = found;
     }
     __syncthreads();
     return !work.rows.empty();
@@ -85,10 +88,11 @@ struct QueryTile {
       state.walk =
           plan_walk<Config::BLOCK_KV, kGranule>(params.pattern, work.slice, work.rows, bounds,
                                                 work.batch, work.head, work.list_row, runs_load());
-      state.keys.valid = state.values.valid = state.walk.keys_loaded;
-      state.lead_keys.valid = state.lead_values.valid = params.pattern.lead.inside(bounds.any);
-      if (params.pattern.shared_axis()) {  // a lead tile holds keys of the main view
-        state.lead_keys.valid = state.lead_values.valid = state.keys.valid;
+      Interval lead_loaded = params.pattern.lead.inside(bounds.any);
+      if (params.pattern.shared_axis()) lead_loaded = state.walk.keys_loaded;  // main tiles' keys
+      for (int value = 0; value < 2; ++value) {
+        state.sources[false][value].valid = state.walk.keys_loaded;
+        state.sources[true][value].valid = lead_loaded;
       }
     }
     __syncthreads();
@@ -117,10 +121,10 @@ struct QueryTile {
   }
 
   __device__ __forceinline__ void load_keys(uint32_t to, const Step& step) const {
-    load_rows(to, step.lead() ? state.lead_keys : state.keys, step);
+    load_rows(to, state.sources[step.lead()][0], step);
   }
   __device__ __forceinline__ void load_values(uint32_t to, const Step& step) const {
-    load_rows(to, step.lead() ? state.lead_values : state.values, step);
+    load_rows(to, state.sources[step.lead()][1], step);
   }
 
   /// First element of a granule of the step's tile.
@@ -150,14 +154,6 @@ struct QueryTile {
   /// Whether rows that exist can be loaded without a look at each.
   __device__ __forceinline__ bool runs_load() const {
     return (!Config::kGeneral || aligned) && params.head_dim == Config::HEAD_DIM;
-  }
-
-  /// The rows of a view of keys or values; which of them are valid is not known yet.
-  __device__ __forceinline__ RowSource<T> rows_of(const TensorView& tensor,
-                                                  const View& view) const {
-    const T* head = static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
-                    work.kv_head * tensor.stride_h;
-    return {head + view.offset * tensor.stride_s, view.step * tensor.stride_s, {}};
   }
 
   /// The rows of a step's tile.
