@@ -27,6 +27,7 @@ from .masks import Band, Blocks, BlockTopK, Full
 Attention = Callable[[], torch.Tensor]
 
 LONGEST_DENSE_MASK = 16384
+LONGEST_MASK_OF_PAIRS = 32768
 
 
 class Unavailable(RuntimeError):
@@ -244,8 +245,10 @@ def _flex(case: Case, inputs: Inputs) -> Contender:
             raise Unavailable("no FlexAttention mask is made for this case")
         if isinstance(spec, Full) and not case.causal:
             return None
+        # Compiled it takes little memory and tens of seconds once; as it is, a byte for each pair.
+        lean = on_gpu and case.length > LONGEST_MASK_OF_PAIRS
         return create_block_mask(
-            allowed, None, None, case.rows, case.length, device=inputs.device, _compile=on_gpu
+            allowed, None, None, case.rows, case.length, device=inputs.device, _compile=lean
         )
 
     block_mask = build()  # compiles what builds the mask

@@ -30,7 +30,7 @@ from .digests import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ENGINES = ("hopper", "portable", "naive")
-SECONDS = 300
+SECONDS = 130
 PRINTED = 5000
 LISTED = 40
 
