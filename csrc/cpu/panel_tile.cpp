@@ -38,7 +38,7 @@ void QueryTile::panel_keys(const Chunk& chunk) {
       int32_t first = piece.begin - column, place = first % kPanelKeys;
       const float* panel = packed ? keys_.panel(chunk.axis, tile_.slice, run.begin + first, &place)
                                   : scratch_.key + int64_t{first - place} * head_dim;
-      math_.panel_scores(scratch_.query + int64_t{row} * head_dim, rows, head_dim, panel,
+      math_.panel_scores(query_ + row * query_stride_, query_stride_, rows, head_dim, panel,
                          ceil_div(place + piece.size(), kPanelKeys),
                          scratch_.scores + row * plan_.score_stride + piece.begin - place,
                          plan_.score_stride);

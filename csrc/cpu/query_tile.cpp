@@ -70,11 +70,23 @@ bool QueryTile::run() {
 }
 
 void QueryTile::load_queries() {
+  // Panels take a row's elements one by one, so the caller's float32 rows do as well as a copy.
+  bool copies = !panels_ || params_.dtype != Dtype::kFloat32 || tile_.num_heads > 1;
+  query_ = scratch_.query;
+  query_stride_ = params_.head_dim;
+  if (!copies) {
+    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head);
+    Rows rows = strided(head, tile_.query_of(0), tile_.slice.rows.step);
+    query_ = static_cast<const float*>(rows.data);
+    query_stride_ = rows.stride;
+  }
   for (int32_t row = 0; row < tile_.size(); ++row) {
-    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
     int32_t query = tile_.query_of(row);
-    copy_rows(math_, strided(head, query, 1), 1, params_.head_dim,
-              scratch_.query + int64_t{row} * params_.head_dim);
+    if (copies) {
+      Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
+      copy_rows(math_, strided(head, query, 1), 1, params_.head_dim,
+                scratch_.query + int64_t{row} * params_.head_dim);
+    }
     Interval bounds = params_.bounds.row(tile_.batch, tile_.head_of(row), query, params_.seq_kv);
     scratch_.rows[row] = make_row(pattern_, tile_.slice, tile_.slice_row(row), bounds);
     scratch_.m[row] = kHidden;

@@ -86,8 +86,10 @@ class QueryTile {
   HeadRows keys_;
   HeadRows values_;
   DenseMask mask_;
-  bool panels_;            // products with panels of keys ...
-  bool row_by_row_;        // ... or by rows, instead of BLAS
+  bool panels_;         // products with panels of keys ...
+  bool row_by_row_;     // ... or by rows, instead of BLAS
+  const float* query_;  // of the tile's first row: scratch_.query, or the caller's
+  int64_t query_stride_;
   bool gathered_ = false;  // the chunk's rows lie in scratch_.key and scratch_.value
 };
 

@@ -276,8 +276,8 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 row_accumulate,
                                 kHasPanels ? kGroupRows : 0,
                                 pack_panel,
-                                panel_scores,
-                                panel_values,
+                                panel_scores<>,
+                                panel_values<>,
                                 collect,
                                 keep_highest};
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kPanelVectors = kPanelKeys / kLanes;
 constexpr int32_t kGroupRows = 12 / kPanelVectors;  // 12 sums leave registers for operands
-constexpr bool kHasPanels = kLanes >= 8;
+constexpr bool kHasPanels = kLanes == 8;            // BLAS is faster with AVX-512, and without AVX2
 constexpr int32_t kSumLength = 32;  // elements summed one after the other, then added to the rest
 
 typedef float Four __attribute__((vector_size(16)));
@@ -41,82 +41,101 @@ void pack_panel(const float* keys, int64_t stride, int32_t head_dim, float* pane
   }
 }
 
-template <int kCount>
-struct RowCount {
-  static constexpr int kRows = kCount;
+/// Sums of a group of rows with the keys of a panel, or with 16 elements of values.
+template <int kRows>
+struct GroupSums {
+  Floats sum[kRows][kPanelVectors] = {};
+
+  void load_from(const float* source, int64_t stride) {
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kPanelVectors; ++k) {
+        sum[row][k] = load<Floats>(source + row * stride + k * kLanes);
+      }
+    }
+  }
+  void add_from(const float* source, int64_t stride) {
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kPanelVectors; ++k) {
+        sum[row][k] += load<Floats>(source + row * stride + k * kLanes);
+      }
+    }
+  }
+  void store_to(float* target, int64_t stride) const {
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kPanelVectors; ++k) {
+        store(target + row * stride + k * kLanes, sum[row][k]);
+      }
+    }
+  }
+  /// sum[row] += factors[row] * vectors, over `count` steps along both.
+  void multiply(const float* factors, int64_t factor_stride, const float* vectors,
+                int64_t vector_stride, int64_t count) {
+    for (int64_t i = 0; i < count; ++i, vectors += vector_stride) {
+      Floats vector[kPanelVectors];
+      for (int k = 0; k < kPanelVectors; ++k) vector[k] = load<Floats>(vectors + k * kLanes);
+      for (int row = 0; row < kRows; ++row) {
+        Floats factor = broadcast(factors[row * factor_stride + i]);
+        for (int k = 0; k < kPanelVectors; ++k) sum[row][k] += factor * vector[k];
+      }
+    }
+  }
 };
 
-/// Calls f with the number of rows as a constant.
-template <int kRows = kGroupRows, class F>
-inline void with_rows(int32_t rows, const F& f) {
-  if (rows == kRows) {
-    f(RowCount<kRows>());
-  } else if constexpr (kRows > 1) {
-    with_rows<kRows - 1>(rows, f);
+template <int kRows>
+void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
+                     const float* panels, int32_t num_panels, float* scores, int64_t stride) {
+  int64_t panel_floats = int64_t{kPanelKeys} * head_dim;
+  for (int32_t panel = 0; panel < num_panels; ++panel) {
+    GroupSums<kRows> sums;
+    sums.multiply(query, query_stride, panels, kPanelKeys,
+                  kSumLength < head_dim ? kSumLength : head_dim);
+    for (int32_t d = kSumLength; d < head_dim; d += kSumLength) {
+      sums.store_to(scores, stride);
+      sums = GroupSums<kRows>();
+      sums.multiply(query + d, query_stride, panels + int64_t{d} * kPanelKeys, kPanelKeys,
+                    kSumLength < head_dim - d ? kSumLength : head_dim - d);
+      sums.add_from(scores, stride);
+    }
+    sums.store_to(scores, stride);
+    panels += panel_floats;
+    scores += kPanelKeys;
   }
 }
 
-void panel_scores(const float* query, int32_t rows, int32_t head_dim, const float* panels,
-                  int32_t num_panels, float* scores, int64_t stride) {
-  with_rows(rows, [&](auto count) {
-    constexpr int kRows = decltype(count)::kRows;
-    for (int32_t panel = 0; panel < num_panels; ++panel) {
-      const float* keys = panels + int64_t{panel} * kPanelKeys * head_dim;
-      float* target = scores + panel * kPanelKeys;
-      for (int32_t begin = 0; begin < head_dim; begin += kSumLength) {
-        Floats sum[kRows][kPanelVectors] = {};
-        int32_t end = begin + kSumLength < head_dim ? begin + kSumLength : head_dim;
-        for (int32_t d = begin; d < end; ++d) {
-          Floats key[kPanelVectors];
-          for (int k = 0; k < kPanelVectors; ++k) {
-            key[k] = load<Floats>(keys + d * kPanelKeys + k * kLanes);
-          }
-          for (int row = 0; row < kRows; ++row) {
-            Floats x = broadcast(query[row * head_dim + d]);
-            for (int k = 0; k < kPanelVectors; ++k) sum[row][k] += x * key[k];
-          }
-        }
-        for (int row = 0; row < kRows; ++row) {
-          for (int k = 0; k < kPanelVectors; ++k) {
-            float* score = target + row * stride + k * kLanes;
-            store(score, begin == 0 ? sum[row][k] : sum[row][k] + load<Floats>(score));
-          }
-        }
-      }
+template <int kRows>
+void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
+                     int64_t value_stride, int32_t head_dim, float* out) {
+  for (int32_t d = 0; d < head_dim; d += kPanelKeys) {
+    GroupSums<kRows> sums;
+    sums.load_from(out + d, head_dim);
+    const float* weight = weights;
+    for (int32_t run = 0; run < num_runs; ++run) {
+      sums.multiply(weight, stride, runs[run].values + d, value_stride, runs[run].count);
+      weight += runs[run].count;
     }
-  });
+    sums.store_to(out + d, head_dim);
+  }
 }
 
+template <int kRows = kGroupRows>
+void panel_scores(const float* query, int64_t query_stride, int32_t rows, int32_t head_dim,
+                  const float* panels, int32_t num_panels, float* scores, int64_t stride) {
+  if (rows == kRows) {
+    panel_scores_of<kRows>(query, query_stride, head_dim, panels, num_panels, scores, stride);
+  } else if constexpr (kRows > 1) {
+    panel_scores<kRows - 1>(query, query_stride, rows, head_dim, panels, num_panels, scores,
+                            stride);
+  }
+}
+
+template <int kRows = kGroupRows>
 void panel_values(const float* weights, int64_t stride, int32_t rows, const ValueRun* runs,
                   int32_t num_runs, int64_t value_stride, int32_t head_dim, float* out) {
-  with_rows(rows, [&](auto count) {
-    constexpr int kRows = decltype(count)::kRows;
-    for (int32_t d = 0; d < head_dim; d += kPanelKeys) {
-      Floats sum[kRows][kPanelVectors];
-      for (int row = 0; row < kRows; ++row) {
-        for (int k = 0; k < kPanelVectors; ++k) {
-          sum[row][k] = load<Floats>(out + row * head_dim + d + k * kLanes);
-        }
-      }
-      const float* weight = weights;
-      for (int32_t run = 0; run < num_runs; ++run) {
-        const float* values = runs[run].values + d;
-        for (int32_t i = 0; i < runs[run].count; ++i, ++weight, values += value_stride) {
-          Floats value[kPanelVectors];
-          for (int k = 0; k < kPanelVectors; ++k) value[k] = load<Floats>(values + k * kLanes);
-          for (int row = 0; row < kRows; ++row) {
-            Floats x = broadcast(weight[row * stride]);
-            for (int k = 0; k < kPanelVectors; ++k) sum[row][k] += x * value[k];
-          }
-        }
-      }
-      for (int row = 0; row < kRows; ++row) {
-        for (int k = 0; k < kPanelVectors; ++k) {
-          store(out + row * head_dim + d + k * kLanes, sum[row][k]);
-        }
-      }
-    }
-  });
+  if (rows == kRows) {
+    panel_values_of<kRows>(weights, stride, runs, num_runs, value_stride, head_dim, out);
+  } else if constexpr (kRows > 1) {
+    panel_values<kRows - 1>(weights, stride, rows, runs, num_runs, value_stride, head_dim, out);
+  }
 }
 
 }  // namespace
