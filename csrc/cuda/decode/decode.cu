@@ -34,7 +34,7 @@ GridPlan grid_of(const AttentionParams& params) {
     using Shape = decltype(config);
     int32_t resident =
         attribute(cudaDevAttrMultiProcessorCount, params.device) * Shape::kBlocksPerSm;
-    return plan_grid(params, Shape::kWarps, resident);
+    return plan_grid(params, resident);
   });
 }
 

@@ -1,6 +1,7 @@
-// The split kernel (Dao et al. 2023, Flash-Decoding): warps share out the chunks of a row tile, and
-// each runs the online softmax over the keys of a chunk alone, from a ring of its own that cp.async
-// fills ahead. No warp waits for another; a chunk's result goes to the workspace.
+// The split kernel (Dao et al. 2023, Flash-Decoding): thread blocks share out the chunks of a row
+// tile. A chunk's steps go to the warps in turn; each runs the online softmax over its own, from a
+// ring of its own that cp.async fills ahead, and no warp waits for another before the chunk's end.
+// There the warps add up, in their order, and the chunk's result goes to the workspace.
 #pragma once
 
 #include "../common/state.cuh"
@@ -21,8 +22,6 @@ struct KeyLoader {
   uint32_t ring;
   RowLoader<Config> rows;
   Walk walk;
-  const T* key_head;
-  const T* value_head;
 
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
     return ring + slot * 2 * Config::kTileBytes;
@@ -42,9 +41,9 @@ struct KeyLoader {
       valid = {valid.begin - step.start, valid.end - step.start};
       int64_t first = kStrided ? view.at(step.start) : step.start;
       int64_t stride = kStrided ? view.step : 1;
-      rows.load(keys(ring, slot), key_head + first * params.key.stride_s,
+      rows.load(keys(ring, slot), state.key_head + first * params.key.stride_s,
                 stride * params.key.stride_s, valid);
-      rows.load(values(ring, slot), value_head + first * params.value.stride_s,
+      rows.load(values(ring, slot), state.value_head + first * params.value.stride_s,
                 stride * params.value.stride_s, valid);
     }
     ptx::cp_async_commit();
@@ -55,12 +54,6 @@ struct KeyLoader {
 __device__ __forceinline__ int64_t row_index(const AttentionParams& params, const Work& work,
                                              const TileRow& row) {
   return (int64_t{work.batch} * params.heads_q + row.head) * params.seq_q + row.query;
-}
-
-template <typename T>
-__device__ __forceinline__ const T* head_of(const TensorView& tensor, const Work& work) {
-  return static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
-         work.key_head * tensor.stride_h;
 }
 
 template <typename Config>
@@ -76,7 +69,7 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
   });
 }
 
-/// What a warp has summed up over a chunk so far.
+/// What a warp has summed up over its steps of a chunk.
 template <typename Config>
 struct ChunkSum {
   SoftmaxState<1, false> softmax;
@@ -94,27 +87,83 @@ struct ChunkSum {
 #pragma unroll
     for (int i = 0; i < 4 * Config::DT; ++i) rO[0][i / 4][i % 4] *= factor[0][i % 4 / 2];
   }
+};
 
-  __device__ __forceinline__ void store(const AttentionParams& params,
-                                        const TileState<Config>& state, const Partials& partials,
-                                        int32_t chunk) {
-    softmax.finish();
-    int lane = threadIdx.x % 32;
+/// The largest m of a row over the warps.
+template <typename Config>
+__device__ __forceinline__ float row_maximum(const TileState<Config>& state, int r) {
+  float m = state.sums[0][r].x;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int r = lane_row(h);
-      if (r >= state.work.rows) continue;
-      int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
-      if (lane % 4 == 0) partials.state[at] = {softmax.m[0][h], softmax.l[0][h]};
-      float* out = partials.out + at * partials.head_dim + lane % 4 * 2;
+  for (int warp = 1; warp < Config::kWarps; ++warp) m = fmaxf(m, state.sums[warp][r].x);
+  return m;
+}
+
+/// What sums relative to `m` are worth relative to `top`; 0 for those without keys.
+__device__ __forceinline__ float weight_of(float m, float top) {
+  return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
+}
+
+/// Adds up the warps' sums of a chunk and stores them; the thread block calls it. Each warp's part
+/// of the output passes through `free_slot` of its ring, which has just its size.
+template <typename Config>
+__device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, const AttentionParams& params,
+                                            TileState<Config>& state, const Partials& partials,
+                                            int32_t chunk, char* rings, int free_slot) {
+  static_assert(kTileRows * Config::HEAD_DIM * sizeof(float) == 2 * Config::kTileBytes,
+                "a tile of float32 output fills a slot of keys and values");
+  constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  auto part_of = [&](int of_warp, int r, int column) {
+    char* slot =
+        rings + of_warp * Config::kRingBytes + state.free_slot[of_warp] * 2 * Config::kTileBytes;
+    return reinterpret_cast<float*>(slot) + r * Config::HEAD_DIM + column;
+  };
+
+  sum.softmax.finish();
 #pragma unroll
-      for (int dt = 0; dt < Config::DT; ++dt) {
-        if (dt * 8 >= partials.head_dim) break;
-        *reinterpret_cast<float2*>(out + dt * 8) = {rO[0][dt][2 * h], rO[0][dt][2 * h + 1]};
-      }
+  for (int h = 0; h < 2; ++h) {
+    if (lane % 4 == 0) {
+      state.sums[warp][lane_row(h)] = {sum.softmax.m[0][h], sum.softmax.l[0][h]};
     }
   }
-};
+  if (lane == 0) state.free_slot[warp] = free_slot;
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int r = lane_row(h);
+    if (r >= state.work.rows) continue;
+    float weight = weight_of(sum.softmax.m[0][h], row_maximum(state, r));
+    float* part = part_of(warp, r, lane % 4 * 2);
+#pragma unroll
+    for (int dt = 0; dt < Config::DT; ++dt) {
+      float2 pair = {weight * sum.rO[0][dt][2 * h], weight * sum.rO[0][dt][2 * h + 1]};
+      *reinterpret_cast<float2*>(part + dt * 8) = pair;
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < state.work.rows * kColumns; i += Config::kThreads) {
+    int r = i / kColumns;
+    int column = i % kColumns * 4;
+    int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
+    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    float l = 0.0f;
+    float m = row_maximum(state, r);
+#pragma unroll
+    for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
+      float4 part = *reinterpret_cast<const float4*>(part_of(of_warp, r, column));
+      out = {out.x + part.x, out.y + part.y, out.z + part.z, out.w + part.w};
+      l = fmaf(weight_of(state.sums[of_warp][r].x, m), state.sums[of_warp][r].y, l);
+    }
+    if (column < partials.head_dim) {
+      *reinterpret_cast<float4*>(partials.out + at * partials.head_dim + column) = out;
+    }
+    if (column == 0) partials.state[at] = {m, l};
+  }
+  __syncthreads();  // the slots may be filled again
+  sum.init();
+}
 
 template <typename Config, bool kStrided>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
@@ -134,28 +183,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = state.walk.chunks;
   }
 
-  const int warp = threadIdx.x / 32;
-  const uint32_t share = work.split * Config::kWarps + warp;
-  const uint32_t shares = grid.splits * Config::kWarps;
-  const int32_t end = work.rows <= 0 ? 0 : (share + 1) * state.walk.chunks / shares;
-  int32_t chunk = work.rows <= 0 ? 0 : share * state.walk.chunks / shares;
+  if (work.rows <= 0) return;
+  const int32_t chunks = state.walk.chunks;
+  int32_t chunk = static_cast<uint32_t>(work.split) * chunks / grid.splits;
+  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / grid.splits;
   if (chunk == end) return;
 
+  const int warp = threadIdx.x / 32;
   const uint32_t ring = ptx::shared_address(smem) + warp * Config::kRingBytes;
   const RowLoader<Config> rows = {params.head_dim, aligned};
-  load_queries(params, state, rows, ring);
-  __syncwarp();
   typename Config::Products products;
-  products.start(ring);
-  Loader loader = {params,
-                   pattern,
-                   state,
-                   state.steps[warp],
-                   ring,
-                   rows,
-                   {pattern, state.walk, grid.chunk_steps, chunk, end},
-                   head_of<typename Config::T>(params.key, work),
-                   head_of<typename Config::T>(params.value, work)};
+  const Walk walk = {pattern, state.walk, grid.chunk_steps, chunk, end, warp, Config::kWarps};
+  Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
 
   const bool transformed = !scale_suffices(params);
   const float scale = transformed ? kLog2e : params.scale * kLog2e;
@@ -165,21 +204,29 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   int load_slot = 0;
 #pragma unroll 1
   for (int loaded = 1;; ++loaded) {
-    __syncwarp();  // what lies in the slot has been read
+    __syncwarp();  // what lies in the slot to fill has been read
+    if (loaded >= kStages) {
+      const int32_t next_chunk = state.steps[warp][slot].chunk;
+#pragma unroll 1
+      for (; chunk < next_chunk; ++chunk) {
+        store_chunk(sum, params, state, partials, chunk, smem, load_slot);
+      }
+      if (chunk == end) break;
+    }
     loader.load_next(load_slot);
     load_slot = load_slot + 1 == kStages ? 0 : load_slot + 1;
-    if (loaded < kStages) continue;
+    if (loaded < kStages) {
+      if (loaded < kStages - 1) continue;
+      // The first keys are on their way: now the queries, through the slot that is filled last.
+      load_queries(params, state, rows, Loader::keys(ring, load_slot));
+      __syncwarp();
+      products.start(Loader::keys(ring, load_slot));
+      continue;
+    }
 
     ptx::cp_async_wait<kStages - 1>();
     __syncwarp();  // the oldest step has landed
     const Step step = state.steps[warp][slot];
-#pragma unroll 1
-    for (; chunk < step.chunk; ++chunk) {
-      sum.store(params, state, partials, chunk);
-      sum.init();
-    }
-    if (chunk == end) break;
-
     typename Config::Scores rS;
     products.scores(rS, Loader::keys(ring, slot));
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);

@@ -11,6 +11,7 @@ namespace sparse_attn::cuda::decode {
 namespace {
 
 constexpr int kMostThreads = 256;  // the largest head dim
+constexpr int kAtOnce = 32;        // chunks, one a lane
 
 /// The largest m of the row; every warp finds it for itself.
 __device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t chunks) {
@@ -24,31 +25,9 @@ __device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t
   return top;
 }
 
-/// A column's sum and the row's l over some chunks, of which `weights` holds w_c and w_c l_c.
-__device__ __forceinline__ void add_chunks(float& acc, float& l, const float* from, int64_t stride,
-                                           const float2* weights, int32_t count) {
-  constexpr int kAtOnce = 16;  // loads under way
-#pragma unroll 1
-  for (int32_t first = 0; first < count; first += kAtOnce) {
-    float parts[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      parts[i] = first + i < count ? from[i * stride] : 0.0f;
-    }
-    from += kAtOnce * stride;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      float2 weight = weights[first + i];
-      l += weight.y;
-      if (weight.x != 0.0f) acc = fmaf(weight.x, parts[i], acc);
-    }
-  }
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
-  __shared__ float2 weights[kMostThreads];
   const uint32_t row = blockIdx.x;
   const uint32_t head_index = row / params.seq_q;
   const int64_t i = row - head_index * params.seq_q;
@@ -63,19 +42,29 @@ __global__ void __launch_bounds__(kMostThreads)
   SoftmaxState<1, false> state;
   float& m = state.m[0][0];
   float& l = state.l[0][0];
-  m = find_maximum(chunk_state, chunks);
+  m = -INFINITY;
   l = 0.0f;
   float acc = 0.0f;
-  const int32_t threads = blockDim.x;
-  for (int32_t first = 0; first < chunks; first += threads) {
-    float2 chunk = {-INFINITY, 0.0f};
-    if (first + d < chunks) chunk = chunk_state[first + d];
+  const float* from = chunk_out + (exists ? d : 0);
+#pragma unroll 1
+  for (int32_t first = 0; first < chunks; first += kAtOnce) {
+    float parts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      parts[i] = first + i < chunks ? from[i * params.head_dim] : 0.0f;
+    }
+    from += kAtOnce * params.head_dim;
+    if (first == 0) m = find_maximum(chunk_state, chunks);
+    int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
+    float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
     float weight = chunk.x == -INFINITY ? 0.0f : ptx::exp2_approx(chunk.x - m);
-    __syncthreads();
-    weights[d] = {weight, weight * chunk.y};
-    __syncthreads();
-    add_chunks(acc, l, chunk_out + int64_t{first} * params.head_dim + (exists ? d : 0),
-               params.head_dim, weights, imin(chunks - first, threads));
+    float sum = weight * chunk.y;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float w = __shfl_sync(~0u, weight, i);
+      l += __shfl_sync(~0u, sum, i);
+      if (w != 0.0f) acc = fmaf(w, parts[i], acc);
+    }
   }
 
   float sink = params.sink_logits == nullptr ? -INFINITY : params.sink_logits[head];
@@ -94,8 +83,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 Status merge(const AttentionParams& params, const Partials& partials) {
   int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
-  constexpr int32_t kLeastThreads = 64;
-  int32_t threads = imax(ceil_div(params.head_dim, 32) * 32, kLeastThreads);
+  int32_t threads = ceil_div(params.head_dim, 32) * 32;
   auto kernel =
       params.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
   kernel<<<static_cast<uint32_t>(rows), threads, 0, to_stream(params.stream)>>>(params, partials);

@@ -33,16 +33,16 @@ inline int32_t main_reach(const AttentionParams& params) {
   return window < length ? static_cast<int32_t>(window) : length;
 }
 
-/// Steps of a chunk for rows that visit up to `keys` keys: about 32 chunks, none so short that
-/// writing its partial result counts, and never more than some 256.
-constexpr int32_t chunk_steps(int32_t keys) {
-  constexpr int32_t kLeastKeys = 128, kMostKeys = 1024;
-  int32_t chunk = imax(imin(imax(keys / 32, kLeastKeys), kMostKeys), keys / 256);
-  return ceil_div(chunk, kStepKeys);
+/// Steps of a chunk for rows that visit up to `keys` keys: about 32 chunks, none so short that its
+/// partial results count beside its keys. A multiple of every number of warps.
+constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
+  constexpr int32_t kChunks = 32, kLeastKeys = 512, kLeastKeysPerQuery = 64, kUnit = 4;
+  int32_t least = imax(kLeastKeys, kLeastKeysPerQuery * seq_q);
+  return ceil_div(imax(keys / kChunks, least), kUnit * kStepKeys) * kUnit;
 }
 
-/// `resident` is the number of thread blocks of `warps` warps that the device holds at once.
-inline GridPlan plan_grid(const AttentionParams& params, int32_t warps, int32_t resident) {
+/// `resident` is the number of thread blocks that the device holds at once.
+inline GridPlan plan_grid(const AttentionParams& params, int32_t resident) {
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
   GridPlan plan;
@@ -54,8 +54,8 @@ inline GridPlan plan_grid(const AttentionParams& params, int32_t warps, int32_t 
   plan.tiles = params.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
   int32_t reach = main_reach(params);
-  plan.chunk_steps =
-      chunk_steps(imin(reach, params.seq_kv - pattern.lead.length) + pattern.lead.length);
+  int32_t keys = imin(reach, params.seq_kv - pattern.lead.length) + pattern.lead.length;
+  plan.chunk_steps = chunk_steps(keys, params.seq_q);
   int32_t chunk = plan.chunk_steps * kStepKeys;
   int32_t length = ceil_div(params.seq_kv, pattern.dilation);
   if (list.present()) {
@@ -70,8 +70,7 @@ inline GridPlan plan_grid(const AttentionParams& params, int32_t warps, int32_t 
 
   int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.tiles;
   constexpr int32_t kWaves = 4;  // of thread blocks, so that the last one costs little
-  while (blocks * plan.splits * 2 <= int64_t{kWaves} * resident &&
-         plan.splits * warps < plan.max_chunks) {
+  while (blocks * plan.splits * 2 <= int64_t{kWaves} * resident && plan.splits < plan.max_chunks) {
     plan.splits *= 2;
   }
   return plan;

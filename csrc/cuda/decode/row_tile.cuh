@@ -38,9 +38,13 @@ struct TileRow {
 template <typename Config>
 struct TileState {
   Work work;
+  const typename Config::T* key_head;  // [Skv, D] of the batch entry and key head
+  const typename Config::T* value_head;
   WalkPlan walk;
   TileRow rows[kTileRows];
   Step steps[Config::kWarps][Config::kStages];  // in each warp's ring
+  float2 sums[Config::kWarps][kTileRows];       // m and l of each warp's part of a chunk
+  int32_t free_slot[Config::kWarps];            // where its part of the output lies
 };
 
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
@@ -64,6 +68,12 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   work.slice = make_slice(pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, kTileRows);
   return work;
+}
+
+template <typename T>
+__device__ __forceinline__ const T* head_of(const TensorView& tensor, const Work& work) {
+  return static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
+         work.key_head * tensor.stride_h;
 }
 
 /// Extremes of the bounds that a warp's lanes hold.
@@ -107,6 +117,8 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   }
   if (lane < kTileRows) state.rows[lane] = row;
   if (lane == 0) {
+    state.key_head = head_of<typename Config::T>(params.key, work);
+    state.value_head = head_of<typename Config::T>(params.value, work);
     state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
                            work.first_head, grid);
   }
@@ -149,19 +161,30 @@ struct RowLoader {
   /// Row r lies at row_of(r), or is zero where that is null; done on return.
   template <typename RowOf>
   __device__ __forceinline__ void load_each(uint32_t to, const RowOf& row_of) const {
+    if (aligned) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const T* from = row_of(row(pass));
-      uint4 bits = {0, 0, 0, 0};
-      if (from != nullptr && column() < head_dim) {
-        bits = aligned ? *reinterpret_cast<const uint4*>(from + column())
-                       : portable::load_unaligned(from + column());
+      for (int pass = 0; pass < kPasses; ++pass) {
+        copy_row(to, pass, row_of(row(pass)),
+                 [](const T* from) { return *reinterpret_cast<const uint4*>(from); });
       }
-      ptx::store_shared_16(place(to, pass), bits);
+    } else {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) {
+        copy_row(to, pass, row_of(row(pass)),
+                 [](const T* from) { return portable::load_unaligned(from); });
+      }
     }
   }
 
  private:
+  template <typename Load>
+  __device__ __forceinline__ void copy_row(uint32_t to, int pass, const T* from,
+                                           const Load& load_from) const {
+    uint4 bits = {0, 0, 0, 0};
+    if (from != nullptr && column() < head_dim) bits = load_from(from + column());
+    ptx::store_shared_16(place(to, pass), bits);
+  }
+
   __device__ __forceinline__ static int row(int pass) {
     return threadIdx.x % 32 / kLanesPerRow + pass * kRowsAtOnce;
   }

@@ -56,22 +56,23 @@ __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice,
   return plan;
 }
 
-/// Walks a warp's share of the chunks.
+/// Walks a warp's steps of the chunks: every `warps`-th, by their place in the chunk.
 struct Walk {
   const Pattern& pattern;
   const WalkPlan& plan;
   int32_t chunk_steps;
   int32_t chunk, end_chunk;
-  int32_t at = 0;     // steps of the chunk behind the run
-  Interval run = {};  // elements of consecutive steps that are still to be visited
-  bool lead = false;  // of the run
+  int32_t warp, warps;  // a power of two, which divides a chunk's steps
+  int32_t at = 0;       // steps of the chunk behind the run
+  Interval run = {};    // elements of consecutive steps in which the warp's next one begins
+  bool lead = false;    // of the run
   bool masked = false;
 
   /// Describes the next visited step; a step of chunk `end_chunk` means that there is none.
   __device__ __forceinline__ Step next() {
     while (run.begin >= run.end && chunk < end_chunk) find_run();
     Step step = {run.begin, run.begin < run.end ? chunk : end_chunk, lead, masked};
-    run.begin += kStepKeys;
+    run.begin += warps * kStepKeys;
     return step;
   }
 
@@ -86,6 +87,12 @@ struct Walk {
     } else {
       find_ranged();
     }
+  }
+
+  /// Makes the run of `steps`, the first of which stands at `place` in the chunk.
+  __device__ __forceinline__ void set_run(Interval steps, int32_t place) {
+    steps.begin += (warp - place) & (warps - 1);
+    run = {steps.begin * kStepKeys, steps.end * kStepKeys};
   }
 
   /// The first of the visited intervals that reaches behind `at`; they ascend on their axis.
@@ -116,7 +123,7 @@ struct Walk {
       take(tiles.full, false, false);
       take({imax(tiles.full.end, tiles.main.begin), tiles.main.end}, false, true);
     }
-    run = {steps.begin * kStepKeys, steps.end * kStepKeys};
+    set_run(steps, steps.begin - first);
     at = steps.end - first;
   }
 
@@ -134,10 +141,10 @@ struct Walk {
     int32_t count = imin(per_block - inside, chunk_steps - at);
     int32_t first = plan.blocks.keys(entry).begin / kStepKeys + inside;
     Interval steps = intersect({first, first + count}, plan.tiles.main);
-    run = {steps.begin * kStepKeys, steps.end * kStepKeys};
-    at += count;
     lead = false;
-    masked = plan.tiles.needs_mask(run);
+    masked = plan.tiles.needs_mask({steps.begin * kStepKeys, steps.end * kStepKeys});
+    set_run(steps, at + steps.begin - first);
+    at += count;
   }
 };
 
