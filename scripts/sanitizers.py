@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,15 +66,21 @@ def _run_one(tool: str, engine: str) -> dict[str, Any]:
         command += ["sanitizer", "-p", "no:cacheprovider", "--engine", engine]
         command += ["--filled-outputs"] if tool == "initcheck" else []
         with (Path(folder) / "tests").open("w+") as tests:
-            try:
-                status = subprocess.run(
-                    command, cwd=ROOT, env=env, stdout=tests, stderr=tests, timeout=SECONDS
-                ).returncode
-            except subprocess.TimeoutExpired:
-                status = None
+            status = _within(SECONDS, command, cwd=ROOT, env=env, stdout=tests, stderr=tests)
             tests.seek(0)
             found = read(log.read_text() if log.exists() else "", tests.read(), status)
     return found | {"engine": engine, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _within(seconds: float, command: list[str], **settings: Any) -> int | None:
+    """Run a command and return its status, None when it had to be ended, its children with it."""
+    process = subprocess.Popen(command, start_new_session=True, **settings)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
 
 
 def read(log: str, tests: str, exit_status: int | None) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The record of a GPU run: what is read from a sanitizer's log, and when a tool has passed."""
 
+import time
+
 import pytest
 
 from scripts import sanitizers
@@ -65,6 +67,15 @@ def test_a_race_names_both_sides():
 def test_a_tool_passes_only_with_a_clean_summary(log, tests, exit_status, status, errors):
     found = sanitizers.read(log, tests, exit_status)
     assert (found["status"], found["errors"]) == (status, errors)
+
+
+def test_a_command_is_ended_with_its_children(tmp_path):
+    alive = tmp_path / "alive"
+    command = ["sh", "-c", f"(sleep 2; touch {alive}) & wait"]
+    assert sanitizers._within(0.3, command) is None
+    assert sanitizers._within(5, ["sh", "-c", "exit 7"]) == 7
+    time.sleep(2.2)
+    assert not alive.exists()
 
 
 def test_a_tool_that_does_not_run_is_not_passed():
