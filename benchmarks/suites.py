@@ -228,10 +228,10 @@ NAMES = (*SUITES, "report")
 WEIGHTS = {
     "quick": 5,
     "cpu": 60,
-    "dense": 50,
-    "sparse": 60,
-    "decode": 15,
-    "portable": 10,
+    "decode": 12,
+    "portable": 15,
+    "sparse": 90,
+    "dense": 75,
     "report": 120,
 }
 NEED_CUDA = ("dense", "sparse", "decode", "portable")
