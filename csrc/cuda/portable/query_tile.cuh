@@ -71,8 +71,8 @@ struct QueryTile {
       const View& view = lead ? params.pattern.lead : found.slice.keys;
       const T* head = static_cast<const T*>(tensor.data) + found.batch * tensor.stride_b +
                       found.kv_head * tensor.stride_h;
-      state.sources[lead][value] = {head + view.offset * tensor.stride_s,
-                                    view.step * tensor.stride_s, {}};
+      state.sources[lead][value] = {
+          head + view.offset * tensor.stride_s, view.step * tensor.stride_s, {}};
       if (threadIdx.x == 0) state.work = found;
     }
     __syncthreads();
