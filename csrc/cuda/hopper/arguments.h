@@ -38,6 +38,7 @@ struct Arguments {
   bool transform = false;
 
   int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
+  int32_t group = 1;     // query heads that share a key head
   int32_t classes = 1;   // residue classes that own a query
   int32_t row_blocks = 0;  // query tiles of the longest class
   int32_t num_tiles = 0;

@@ -1,6 +1,6 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
-// producers, of which one warp plans and two load, and kConsumers warpgroups of 64 query rows
-// each. Which configurations exist and when each is chosen stands in engine.cu.
+// producers, of which one warp plans, two load and one writes masks, and kConsumers warpgroups of
+// 64 query rows each. Which configurations exist and when each is chosen stands in engine.cu.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace sparse_attn::cuda::hopper {
 
 constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
-constexpr int kConsumerRows = 64;        // rows of a wgmma
+constexpr int kConsumerRows = 64;        // rows of a wgmma ...
+constexpr int kWarpRows = 16;            // ... and those that one of its warps holds
 constexpr int kMaxSharedBytes = 232448;  // that a block may have on sm_90
 constexpr int kMinBoxRows = 16;          // least keys that one copy of a list tile brings
 
@@ -77,32 +78,33 @@ struct Work {
 
 enum class TileKind : int32_t { kWhole, kMasked, kLead };
 
+/// What follows a key tile in its query tile.
+enum class Follows : int32_t { kNothing, kWhole, kMasked };
+
 /// What consumers must know of a key tile; goes with the K of its step.
 struct StepInfo {
-  static constexpr int kMaxBoxes = 8;
-  TileKind kind;
-  int32_t last;            // of the query tile
-  int32_t key[kMaxBoxes];  // first element of each run of keys that one copy brought
+  int32_t masked;
+  Follows follows;
 };
 
-/// What one row sees, for the masks: intervals of the main and of the lead view.
-struct RowLimits {
-  Interval keys;
-  Interval lead;
+/// Which keys of a tile a row sees: a word for each of the four threads that hold it.
+struct alignas(16) RowMask {
+  static constexpr int kWords = 4;
+  uint32_t word[kWords];
 };
 
 /// Offsets in shared memory are those of this struct.
 template <class C>
 struct SharedStorage {
-  static constexpr int kWorkSlots = 2;
+  static constexpr int kWorkSlots = 3;
   static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
-  static_assert(kInfoSlots >= C::kStages + 1 && (kInfoSlots & (kInfoSlots - 1)) == 0,
+  static_assert(kInfoSlots >= C::kStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
                 "a step's info outlives the step's stage of K");
 
   alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
   uint8_t value[C::kStages][C::kKeyBytes];
-  RowLimits rows[C::BLOCK_Q];
+  RowMask mask[C::BLOCK_Q];  // of the masked tile that comes next
   Work work[kWorkSlots];
   StepInfo info[kInfoSlots];
 
@@ -111,6 +113,7 @@ struct SharedStorage {
   uint64_t key_full[C::kStages], key_empty[C::kStages];
   uint64_t value_full[C::kStages], value_empty[C::kStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
+  uint64_t mask_full[1], mask_empty[1];
 };
 
 /// Position in a ring of `kSlots` slots and the parity of the phase to wait for there.

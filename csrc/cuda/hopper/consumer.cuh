@@ -6,13 +6,12 @@
 #include <type_traits>
 
 #include "../common/ptx/mbarrier.cuh"
-#include "../common/ptx/stmatrix.cuh"
-#include "../common/ptx/tma.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
-#include "mask_words.h"
+#include "config.h"
+#include "epilogue.cuh"
 #include "softmax.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -27,8 +26,8 @@ class Consumer {
   __device__ __forceinline__ Consumer(const Arguments& args, const TensorMaps& maps,
                                       SharedStorage<C>& smem, int consumer)
       : args_(args),
-        maps_(maps),
         smem_(smem),
+        epilogue_(args, maps, smem, consumer),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
         lane_(threadIdx.x % kWarp) {
@@ -47,9 +46,9 @@ class Consumer {
     if (!next_work()) return;
     begin_tile();
     for (;;) {
-      while (more_steps_) {
-        while (more_steps_ && !whole_tile()) step<true>();
-        while (more_steps_ && whole_tile()) step<false>();
+      while (info_.follows != Follows::kNothing) {
+        while (info_.follows != Follows::kNothing && !plain_follows()) step<true>();
+        while (plain_follows()) step<false>();
       }
       int32_t finished = work_.index;
       SoftmaxState rows = state_;
@@ -65,7 +64,7 @@ class Consumer {
       if (C::kCrossTile || !next_work()) break;
       begin_tile();
     }
-    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait();
+    epilogue_.drain();
   }
 
  private:
@@ -77,22 +76,22 @@ class Consumer {
     ptx::pin(s_);
     ptx::wgmma_fence();
     issue_qk();
-    find_row_limits();
+    take_mask();
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
     release_key();
     prepare_scores();
-    update_maxima<true>(s_, state_, args_.scale_log2);
+    update_maxima<true, true>(s_, state_, args_.scale_log2);
     exponentiate<0>(s_, state_, args_.scale_log2);
     exponentiate<1>(s_, state_, args_.scale_log2);
-    wait_next_key();
     pack_probabilities();
     clear_out();
   }
 
-  /// One key tile, whose K is there.
+  /// One key tile.
   template <bool kMasked>
   __device__ __forceinline__ void step() {
+    wait_key();
     take_turn();
     pin_all();
     ptx::wgmma_fence();
@@ -101,11 +100,12 @@ class Consumer {
     wait_value();
     issue_pv();
     pass_turn();
+    if (kMasked) take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
     if (kMasked) prepare_scores();
-    softmax_behind_pv<false>();
+    softmax_behind_pv<false, kMasked>();
     pack_probabilities();
     if (!C::kEarlyRescale) rescale_out();
   }
@@ -121,27 +121,25 @@ class Consumer {
     wait_value();
     issue_pv();
     pass_turn();
-    find_row_limits();
+    take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
     prepare_scores();
-    softmax_behind_pv<true>();
+    softmax_behind_pv<true, true>();
     write_out(rows, finished);
     pack_probabilities();
     clear_out();
   }
 
-  /// P of the step, while the PV of the step before ends. ptxas would wait for that PV before the
-  /// first exponential; the branch in the wait for the next K keeps it behind the first row's.
-  template <bool kFirst>
+  /// P of the step, while the PV of the step before ends.
+  template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void softmax_behind_pv() {
-    update_maxima<kFirst>(s_, state_, args_.scale_log2);
-    exponentiate<0>(s_, state_, args_.scale_log2);
-    wait_next_key();
+    update_maxima<kFirst, kMasked>(s_, state_, args_.scale_log2);
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
+    exponentiate<0>(s_, state_, args_.scale_log2);
     exponentiate<1>(s_, state_, args_.scale_log2);
   }
 
@@ -187,54 +185,21 @@ class Consumer {
 
   // ---- Scores -----------------------------------------------------------------------------------
 
-  /// What each of the warp's 16 rows sees, for the masks of the whole tile.
-  __device__ __forceinline__ void find_row_limits() {
-    const Work& work = smem_.work[work_.index];
-    if (!work.masked) return;
+  /// Reads what this thread's rows see of the tile whose QK runs, if it needs a mask.
+  __device__ __forceinline__ void take_mask() {
+    if (!info_.masked) return;
+    ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
+    const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
     __syncwarp();
-    if (lane_ < 16) {
-      const AttentionParams& params = args_.params;
-      int32_t in_tile = consumer_ * kConsumerRows + 16 * warp_ + lane_;
-      int32_t r = work.first_row + in_tile;
-      RowLimits limits;
-      if (r < work.slice.rows.length) {
-        Interval bounds =
-            params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
-        Row row = make_row(params.pattern, work.slice, r, bounds);
-        limits = {row.keys, row.lead};
-      }
-      smem_.rows[in_tile] = limits;
-    }
-    __syncwarp();
+    arrive_warp(smem_.mask_empty);
+    mask_.advance();
   }
 
   __device__ __forceinline__ void prepare_scores() {
     if (args_.transform) transform_scores(s_, args_.params.scale, args_.params.softcap);
-    if (info_.kind != TileKind::kWhole) mask_scores();
-  }
-
-  __device__ __forceinline__ void mask_scores() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t word =
-          visible_columns(smem_.rows[consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4 + 8 * r]);
-#pragma unroll
-      for (int i = 0; i < C::BLOCK_KV / 4; ++i) {
-        float& score = s_[4 * (i / 2) + 2 * r + i % 2];
-        score = word & (1u << i) ? score : -INFINITY;
-      }
-    }
-  }
-
-  /// The columns of this thread that the row sees.
-  __device__ __forceinline__ uint32_t visible_columns(const RowLimits& row) {
-    const Pattern& pattern = args_.params.pattern;
-    const int32_t column = 2 * (lane_ % 4);
-    if (info_.kind == TileKind::kLead) {
-      return lead_columns(pattern, smem_.work[work_.index].slice, row, info_.key + column);
-    }
-    if (args_.box_rows == C::BLOCK_KV) return main_columns(pattern, row, info_.key + column);
-    return boxed_columns(pattern, row, info_.keys, args_.box_rows, C::BLOCK_KV, column);
+    if (info_.masked) mask_scores(s_, visible_);
   }
 
   __device__ __forceinline__ void pack_probabilities() {
@@ -255,69 +220,9 @@ class Consumer {
     if (C::kEarlyRescale) ptx::pin(o_);
   }
 
-  /// O / l and lse of a finished tile.
   __device__ __forceinline__ void write_out(const SoftmaxState& rows, int32_t finished) {
-    const Work& work = smem_.work[finished];
-    const bool leader = threadIdx.x % kWarpgroup == 0;
-    const int32_t first = work.first_row + consumer_ * kConsumerRows;
-    float inverse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float l = quad_sum(rows.l[r]);
-      write_lse(work, first + 16 * warp_ + lane_ / 4 + 8 * r, rows.m[r], l);
-      if (args_.params.sink_logits != nullptr && l != 0.0f) {
-        l += exp2_approx(args_.params.sink_logits[work.head] * kLog2e -
-                         rows.m[r] * args_.scale_log2);
-      }
-      inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
-    }
-
-    if (C::kCrossTile && leader) ptx::tma_store_wait_read();
-    ptx::named_barrier_sync(kBarrierOut + consumer_, kOutThreads);
-    const uint32_t sO = ptx::smem_address(smem_.query[C::kOutBuffer][consumer_]);
-    const int32_t row = 16 * warp_ + lane_ % 16;
-#pragma unroll
-    for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
-      ptx::stmatrix_x4(sO + chunk_offset(row, 2 * i + lane_ / 16),
-                       pack<Element>(o_[8 * i] * inverse[0], o_[8 * i + 1] * inverse[0]),
-                       pack<Element>(o_[8 * i + 2] * inverse[1], o_[8 * i + 3] * inverse[1]),
-                       pack<Element>(o_[8 * i + 4] * inverse[0], o_[8 * i + 5] * inverse[0]),
-                       pack<Element>(o_[8 * i + 6] * inverse[1], o_[8 * i + 7] * inverse[1]));
-    }
-    ptx::fence_async_proxy();
-    ptx::named_barrier_sync(kBarrierOut + consumer_, kOutThreads);
-    if (leader) {
-#pragma unroll 1
-      for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
-        ptx::tma_store(sO + slab * kConsumerRows * C::kRowBytes, &maps_.out[work.query_rows],
-                       {slab * args_.at.slab_columns, first,
-                        work.slice.rows.offset * args_.at.out_step + slab * args_.at.slab_step,
-                        work.head, work.batch});
-      }
-      ptx::tma_store_commit();
-      if (!C::kCrossTile) {
-        ptx::tma_store_wait_read();
-        ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
-      }
-    }
-    __syncwarp();
+    epilogue_.write(o_, rows, smem_.work[finished]);
     arrive_warp(&smem_.work_empty[finished]);
-  }
-
-  __device__ __forceinline__ void write_lse(const Work& work, int32_t r, float m, float l) {
-    const AttentionParams& params = args_.params;
-    if (params.lse == nullptr || lane_ % 4 != 0 || r >= work.slice.rows.length) return;
-    int64_t i = work.slice.rows.at(r);
-    params.lse[work.batch * params.lse_stride_b + work.head * params.lse_stride_h +
-               i * params.lse_stride_s] =
-        l == 0.0f ? -INFINITY : m * args_.scale_log2 * kLn2 + __logf(l);
-  }
-
-  /// Byte of a 16-byte chunk of a row in a swizzled tile of 64 rows.
-  __device__ __forceinline__ static uint32_t chunk_offset(int32_t row, int32_t chunk) {
-    constexpr int kChunks = C::kRowBytes / 16;
-    int32_t swizzled = chunk % kChunks ^ (kChunks == 8 ? row % 8 : row / 2 % 4);
-    return chunk / kChunks * (kConsumerRows * C::kRowBytes) + row * C::kRowBytes + swizzled * 16;
   }
 
   // ---- Barriers ---------------------------------------------------------------------------------
@@ -335,16 +240,11 @@ class Consumer {
   /// Waits for K of the next step, and reads what is to be known of it.
   __device__ __forceinline__ void wait_key() {
     ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[key_.index]), key_.parity);
-    const StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
-    info_ = {info.kind, info.last != 0, info.key[0], info.key};
+    info_ = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
   }
-  __device__ __forceinline__ void wait_next_key() {
-    more_steps_ = !info_.last;
-    if (more_steps_) wait_key();
-  }
-  /// Whether the tile whose K is there needs neither mask nor transformation.
-  __device__ __forceinline__ bool whole_tile() const {
-    return info_.kind == TileKind::kWhole && !args_.transform;
+  /// Whether a tile follows that needs neither mask nor transformation.
+  __device__ __forceinline__ bool plain_follows() const {
+    return info_.follows == Follows::kWhole && !args_.transform;
   }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key_.index]);
@@ -373,23 +273,17 @@ class Consumer {
     ptx::named_barrier_arrive(kBarrierTurn + consumer, kTurnThreads);
   }
 
-  struct CurrentInfo {
-    TileKind kind;
-    bool last;
-    int32_t key;
-    const int32_t* keys;
-  };
-
   const Arguments& args_;
-  const TensorMaps& maps_;
   SharedStorage<C>& smem_;
+  Epilogue<C> epilogue_;
   const int consumer_, warp_, lane_;
   uint64_t sQ_, sK_, sV_;
   uint32_t steps_ = 0;
-  CurrentInfo info_;
-  bool more_steps_ = false;
+  StepInfo info_;        // of the tile whose K was waited for last
+  uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
   Ring<C::kQueryBuffers> query_;
   Ring<C::kStages> key_, value_;
+  Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   float s_[C::BLOCK_KV / 2];     // S, then P in float32

@@ -69,6 +69,7 @@ Status run(const AttentionParams& params) {
 void arrange_tiles(TileShape tile, Arguments* args) {
   const AttentionParams& params = args->params;
   const Pattern& pattern = params.pattern;
+  args->group = params.group();
   args->classes = pattern.classes(params.seq_q);
   args->row_blocks = ceil_div(ceil_div(params.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.batch * params.heads_q * args->classes;

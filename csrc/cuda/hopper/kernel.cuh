@@ -4,11 +4,12 @@
 
 #include "consumer.cuh"
 #include "loader.cuh"
+#include "mask_writer.cuh"
 #include "planner.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
-/// Arrivals are those of a producer's lane, of consumers' warps, or of the thread that stores O.
+/// Arrivals are those of a producer's lane or of consumers' warps.
 template <class C>
 __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   constexpr int kWarps = kWarpgroup / kWarp;
@@ -19,13 +20,14 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
     }
   };
   for (int buffer = 0; buffer < C::kQueryBuffers; ++buffer) {
-    init(smem.query_full[buffer], smem.query_empty[buffer], C::kConsumers,
-         C::kCrossTile ? kWarps : 1);
+    init(smem.query_full[buffer], smem.query_empty[buffer], C::kConsumers, kWarps);
   }
   init(smem.key_full, smem.key_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.value_full, smem.value_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
-       kWarps * C::kConsumers + 2);  // and the loaders
+       kWarps * C::kConsumers + 3);  // and the loaders and the mask writer
+  ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);
+  ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarps * C::kConsumers);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }
@@ -45,6 +47,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     if (warp == 0) Planner<C>(args, smem).run();
     if (warp == 1) Loader<C, Loads::kQueryAndKey>(args, maps, smem).run();
     if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
+    if (warp == 3) MaskWriter<C>(args, smem).run();
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, maps, smem, warpgroup - 1).run();

@@ -31,7 +31,7 @@ Status launch(Arguments args) {
   arrange_tiles({C::BLOCK_Q, C::BLOCK_KV}, &args);
 
   TensorMaps maps;
-  BoxShape box = {C::kSlabColumns, kConsumerRows, args.box_rows, C::BLOCK_KV};
+  BoxShape box = {C::kSlabColumns, kConsumerRows, kWarpRows, args.box_rows, C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
   if (!status.ok()) return status;
   if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);

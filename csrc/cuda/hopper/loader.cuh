@@ -14,6 +14,8 @@ enum class Loads { kQueryAndKey, kValue };
 template <class C, Loads kLoads>
 class Loader {
   static constexpr bool kKeys = kLoads == Loads::kQueryAndKey;
+  // With two buffers the next Q has long been free to load; else it waits for O, and K need not.
+  static constexpr bool kQueryFirst = C::kQueryBuffers > 1;
 
  public:
   __device__ __forceinline__ Loader(const Arguments& args, const TensorMaps& maps,
@@ -52,16 +54,16 @@ class Loader {
     const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step, work.head_kv,
                         work.batch};
     TileSource<C> source(args_, work);
-    Step step = source.next();
-    if (!step.valid) step = {TileKind::kMasked, true, kUnlimited};  // zeros that no row sees
+    Step step = source.first();
     bool first = true;
     while (step.valid) {
       Step ahead = source.next();
-      if (kKeys) describe(step, !ahead.valid);
+      if (kKeys) describe(step, ahead);
       Place place = main;
       if (step.kind == TileKind::kLead) place.map = &maps[kLeadView], place.class_at = 0;
+      if (kKeys && first && kQueryFirst) load_query(work);
       load_stage(place, step);
-      if (kKeys && first) load_query(work);
+      if (kKeys && first && !kQueryFirst) load_query(work);
       first = false;
       step = ahead;
     }
@@ -69,14 +71,13 @@ class Loader {
 
   /// Tells the consumers what to know of the tile. The slot is free: its last reader has since
   /// released a younger stage.
-  __device__ __forceinline__ void describe(const Step& step, bool last) {
+  __device__ __forceinline__ void describe(const Step& step, const Step& ahead) {
     StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
-    if (lane_ < StepInfo::kMaxBoxes) info.key[lane_] = step.key;
-    if (lane_ == 0) {
-      info.kind = step.kind;
-      info.last = last;
-    }
-    __syncwarp();
+    if (lane_ != 0) return;
+    info.masked = step.kind != TileKind::kWhole;
+    info.follows = !ahead.valid                     ? Follows::kNothing
+                   : ahead.kind == TileKind::kWhole ? Follows::kWhole
+                                                    : Follows::kMasked;
   }
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.

@@ -7,6 +7,12 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// What one row sees: intervals of the main and of the lead view.
+struct RowLimits {
+  Interval keys;
+  Interval lead;
+};
+
 /// Bits of the columns below `x`.
 SPARSE_ATTN_HD uint32_t columns_below(int32_t x) {
   int32_t count = x <= 0 ? 0 : 2 * (x >> 3) + imin(x & 7, 2);
@@ -38,21 +44,9 @@ SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
 
 /// A tile of the main view.
 SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& row, int32_t first) {
+  if (pattern.lead.length == 0) return columns_in(row.keys, first);
   Seen seen = seen_main(pattern, {row.keys, row.lead, {}});
   return columns_in(seen.first, first) | columns_in(seen.second, first);
-}
-
-/// A tile of a list, made of boxes of `box_rows` keys that begin at keys[0], keys[1], ...
-SPARSE_ATTN_HD uint32_t boxed_columns(const Pattern& pattern, const RowLimits& row,
-                                      const int32_t* keys, int32_t box_rows, int32_t block_kv,
-                                      int32_t column) {
-  const int32_t bits = box_rows / 4;  // of a word
-  uint32_t word = 0;
-  for (int32_t box = 0; box < block_kv / box_rows; ++box) {
-    uint32_t in_box = main_columns(pattern, row, keys[box] + column);
-    word |= (in_box & ((1u << bits) - 1)) << (box * bits);
-  }
-  return word;
 }
 
 }  // namespace sparse_attn::cuda::hopper

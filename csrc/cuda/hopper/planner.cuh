@@ -11,6 +11,8 @@ namespace sparse_attn::cuda::hopper {
 
 template <class C>
 class Planner {
+  static constexpr int32_t kShortTile = 8;  // key tiles
+
  public:
   __device__ __forceinline__ Planner(const Arguments& args, SharedStorage<C>& smem)
       : args_(args), smem_(smem), lane_(threadIdx.x % kWarp) {
@@ -26,14 +28,14 @@ class Planner {
           visited_tiles(args_.params.pattern, work.slice, rows, bounds_of(work, rows), C::BLOCK_KV);
       work.masked = needs_masks(work.tiles);
       publish(work);
-      wait_slot();  // a tile is claimed when it can be handed on: a queue would unbalance the end
+      wait_turn(work);
     }
     publish(Work{});
   }
 
  private:
   /// Heads of a section take turns, so that their keys and values are in L2 together.
-  __device__ __forceinline__ Work decode(int32_t tile) const {
+  __device__ __forceinline__ Work decode(int32_t tile) {
     const AttentionParams& params = args_.params;
     int32_t problems = params.batch * params.heads_q * args_.classes;
     int32_t section = tile / (args_.section * args_.row_blocks);
@@ -44,17 +46,30 @@ class Planner {
     if (args_.last_first) row_block = args_.row_blocks - 1 - row_block;
 
     Work work;
-    int32_t class_idx = problem % args_.classes;
-    problem /= args_.classes;
+    int32_t class_idx = 0;
+    if (args_.classes > 1) {
+      class_idx = problem % args_.classes;
+      problem /= args_.classes;
+    }
     work.batch = problem / params.heads_q;
     work.head = problem - work.batch * params.heads_q;
-    work.head_kv = work.head / params.group();
+    work.head_kv = work.head / args_.group;
     work.first_row = row_block * C::BLOCK_Q;
-    work.slice = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv,
-                            params.offset(work.batch));
-    work.query_rows = class_kind(work.slice.rows, params.seq_q);
-    work.key_rows = class_kind(work.slice.keys, params.seq_kv);
+    find_slice(class_idx, params.offset(work.batch));
+    work.slice = slice_;
+    work.query_rows = query_rows_;
+    work.key_rows = key_rows_;
     return work;
+  }
+
+  /// Most often the slice is that of the tile before: without dilation it is always the same.
+  __device__ __forceinline__ void find_slice(int32_t class_idx, int32_t offset) {
+    const AttentionParams& params = args_.params;
+    if (class_idx == class_idx_ && offset == slice_.offset) return;
+    class_idx_ = class_idx;
+    slice_ = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv, offset);
+    query_rows_ = class_kind(slice_.rows, params.seq_q);
+    key_rows_ = class_kind(slice_.keys, params.seq_kv);
   }
 
   __device__ __forceinline__ bool needs_masks(const Tiles& tiles) const {
@@ -80,8 +95,17 @@ class Planner {
     return bounds;
   }
 
-  __device__ __forceinline__ void wait_slot() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot_.index]), slot_.parity);
+  /// The next tile is claimed when the one before `work` is finished, since a queue would unbalance
+  /// the end; behind a short one, which ends before the next is planned, one tile earlier.
+  __device__ __forceinline__ void wait_turn(const Work& work) const {
+    auto wait = [&](const auto& slot) {
+      ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);
+    };
+    wait(slot_);
+    if (work.tiles.count() <= kShortTile) return;
+    auto before = slot_;
+    before.advance();
+    wait(before);
   }
 
   __device__ __forceinline__ void publish(const Work& work) {
@@ -104,6 +128,9 @@ class Planner {
   SharedStorage<C>& smem_;
   const int lane_;
   Ring<SharedStorage<C>::kWorkSlots> slot_;
+  int32_t class_idx_ = -1;  // of the slice, none yet
+  Slice slice_;
+  RowsOf query_rows_ = kShortClass, key_rows_ = kShortClass;
 };
 
 }  // namespace sparse_attn::cuda::hopper

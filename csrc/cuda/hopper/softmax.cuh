@@ -35,9 +35,20 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+/// Drops the scores of keys that a row does not see: bit j of its word is column j of the thread.
+template <int kCount>
+__device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (&visible)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    bool seen = visible[i / 2 % 2] & (1u << (i / 4 * 2 + i % 2));
+    s[i] = seen ? s[i] : -INFINITY;
+  }
+}
+
 /// Updates m by the scores of both rows, and what follows from it: the factor on what was summed
-/// before, and the shift scale * m. kFirst begins the rows.
-template <bool kFirst, int kCount>
+/// before, and the shift scale * m. kFirst begins the rows; kMasked says that a row may have seen
+/// no key yet, even in this tile.
+template <bool kFirst, bool kMasked, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {
 #pragma unroll
@@ -51,7 +62,7 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxS
     float m = fmaxf(even, odd);
     if (!kFirst) m = fmaxf(m, state.m[r]);
     m = quad_max(m);
-    state.shift[r] = m == -INFINITY ? 0.0f : m * scale;  // a row may have seen no key yet
+    state.shift[r] = kMasked && m == -INFINITY ? 0.0f : m * scale;
     state.rescale[r] = kFirst ? 1.0f : exp2_approx(state.m[r] * scale - state.shift[r]);
     state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
     state.m[r] = m;

@@ -122,7 +122,7 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
 
   encode_classes(params.query, params.heads_q, params.seq_q, box.query_rows, query_copies,
                  maps->query);
-  encode_classes(params.out, params.heads_q, params.seq_q, box.query_rows, query_copies, maps->out);
+  encode_classes(params.out, params.heads_q, params.seq_q, box.out_rows, query_copies, maps->out);
   encode_keys(params.key, maps->key);
   encode_keys(params.value, maps->value);
   return encoder.status();

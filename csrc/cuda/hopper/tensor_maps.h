@@ -8,7 +8,8 @@ namespace sparse_attn::cuda::hopper {
 /// Shape of the boxes that a kernel copies.
 struct BoxShape {
   int32_t slab;        // columns of a slab; its bytes are the swizzle's width, 128 or 64
-  int32_t query_rows;  // of Q and O
+  int32_t query_rows;  // of Q
+  int32_t out_rows;    // of O
   int32_t key_rows;    // of K and V
   int32_t lead_rows;   // of K and V in the lead view
 };

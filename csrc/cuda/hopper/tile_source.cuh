@@ -1,6 +1,6 @@
 // The key tiles of a query tile, one a call, in the order in which they are visited: main tiles
-// right to left, named by a range or by a list, then lead tiles. Run by the loader's warp; a lane
-// holds the key of the run that it will copy.
+// right to left, named by a range or by a list, then lead tiles. Run by each warp that walks them;
+// a lane holds the key of one run.
 #pragma once
 
 #include "arguments.h"
@@ -27,6 +27,13 @@ class TileSource {
     int32_t row = work.first_row / list_.block_q;
     runs_ = list_.runs(work.batch, work.head, row, box_rows_);
     main_left_ = runs_.count;
+  }
+
+  /// The first tile. There always is one: where nothing is visited, zeros that no row sees.
+  __device__ __forceinline__ Step first() {
+    Step step = next();
+    if (!step.valid) step = {TileKind::kMasked, true, kUnlimited};
+    return step;
   }
 
   /// The next tile; not valid when there is none.

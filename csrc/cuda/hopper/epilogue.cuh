@@ -1,0 +1,116 @@
+// The end of a query tile: O / l leaves through shared memory and the copy engine, lse straight
+// from registers. A warp stores its own 16 rows, so that the warps of a consumer need not meet.
+#pragma once
+
+#include <type_traits>
+
+#include "../common/ptx/mbarrier.cuh"
+#include "../common/ptx/stmatrix.cuh"
+#include "../common/ptx/tma.cuh"
+#include "../common/ptx/warpgroup.cuh"
+#include "../common/types.cuh"
+#include "arguments.h"
+#include "config.h"
+#include "softmax.cuh"
+
+namespace sparse_attn::cuda::hopper {
+
+template <class C>
+class Epilogue {
+  using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
+
+ public:
+  __device__ __forceinline__ Epilogue(const Arguments& args, const TensorMaps& maps,
+                                      SharedStorage<C>& smem, int consumer)
+      : args_(args),
+        maps_(maps),
+        smem_(smem),
+        consumer_(consumer),
+        row_(consumer * kConsumerRows + threadIdx.x % kWarpgroup / kWarp * kWarpRows),
+        lane_(threadIdx.x % kWarp) {}
+
+  /// Stores the rows of a finished tile, whose O is `o`.
+  __device__ __forceinline__ void write(const float (&o)[C::HEAD_DIM / 2], const SoftmaxState& rows,
+                                        const Work& work) {
+    float inverse[2];
+    finish_rows(rows, work, inverse);
+
+    uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::HEAD_DIM * 2;
+    const uint32_t sO = ptx::smem_address(tile);
+    if (C::kCrossTile) {
+      if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
+      __syncwarp();
+    } else {  // the consumer's Q lies there
+      ptx::named_barrier_sync(kBarrierOut + consumer_, kOutThreads);
+    }
+#pragma unroll
+    for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
+      ptx::stmatrix_x4(sO + chunk_offset(lane_ % 16, 2 * i + lane_ / 16),
+                       pack<Element>(o[8 * i] * inverse[0], o[8 * i + 1] * inverse[0]),
+                       pack<Element>(o[8 * i + 2] * inverse[1], o[8 * i + 3] * inverse[1]),
+                       pack<Element>(o[8 * i + 4] * inverse[0], o[8 * i + 5] * inverse[0]),
+                       pack<Element>(o[8 * i + 6] * inverse[1], o[8 * i + 7] * inverse[1]));
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) store(sO, work);
+    __syncwarp();
+  }
+
+  /// Waits until everything is stored.
+  __device__ __forceinline__ void drain() {
+    if (lane_ == 0) ptx::tma_store_wait();
+  }
+
+ private:
+  /// Writes lse, and finds 1 / l of both rows.
+  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, const Work& work,
+                                              float (&inverse)[2]) {
+    const AttentionParams& params = args_.params;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = quad_sum(rows.l[r]);
+      const int32_t row = work.first_row + row_ + lane_ / 4 + 8 * r;
+      if (params.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
+        params.lse[work.batch * params.lse_stride_b + work.head * params.lse_stride_h +
+                   work.slice.rows.at(row) * params.lse_stride_s] =
+            l == 0.0f ? -INFINITY : rows.m[r] * args_.scale_log2 * kLn2 + __logf(l);
+      }
+      if (params.sink_logits != nullptr && l != 0.0f) {
+        l += exp2_approx(params.sink_logits[work.head] * kLog2e - rows.m[r] * args_.scale_log2);
+      }
+      inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
+    }
+  }
+
+  __device__ __forceinline__ void store(uint32_t sO, const Work& work) {
+#pragma unroll 1
+    for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
+      ptx::tma_store(sO + slab * kWarpRows * C::kRowBytes, &maps_.out[work.query_rows],
+                     {slab * args_.at.slab_columns, work.first_row + row_,
+                      work.slice.rows.offset * args_.at.out_step + slab * args_.at.slab_step,
+                      work.head, work.batch});
+    }
+    ptx::tma_store_commit();
+    if (!C::kCrossTile) {
+      ptx::tma_store_wait_read();
+      ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
+    }
+  }
+
+  /// Byte of a 16-byte chunk of a row in a swizzled tile of a warp's rows.
+  __device__ __forceinline__ static uint32_t chunk_offset(int32_t row, int32_t chunk) {
+    constexpr int kChunks = C::kRowBytes / 16;
+    int32_t swizzled = chunk % kChunks ^ (kChunks == 8 ? row % 8 : row / 2 % 4);
+    return chunk / kChunks * (kWarpRows * C::kRowBytes) + row * C::kRowBytes + swizzled * 16;
+  }
+
+  const Arguments& args_;
+  const TensorMaps& maps_;
+  SharedStorage<C>& smem_;
+  const int consumer_;
+  const int row_;  // first of this warp's in the query tile
+  const int lane_;
+};
+
+}  // namespace sparse_attn::cuda::hopper
