@@ -182,11 +182,14 @@ def cpu() -> list[Group]:
     ]
     for name, spec, cut in (
         ("band", Band(1023), True),
+        ("band 256", Band(255), True),
         ("dilated", Dilated(511, 511, 2), False),
         ("strided", Strided(512, 64), True),
         ("blocks", Blocks(128, 128, 0.25), False),
+        ("blocks 16", Blocks(16, 16, 0.25), False),
         ("block top-k", BlockTopK(128, 0.25), False),
         ("top-k", TopK(256), False),
+        ("top-k 64", TopK(64), False),
     ):
         entries.append(Entry(name, _as(full, spec, causal=cut)))
     entries.append(Entry("sdpa with the band's mask", _as(full, Band(1023), causal=True), "sdpa"))

@@ -13,7 +13,9 @@ namespace {
 constexpr int kPanelVectors = kPanelKeys / kLanes;
 constexpr int32_t kGroupRows = 12 / kPanelVectors;  // 12 sums leave registers for operands
 constexpr bool kHasPanels = kLanes == 8;            // BLAS is faster with AVX-512, and without AVX2
-constexpr int32_t kSumLength = 32;  // elements summed one after the other, then added to the rest
+// Products summed one after the other; then the sum joins the rest. It bounds the rounding errors.
+constexpr int32_t kSumLength = 32;        // of scores
+constexpr int32_t kValueSumLength = 256;  // of values
 
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourLanes __attribute__((vector_size(16)));
@@ -46,13 +48,6 @@ template <int kRows>
 struct GroupSums {
   Floats sum[kRows][kPanelVectors] = {};
 
-  void load_from(const float* source, int64_t stride) {
-    for (int row = 0; row < kRows; ++row) {
-      for (int k = 0; k < kPanelVectors; ++k) {
-        sum[row][k] = load<Floats>(source + row * stride + k * kLanes);
-      }
-    }
-  }
   void add_from(const float* source, int64_t stride) {
     for (int row = 0; row < kRows; ++row) {
       for (int k = 0; k < kPanelVectors; ++k) {
@@ -84,20 +79,15 @@ struct GroupSums {
 template <int kRows>
 void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
                      const float* panels, int32_t num_panels, float* scores, int64_t stride) {
-  int64_t panel_floats = int64_t{kPanelKeys} * head_dim;
   for (int32_t panel = 0; panel < num_panels; ++panel) {
-    GroupSums<kRows> sums;
-    sums.multiply(query, query_stride, panels, kPanelKeys,
-                  kSumLength < head_dim ? kSumLength : head_dim);
-    for (int32_t d = kSumLength; d < head_dim; d += kSumLength) {
+    for (int32_t d = 0; d < head_dim; d += kSumLength) {
+      int32_t count = head_dim - d < kSumLength ? head_dim - d : kSumLength;
+      GroupSums<kRows> sums;
+      sums.multiply(query + d, query_stride, panels, kPanelKeys, count);
+      if (d > 0) sums.add_from(scores, stride);
       sums.store_to(scores, stride);
-      sums = GroupSums<kRows>();
-      sums.multiply(query + d, query_stride, panels + int64_t{d} * kPanelKeys, kPanelKeys,
-                    kSumLength < head_dim - d ? kSumLength : head_dim - d);
-      sums.add_from(scores, stride);
+      panels += count * kPanelKeys;
     }
-    sums.store_to(scores, stride);
-    panels += panel_floats;
     scores += kPanelKeys;
   }
 }
@@ -106,14 +96,21 @@ template <int kRows>
 void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
                      int64_t value_stride, int32_t head_dim, float* out) {
   for (int32_t d = 0; d < head_dim; d += kPanelKeys) {
-    GroupSums<kRows> sums;
-    sums.load_from(out + d, head_dim);
     const float* weight = weights;
-    for (int32_t run = 0; run < num_runs; ++run) {
-      sums.multiply(weight, stride, runs[run].values + d, value_stride, runs[run].count);
-      weight += runs[run].count;
+    for (int32_t run = 0, first = 0; run < num_runs;) {
+      GroupSums<kRows> sums;
+      for (int32_t room = kValueSumLength; run < num_runs && room > 0;) {
+        int32_t left = runs[run].count - first, count = left < room ? left : room;
+        sums.multiply(weight, stride, runs[run].values + first * value_stride + d, value_stride,
+                      count);
+        weight += count;
+        room -= count;
+        first = count < left ? first + count : 0;
+        run += count == left;
+      }
+      sums.add_from(out + d, head_dim);
+      sums.store_to(out + d, head_dim);
     }
-    sums.store_to(out + d, head_dim);
   }
 }
 
