@@ -7,9 +7,8 @@ namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kChunkKeys = 512;
-constexpr int32_t kChunkFloats = 1
-                                 << 15;  // of the chunk's keys, which stay in L2 for the whole tile
-constexpr int32_t kPanelRows = 96;       // of a tile for panels: whole groups of 6 and of 12
+constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
+constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
 
@@ -21,20 +20,20 @@ int32_t reach(const AttentionParams& params) {
   return imax(1, imin(keys, imin(pattern.left, keys) + imin(right, keys) + 1));
 }
 
+/// Whether products take panels of keys instead of BLAS, where rows are not too few for either.
+bool use_panels(const AttentionParams& params) {
+  return vector_math().group_rows > 0 && params.head_dim % kPanelKeys == 0;
+}
+
 int32_t chunk_keys(const AttentionParams& params) {
-  int32_t fit = imin(kChunkKeys, kChunkFloats / params.head_dim / 16 * 16);
-  return imin(fit, static_cast<int32_t>(round_up(params.seq_kv, 16)));
+  int32_t fit = use_panels(params) ? kChunkFloats / params.head_dim / 16 * 16 : kChunkKeys;
+  return imin(imin(fit, kChunkKeys), static_cast<int32_t>(round_up(params.seq_kv, 16)));
 }
 
 TopkRoom topk_room(const AttentionParams& params) {
   int64_t columns = params.seq_kv;
   if (has_side_lead(params)) columns += params.pattern.lead.length;
   return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
-}
-
-/// Whether products take panels of keys instead of BLAS, where rows are not too few for either.
-bool use_panels(const AttentionParams& params) {
-  return vector_math().group_rows > 0 && params.head_dim % kPanelKeys == 0;
 }
 
 /// Rows of a tile: many amortise the packing inside BLAS, few waste less at the window's edges.
