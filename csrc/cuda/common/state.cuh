@@ -29,6 +29,8 @@ __device__ __forceinline__ float reduce_quad(float x, const Combine& combine) {
 
 template <int MT, bool kExact>
 struct SoftmaxState {
+  static constexpr float kSlack = 8.0f;  // P stays within 2^8
+
   float m[MT][2];
   float l[MT][2];
 
@@ -40,8 +42,9 @@ struct SoftmaxState {
     }
   }
 
-  /// Raises m to the scores' maxima (scale > 0), and writes what the output so far and l must be
-  /// multiplied by.
+  /// Raises m to the scores' maxima (scale > 0) where they lie more than kSlack above, and writes
+  /// what the output so far and l must be multiplied by. Smaller steps are not taken: under scores
+  /// that rise from tile to tile the factors' errors, alike in all, would multiply.
   template <int NT>
   __device__ __forceinline__ void raise(const float (&rS)[MT][NT][4], float scale,
                                         float (&rescale)[MT][2]) {
@@ -55,7 +58,7 @@ struct SoftmaxState {
           top = fmaxf(top, fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
         }
         top = reduce_quad(top, [](float a, float b) { return fmaxf(a, b); });
-        float m_new = fmaxf(m[mt][h], top * scale);
+        float m_new = top * scale > m[mt][h] + kSlack ? top * scale : m[mt][h];
         rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift(m_new));
         m[mt][h] = m_new;
       }
