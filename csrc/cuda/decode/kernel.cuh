@@ -172,6 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kStages = Config::kStages;
   using State = TileState<Config>;
   using Loader = KeyLoader<Config, kStrided>;
+  static_assert(Config::kSmemBytes + sizeof(State) <= kSmemLimit, "fits every device it serves");
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);

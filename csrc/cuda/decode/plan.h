@@ -33,12 +33,14 @@ inline int32_t main_reach(const AttentionParams& params) {
   return window < length ? static_cast<int32_t>(window) : length;
 }
 
-/// Steps of a chunk for rows that visit up to `keys` keys: about 32 chunks, none so short that its
-/// partial results count beside its keys. A multiple of every number of warps.
+/// Steps of a chunk for rows that visit up to `keys` keys: long enough that its partial results
+/// count little beside its keys, short enough that few rows on few keys still fill a device. A
+/// multiple of every number of warps.
 constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
-  constexpr int32_t kChunks = 32, kLeastKeys = 512, kLeastKeysPerQuery = 64, kUnit = 4;
-  int32_t least = imax(kLeastKeys, kLeastKeysPerQuery * seq_q);
-  return ceil_div(imax(keys / kChunks, least), kUnit * kStepKeys) * kUnit;
+  constexpr int32_t kMostChunks = 32, kUnit = 4;
+  int32_t chunk = imin(imax(keys / 8, 256), 1024);
+  chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
+  return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
 
 /// `resident` is the number of thread blocks that the device holds at once.
@@ -69,7 +71,7 @@ inline GridPlan plan_grid(const AttentionParams& params, int32_t resident) {
   plan.max_chunks = imax(plan.max_chunks, 1);
 
   int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.tiles;
-  constexpr int32_t kWaves = 4;  // of thread blocks, so that the last one costs little
+  constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernel_ladder.md
   while (blocks * plan.splits * 2 <= int64_t{kWaves} * resident && plan.splits < plan.max_chunks) {
     plan.splits *= 2;
   }
