@@ -2,7 +2,7 @@
 // own in shared memory, so the shape is a warp's.
 #pragma once
 
-#include "../portable/product.cuh"
+#include "../common/mma_product.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {
@@ -22,7 +22,7 @@ struct Config {
   static constexpr int NT = kStepKeys / 8;
   static constexpr int DT = HEAD_DIM / 8;
 
-  using Products = portable::TensorCoreProducts<T, HEAD_DIM, kStepKeys, 1, kPitch, true>;
+  using Products = TensorCoreProducts<T, HEAD_DIM, kStepKeys, 1, kPitch, true>;
   using Scores = float[1][NT][4];
   using Output = float[1][DT][4];
 

@@ -1,6 +1,7 @@
 // A thread block's row tile: which query rows it packs, what they see, and the loads of its keys.
 #pragma once
 
+#include "../common/ptx/cp_async.cuh"
 #include "config.cuh"
 #include "walk.cuh"
 
@@ -152,7 +153,7 @@ struct RowLoader {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         bool exists = valid.contains(row(pass));
-        ptx::store_shared_16(place(to, pass), exists ? portable::load_unaligned(from) : uint4{});
+        ptx::store_shared_16(place(to, pass), exists ? load_unaligned(from) : uint4{});
         from += kRowsAtOnce * stride;
       }
     }
@@ -170,8 +171,7 @@ struct RowLoader {
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
-        copy_row(to, pass, row_of(row(pass)),
-                 [](const T* from) { return portable::load_unaligned(from); });
+        copy_row(to, pass, row_of(row(pass)), [](const T* from) { return load_unaligned(from); });
       }
     }
   }
@@ -190,7 +190,7 @@ struct RowLoader {
   }
   __device__ __forceinline__ static int column() { return threadIdx.x % kLanesPerRow * kElements; }
   __device__ __forceinline__ static uint32_t place(uint32_t to, int pass) {
-    return to + portable::swizzled<Config::kPitch>(row(pass), threadIdx.x % kLanesPerRow);
+    return to + swizzled<Config::kPitch>(row(pass), threadIdx.x % kLanesPerRow);
   }
 };
 

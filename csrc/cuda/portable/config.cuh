@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "product.cuh"
+#include "../common/mma_product.cuh"
 #include "product_float.cuh"
 #include "tile.h"
 

@@ -1,22 +1,14 @@
-// Tiles of rows from global to shared memory: rows of 16-byte chunks, chunk c of row r stored at c
-// ^ (r % 8), so that eight rows of one chunk lie in different banks. Rows and columns that do not
-// exist become zeros: a probability of 0 must never meet a NaN.
+// Tiles of rows from global to swizzled shared memory. Rows and columns that do not exist become
+// zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
 #include "../common/ptx/cp_async.cuh"
+#include "../common/swizzle.cuh"
 #include "../common/types.cuh"
 #include "tile.h"
 #include "walk.cuh"
 
 namespace sparse_attn::cuda::portable {
-
-constexpr int kChunkBytes = 16;
-
-/// Byte offset of a chunk in a tile.
-template <int kPitch>
-__device__ __forceinline__ constexpr uint32_t swizzled(int row, int chunk) {
-  return row * kPitch + ((chunk ^ (row & 7)) * kChunkBytes);
-}
 
 /// Rows of a [rows, head_dim] matrix in global memory; elements of the view that are not in `valid`
 /// read as zeros.
@@ -26,18 +18,6 @@ struct RowSource {
   int64_t stride = 0;
   Interval valid;
 };
-
-/// 16 bytes by single elements, for rows that are not aligned.
-template <typename T>
-__device__ __forceinline__ uint4 load_unaligned(const T* from) {
-  union {
-    T elements[kChunkBytes / sizeof(T)];
-    uint4 bits;
-  } chunk;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(kChunkBytes / sizeof(T)); ++i) chunk.elements[i] = from[i];
-  return chunk.bits;
-}
 
 /// The copy of load_tile for rows that are not aligned: element by element, done on return.
 template <typename T, int ROWS, int kThreads, int kPitch, typename RowOf>

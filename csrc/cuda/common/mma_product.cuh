@@ -1,14 +1,14 @@
 // The two products of a tile on tensor cores: S = Q K^T and O += P V, fp16 or bf16 with float32
-// sums. Tiles lie swizzled in shared memory (load.cuh). The depth is walked in ascending order in
-// both, so that two passes over the same rows give the same scores bit by bit.
+// sums. Tiles lie swizzled in shared memory (swizzle.cuh). The depth is walked in ascending order
+// in both, so that two passes over the same rows give the same scores bit by bit.
 #pragma once
 
-#include "../common/ptx/ldmatrix.cuh"
-#include "../common/ptx/mma.cuh"
-#include "../common/types.cuh"
-#include "load.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "swizzle.cuh"
+#include "types.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda {
 
 template <bool kFirst, typename A>
 __device__ __forceinline__ const A& select(const A& first, const A& second) {
@@ -146,4 +146,4 @@ struct TensorCoreProducts {
   }
 };
 
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda
