@@ -25,6 +25,7 @@ from .timing import Timer, interleaved, ratio
 
 AGAIN = " (again)"
 SLOW_PREPARE_S = 1.0
+COMPILING_SHARE = 0.4  # of the budget: others wait for their turn
 
 
 @dataclass
@@ -99,6 +100,7 @@ class Runner:
         self.budget = budget
         self.left_out = left_out or {}  # FlexAttention's cases that were not compiled, and why
         self.without = without  # who takes no part
+        self.compiling = 0.0  # seconds that FlexAttention's entries took to prepare
 
     def run(self, group: Group) -> GroupResult:
         """Run one group."""
@@ -123,6 +125,9 @@ class Runner:
                 row.failure = sentence(error)
                 self._recover()
                 continue
+            finally:
+                if entry.via == "flex":
+                    self.compiling += time.monotonic() - started
             row.prepare_s = time.monotonic() - started
             calls[entry.name] = made.call
         first = next(iter(calls), None)
@@ -145,6 +150,8 @@ class Runner:
 
     def _refusal(self, entry: Entry) -> str:
         """Return why the entry has no turn, nothing when it has."""
+        if entry.via == "flex" and self.compiling > COMPILING_SHARE * self.budget.seconds:
+            return f"{NOT_RUN} (FlexAttention's compiles took {self.compiling:.0f} s by then)"
         if entry.via in self.without:
             return LEFT_OUT
         if entry.via == "flex" and entry.case in self.left_out:

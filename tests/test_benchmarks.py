@@ -154,6 +154,14 @@ def test_a_case_that_was_not_compiled_is_told():
     assert [row.failure for row in result.rows] == ["", "not run: time (x)"]
 
 
+def test_compiles_leave_time_to_the_others():
+    runner = _runner(seconds=60)
+    entries = (Entry("sdpa", SMALL, "sdpa"), Entry("flex", SMALL, "flex"))
+    runner.compiling = 30.0
+    failures = [row.failure for row in runner.run(Group("g", entries)).rows]
+    assert failures[0] == "" and failures[1].startswith("not run: time (FlexAttention's compiles")
+
+
 def test_compiles_end_with_their_budget():
     causal_blocks = replace(SMALL, spec=Blocks(16, 16, 0.5), causal=True)
     said: list[str] = []
