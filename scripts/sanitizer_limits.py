@@ -1,8 +1,8 @@
-"""What compute-sanitizer reports on right programs, and which findings of a run that explains.
+"""What compute-sanitizer reports on right programs: the limits of a tool, beside its findings.
 
-``tests/cuda/sanitizer_limits.cu`` holds the programs. A finding is explained only where the tool,
-on the same machine in the same run, reports the same of the small program that is right and not of
-its twin; the finding stays in the record, and the tool is recorded as ``explained``, not as passed.
+``tests/cuda/sanitizer_limits.cu`` holds the programs, each with a twin that says the same in a way
+the tool understands. The record tells whether the limit showed on the machine, in the same run; it
+changes nothing in a tool's verdict.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +19,14 @@ from .digests import ROOT
 SOURCE = ROOT / "tests" / "cuda" / "sanitizer_limits.cu"
 SECONDS = 60
 
-Findings = Sequence[Mapping[str, Any]]
+Findings = Sequence[dict[str, Any]]
 
 
 class Limit(NamedTuple):
-    """Something a tool does not understand: who shows it, who shows that it is that, and where."""
+    """Something a tool does not understand."""
 
-    reported: str  # the kernel of the right program that the tool reports
+    reported: str  # the kernel of a right program that the tool reports
     silent: str  # its twin, which the tool does not report
-    places: tuple[str, ...]  # of the package's code, one for each side of a finding
     why: str
 
 
@@ -35,12 +34,11 @@ LIMITS = {
     "racecheck": Limit(
         "one_lane_arrives",
         "every_lane_arrives",
-        ("::boxed_columns", "::describe"),
-        "lanes of a warp write, __syncwarp orders them before one lane's arrival on an mbarrier; "
-        "the tool takes the arrival for that lane's alone",
+        "an arrival on an mbarrier counts for the arriving lane alone, though __syncwarp stands "
+        "between the other lanes' accesses and it",
     ),
     "initcheck": Limit(
-        "reads_bulk_copied", "reads_stored", (), "the tool does not see what bulk copies store"
+        "reads_bulk_copied", "reads_stored", "what bulk copies (TMA) store is not seen as written"
     ),
 }
 
@@ -74,23 +72,7 @@ def _report(
     shown = limit.reported in places and limit.silent not in places
     return {
         "status": "shown" if shown and done.stdout.strip() == "right" else "not shown",
+        "limit": limit.why,
         "program": done.stdout.strip(),
         "findings": list(findings),
     }
-
-
-def explanation(tool: str, run: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
-    """Return why the findings of a run are the tool's limit, nothing when that is not shown."""
-    limit = LIMITS.get(tool)
-    findings = run.get("findings", ())
-    if limit is None or shown.get("status") != "shown" or not findings:
-        return ""
-    if run["findings_not_listed"] or not all(_is_clean(text) for text in run["tests"].values()):
-        return ""
-    sides = [side for finding in findings for side in finding["at"].split(" / ")]
-    explained = all(any(place in side for place in limit.places) for side in sides)
-    return limit.why if explained else ""
-
-
-def _is_clean(tests: str) -> bool:
-    return "passed" in tests and "failed" not in tests and "error" not in tests

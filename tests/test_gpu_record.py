@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from scripts import sanitizer_limits, sanitizers
+from scripts import sanitizers
 
 READ = """\
 ========= COMPUTE-SANITIZER
@@ -67,30 +67,6 @@ def test_a_race_names_both_sides():
 def test_a_tool_passes_only_with_a_clean_summary(log, tests, exit_status, status, errors):
     found = sanitizers.read(log, tests, exit_status)
     assert (found["status"], found["errors"]) == (status, errors)
-
-
-HANDED_OVER = """\
-========= Error: Race reported between Write access at hopper::Loader<C>::describe()+0x570
-=========     and Read access at hopper::boxed_columns(Params)+0x600 [8 hazards]
-=========
-========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
-"""
-
-
-@pytest.mark.parametrize(
-    "log, tests, shown, explained",
-    [
-        (HANDED_OVER, TESTS, "shown", True),
-        (HANDED_OVER, TESTS, "not shown", False),
-        (HANDED_OVER, "=== 1 failed, 2 passed in 1.00s ===", "shown", False),
-        (HANDED_OVER + RACE, TESTS, "shown", False),
-        (CLEAN, TESTS, "shown", False),
-    ],
-    ids=["the-limit", "limit-not-shown", "a-test-fails", "another-race", "nothing-found"],
-)
-def test_only_a_limit_that_is_shown_explains_a_finding(log, tests, shown, explained):
-    run = sanitizers.merged([sanitizers.read(log, tests, 99) | {"engine": "hopper", "seconds": 1}])
-    assert bool(sanitizer_limits.explanation("racecheck", run, {"status": shown})) == explained
 
 
 def test_a_command_is_ended_with_its_children(tmp_path):
