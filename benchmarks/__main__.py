@@ -31,6 +31,7 @@ from .timing import Timer
 
 MIXED_LENGTHS = {"cuda": (128, 1000, 2048, 3333, 4096, 8192), "cpu": (64, 100, 256, 333, 512)}
 COMPILE_SHARE = 0.25  # of the budget, at most
+RESERVED_SHARE = 0.2  # of the report's
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +84,12 @@ def measure(
     store = Store(path, machine["digests"], resume=options.resume)
     run = Run(suite, machine, found, options.rounds, [], [])
     if suite == "report":
-        run.reserved = reserved_over_calls(_band_call(device), MIXED_LENGTHS[device.type], device)
+        run.reserved = reserved_over_calls(
+            _band_call(device),
+            MIXED_LENGTHS[device.type],
+            device,
+            seconds=RESERVED_SHARE * budget.seconds,
+        )
     runner = Runner(
         device,
         run.ceilings,

@@ -8,6 +8,7 @@ import random
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,8 +77,11 @@ def reserved_over_calls(
     lengths: Sequence[int],
     device: torch.device,
     calls: int = 1000,
+    seconds: float = 60.0,
 ) -> dict[str, object]:
     """Run ``calls`` calls of mixed lengths, and tell how the reserve grew after a first pass.
+
+    Ends after ``seconds`` at the latest; the number of calls that were made is told.
 
     The first pass over all lengths, longest first, sets the reserve; the rest must not add to it.
     What earlier work left in torch's cache is given back before, so that nothing hides in it.
@@ -88,11 +92,13 @@ def reserved_over_calls(
         call_of_length(length)
     first = reserved_bytes(device)
     order = random.Random(0)
-    for _ in range(calls):
+    ends, made = time.monotonic() + seconds, 0
+    while made < calls and time.monotonic() < ends:
         call_of_length(order.choice(lengths))
+        made += 1
     last = reserved_bytes(device)
     return {
-        "calls": calls,
+        "calls": made,
         "lengths": list(lengths),
         "first_pass_bytes": first,
         "last_bytes": last,

@@ -14,7 +14,7 @@ from benchmarks.bars import BARS, Bar, Verdict, judge
 from benchmarks.budget import Budget
 from benchmarks.cases import Case, Entry, Group, Inputs
 from benchmarks.masks import Band, Blocks, Dilated, Full, Spec, Strided, TopK
-from benchmarks.memory import peak_bytes
+from benchmarks.memory import peak_bytes, reserved_over_calls
 from benchmarks.precompile import precompile
 from benchmarks.runner import GroupResult, Row, Runner
 from benchmarks.store import Run, Store, load
@@ -231,6 +231,13 @@ def test_peak_memory_counts_what_lives_at_one_time():
         return torch.empty(3 << 20, dtype=torch.uint8)
 
     assert peak_bytes(call, CPU) == 3 << 20
+
+
+def test_calls_that_reserve_memory_end_with_their_time():
+    made: list[int] = []
+    found = reserved_over_calls(made.append, (1, 2), CPU, calls=5)
+    assert found["calls"] == 5 and len(made) == 7
+    assert reserved_over_calls(made.append, (1, 2), CPU, seconds=0.0)["calls"] == 0
 
 
 def test_the_crossover_lies_between_losing_and_winning():
