@@ -36,6 +36,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", [e for e in engines if only in (None, e)])
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--engine``, leave tests of no engine in particular to the run of the first one."""
+    only, first = config.getoption("--engine"), ENGINES[config.getoption("--device")][0]
+    if only not in (None, first):
+        kept = [item for item in items if "engine" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
     name = request.config.getoption("--device")
