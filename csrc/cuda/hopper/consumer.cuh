@@ -192,8 +192,7 @@ class Consumer {
     const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
-    __syncwarp();
-    arrive_warp(smem_.mask_empty);
+    ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_empty));  // a lane vouches for its reads
     mask_.advance();
   }
 

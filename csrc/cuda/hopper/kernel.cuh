@@ -27,7 +27,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
        kWarps * C::kConsumers + 3);  // and the loaders and the mask writer
   ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);
-  ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarps * C::kConsumers);
+  ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarp * kWarps * C::kConsumers);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }
