@@ -46,6 +46,18 @@ def test_lse_far_apart(device):
     assert torch.equal(merged, 2 * out) and torch.equal(lse, high)
 
 
+@pytest.mark.parametrize("head_dim", [1, 255, 256, 257, 700])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_any_head_dim(device, dtype, head_dim):
+    outs = torch.randn(2, 1, 2, 5, head_dim, device=device).to(dtype)
+    lses = torch.randn(2, 1, 2, 5, device=device)
+    out, lse = sa.merge_states(outs[0], lses[0], outs[1], lses[1])
+    want = (torch.softmax(lses.double(), 0)[..., None] * outs.double()).sum(0)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), want, atol=4 * eps, rtol=4 * eps)
+    torch.testing.assert_close(lse, lses.logsumexp(0))
+
+
 @pytest.mark.parametrize("memory", ["transposed", "gaps"])
 def test_strides(device, memory):
     a, _, b = Shape(2, 2, 2, 9, 9, 16).make(device, memory=memory)
@@ -62,3 +74,30 @@ def test_merge_out(device):
     torch.ops.sparse_attn.merge_states_out(a, lse_a, b, lse_b, out=out, lse=lse)
     want, want_lse = sa.merge_states(a, lse_a, b, lse_b)
     assert torch.equal(out, want) and torch.equal(lse, want_lse)
+
+
+WRONG_OUT = {
+    "shape": (lambda s: s | {"out": s["out"][:, :1]}, r"out of shape \(2, 2, 9, 16\)"),
+    "dtype": (
+        lambda s: s | {"out": s["out"].half()},
+        "out of out_a's dtype float32, got float16",
+    ),
+    "lse-dtype": (lambda s: s | {"lse": s["lse"].double()}, "lse of dtype float32, got float64"),
+    "itself": (
+        lambda s: s | {"out": s["out"][:, :, :1].expand(2, 2, 9, 16)},
+        "out without overlapping elements, got overlapping strides",
+    ),
+    "out-is-input": (lambda s: s | {"out": s["out_b"]}, "out that does not overlap out_b"),
+    "lse-is-input": (lambda s: s | {"lse": s["lse_a"]}, "lse that does not overlap lse_a"),
+    "lse-in-out": (lambda s: s | {"lse": s["out"][..., 0]}, "out that does not overlap lse"),
+}
+
+
+@pytest.mark.parametrize("change, sentence", WRONG_OUT.values(), ids=WRONG_OUT)
+def test_wrong_merge_out(device, change, sentence):
+    tensors = [torch.zeros(2, 2, 9, 16, device=device) for _ in range(3)]
+    lses = [torch.zeros(2, 2, 9, device=device) for _ in range(3)]
+    names = ("out_a", "out_b", "out"), ("lse_a", "lse_b", "lse")
+    states = dict(zip(names[0] + names[1], tensors + lses, strict=True))
+    with pytest.raises(RuntimeError, match=f"^sparse_attn::merge_states: expected {sentence}"):
+        torch.ops.sparse_attn.merge_states_out(**change(states))

@@ -12,7 +12,7 @@ namespace sparse_attn::cpu {
 namespace {
 
 constexpr int64_t kRowsPerTurn = 64;
-constexpr int32_t kMaxHeadDim = 256;
+constexpr int32_t kPiece = 256;  // elements of a row merged at a time
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 /// Threads take `rows` in turns of kRowsPerTurn.
@@ -44,21 +44,22 @@ Status list_from_mask(const ListParams& params) {
 void merge_row(const MergeParams& params, const VectorMath& math, int64_t row) {
   float lse_a = params.lse_a[row], lse_b = params.lse_b[row];
   float max = lse_a > lse_b || lse_a != lse_a ? lse_a : lse_b;
-  int64_t offset = row * params.head_dim * size_of(params.dtype);
   auto element = static_cast<Element>(params.dtype);
-  float out[kMaxHeadDim] = {}, part[kMaxHeadDim];
   double sum = 0;
-  if (max != kEmpty) {
-    sum = std::exp(double{lse_a} - max) + std::exp(double{lse_b} - max);
+  if (max != kEmpty) sum = std::exp(double{lse_a} - max) + std::exp(double{lse_b} - max);
+  for (int32_t start = 0; start < params.head_dim; start += kPiece) {
+    int32_t size = imin(kPiece, params.head_dim - start);
+    int64_t offset = (row * params.head_dim + start) * size_of(params.dtype);
+    float out[kPiece] = {}, part[kPiece];
     for (auto [data, lse] : {std::pair(params.out_a, lse_a), std::pair(params.out_b, lse_b)}) {
       if (lse == kEmpty) continue;
       float weight = static_cast<float>(std::exp(double{lse} - max) / sum);
-      math.to_float(element, static_cast<const char*>(data) + offset, part, params.head_dim);
-      for (int32_t d = 0; d < params.head_dim; ++d) out[d] += weight * part[d];
+      math.to_float(element, static_cast<const char*>(data) + offset, part, size);
+      for (int32_t d = 0; d < size; ++d) out[d] += weight * part[d];
     }
+    math.from_float(element, out, 1.0f, static_cast<char*>(params.out) + offset, size);
   }
   params.lse[row] = max == kEmpty ? kEmpty : static_cast<float>(max + std::log(sum));
-  math.from_float(element, out, 1.0f, static_cast<char*>(params.out) + offset, params.head_dim);
 }
 
 Status merge_states(const MergeParams& params) {

@@ -54,9 +54,10 @@ inline std::string device_of(const Tensor& tensor) {
 }
 
 inline void check_same_device(const std::string& op, const char* name, const Tensor& tensor,
-                              const Tensor& query) {
-  if (device_of(tensor) != device_of(query)) {
-    fail_expected(op, text(name, " on query's device ", device_of(query)), device_of(tensor));
+                              const Tensor& first, const char* first_name = "query") {
+  if (device_of(tensor) != device_of(first)) {
+    fail_expected(op, text(name, " on ", first_name, "'s device ", device_of(first)),
+                  device_of(tensor));
   }
 }
 

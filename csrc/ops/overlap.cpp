@@ -3,8 +3,6 @@
 #include "overlap.h"
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "error.h"
 
@@ -75,11 +73,21 @@ bool overlaps_itself(const Tensor& tensor) {
 }  // namespace
 
 void check_no_overlap(const std::string& op, const char* name, const Tensor& out,
-                      const CallArguments& args) {
+                      const std::vector<NamedTensor>& others) {
   if (out.numel() == 0) return;
   if (overlaps_itself(out)) {
     fail_expected(op, text(name, " without overlapping elements"), "overlapping strides");
   }
+  for (const auto& other : others) {
+    if (overlaps(out, *other.second)) {
+      fail_expected(op, text(name, " that does not overlap ", other.first),
+                    text("an overlapping ", name));
+    }
+  }
+}
+
+void check_no_overlap(const std::string& op, const char* name, const Tensor& out,
+                      const CallArguments& args) {
   const std::pair<const char*, const MaybeTensor*> inputs[] = {
       {"query", &args.query},
       {"key", &args.key},
@@ -92,13 +100,13 @@ void check_no_overlap(const std::string& op, const char* name, const Tensor& out
       {"indices", &args.indices},
       {"global_tokens", &args.global_tokens},
       {"lse", &args.lse}};
+  std::vector<NamedTensor> others;
   for (const auto& input : inputs) {
-    if (!input.second->has_value() || &**input.second == &out) continue;
-    if (overlaps(out, **input.second)) {
-      fail_expected(op, text(name, " that does not overlap ", input.first),
-                    text("an overlapping ", name));
+    if (input.second->has_value() && &**input.second != &out) {
+      others.push_back({input.first, &**input.second});
     }
   }
+  check_no_overlap(op, name, out, others);
 }
 
 }  // namespace sparse_attn

@@ -21,12 +21,27 @@ void check_states(const std::string& op, const Tensor& out_a, const Tensor& lse_
   if (out_b.scalar_type() != out_a.scalar_type()) {
     fail_expected(op, text("out_b of out_a's dtype ", dtype_of(out_a)), dtype_of(out_b));
   }
-  check_same_device(op, "out_b", out_b, out_a);
+  check_same_device(op, "out_b", out_b, out_a, "out_a");
   for (const auto& lse : {std::make_pair("lse_a", &lse_a), std::make_pair("lse_b", &lse_b)}) {
     check_shape(op, lse.first, *lse.second, {out_a.size(0), out_a.size(1), out_a.size(2)});
     check_dtype(op, lse.first, *lse.second, ScalarType::Float, "float32");
-    check_same_device(op, lse.first, *lse.second, out_a);
+    check_same_device(op, lse.first, *lse.second, out_a, "out_a");
   }
+}
+
+void check_merged(const std::string& op, const Tensor& out_a, const Tensor& out, const Tensor& lse,
+                  const std::vector<NamedTensor>& states) {
+  check_shape(op, "out", out, {out_a.size(0), out_a.size(1), out_a.size(2), out_a.size(3)});
+  if (out.scalar_type() != out_a.scalar_type()) {
+    fail_expected(op, text("out of out_a's dtype ", dtype_of(out_a)), dtype_of(out));
+  }
+  check_shape(op, "lse", lse, {out_a.size(0), out_a.size(1), out_a.size(2)});
+  check_dtype(op, "lse", lse, ScalarType::Float, "float32");
+  for (const auto& [name, tensor] : {NamedTensor("out", &out), NamedTensor("lse", &lse)}) {
+    check_same_device(op, name, *tensor, out_a, "out_a");
+    check_no_overlap(op, name, *tensor, states);
+  }
+  check_no_overlap(op, "out", out, {{"lse", &lse}});
 }
 
 std::tuple<Tensor, Tensor> merge_checked(const std::string& op, const Tensor& out_a,
@@ -140,10 +155,10 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a
 
 void merge_states_out(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b,
                       const Tensor& lse_b, Tensor out, Tensor lse) {
-  const std::string op = "merge_states_out";
+  const std::string op = "merge_states";
   check_states(op, out_a, lse_a, out_b, lse_b);
-  check_shape(op, "out", out, {out_a.size(0), out_a.size(1), out_a.size(2), out_a.size(3)});
-  check_shape(op, "lse", lse, {lse_a.size(0), lse_a.size(1), lse_a.size(2)});
+  check_merged(op, out_a, out, lse,
+               {{"out_a", &out_a}, {"lse_a", &lse_a}, {"out_b", &out_b}, {"lse_b", &lse_b}});
   auto [merged, merged_lse] = merge_checked(op, out_a, lse_a, out_b, lse_b);
   torch::stable::copy_(out, merged);
   torch::stable::copy_(lse, merged_lse);
