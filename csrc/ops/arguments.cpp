@@ -144,8 +144,10 @@ void fill_problem(const std::string& op, const CallArguments& args, Params* para
   params->head_dim = static_cast<int32_t>(query.size(3));
   params->dtype = dtype_code(query);
   double scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
-  if (!std::isfinite(scale)) fail_expected(op, "scale that is finite", std::to_string(scale));
   params->scale = static_cast<float>(scale);
+  if (!std::isfinite(params->scale)) {
+    fail_expected(op, "scale that is a finite float32", text(scale));
+  }
   params->bounds = check_bounds(op, args.key_bounds, query);
   check_offset(op, args, params);
 }
@@ -208,10 +210,11 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   AttentionParams& params = call.params;
   fill_problem(op, args, &params);
   params.value = view_of(value);
-  if (!std::isfinite(args.softcap) || args.softcap < 0) {
-    fail_expected(op, "softcap that is finite and at least 0", std::to_string(args.softcap));
-  }
   params.softcap = static_cast<float>(args.softcap);
+  if (args.softcap != 0 && !(std::isnormal(params.softcap) && params.softcap > 0)) {
+    fail_expected(op, "softcap that is 0 or a positive, finite, normal float32",
+                  text(args.softcap));
+  }
   params.mask = check_mask(op, args);
   if (args.sink_logits) {
     check_same_device(op, "sink_logits", *args.sink_logits, query);

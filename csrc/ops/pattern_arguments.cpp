@@ -2,7 +2,10 @@
 #include "pattern_arguments.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
+#include <stdexcept>
 
 #include "checks.h"
 
@@ -20,6 +23,21 @@ void fill_window(const std::string& op, const CallArguments& args, Pattern* patt
   pattern->dilation = check_at_least(op, "dilation", args.dilation, 1);
 }
 
+/// int64 positions as int32, those beyond 32 bits as ones that name no key.
+Tensor narrowed(const Tensor& positions) {
+  auto limit = [&](double value) {
+    Tensor one = torch::stable::new_empty(positions, {1}, ScalarType::Long);
+    return torch::stable::fill_(one, value);
+  };
+  std::array<StableIValue, 3> stack = {
+      torch::stable::detail::from(positions), torch::stable::detail::from(MaybeTensor(limit(-1))),
+      torch::stable::detail::from(MaybeTensor(limit(std::numeric_limits<int32_t>::max())))};
+  if (torch_call_dispatcher("aten::clamp", "Tensor", stack.data(), TORCH_ABI_VERSION) != 0) {
+    throw std::runtime_error("sparse_attn: clamping global_tokens failed");
+  }
+  return torch::stable::to(torch::stable::detail::to<Tensor>(stack[0]), ScalarType::Int);
+}
+
 /// Sinks and the first global tokens are leading columns; scattered global tokens stay indices.
 void fill_leading(const std::string& op, const CallArguments& args, CheckedCall* call) {
   AttentionParams& params = call->params;
@@ -35,7 +53,8 @@ void fill_leading(const std::string& op, const CallArguments& args, CheckedCall*
     fail_expected(op, "global_tokens of dtype int32 or int64", dtype_of(tokens));
   }
   check_same_device(op, "global_tokens", tokens, *args.query);
-  call->global_tokens = torch::stable::contiguous(torch::stable::to(tokens, ScalarType::Int));
+  bool wide = tokens.scalar_type() == ScalarType::Long;
+  call->global_tokens = torch::stable::contiguous(wide ? narrowed(tokens) : tokens);
   params.global_tokens = static_cast<const int32_t*>(call->global_tokens->const_data_ptr());
   params.num_global_tokens = static_cast<int32_t>(tokens.numel());
 }
