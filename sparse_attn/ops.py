@@ -7,10 +7,11 @@ sentence. ``call`` turns the errors of the ops into Python's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _load
 
@@ -42,9 +43,27 @@ def _bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
     return bound
 
 
+def _check_meta(name: str, tensors: dict[str, Any]) -> None:
+    """Refuse meta tensors beside others: torch sends such a call here, where nothing is computed.
+
+    Tensors of ``torch.compile`` report the device that they stand for.
+    """
+    (first_name, first), *others = tensors.items()
+    for argument, value in others:
+        if not isinstance(value, torch.Tensor):
+            continue
+        if (value.device.type == "meta") != (first.device.type == "meta"):
+            argument = argument.replace("offsets", "offset")
+            raise RuntimeError(
+                f"sparse_attn::{name}: expected {argument} on {first_name}'s device "
+                f"{first.device}, got {value.device}"
+            )
+
+
 def _attention_fake(op: Any) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         bound = _bound(op, args, kwargs)
+        _check_meta(op._schema.name.partition("::")[2], bound)
         query = bound["query"]
         shape = query.shape[:3] if bound["return_lse"] else (0,)
         return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
@@ -54,6 +73,7 @@ def _attention_fake(op: Any) -> Callable[..., Any]:
 
 def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     bound = _bound(torch.ops.sparse_attn.select_blocks.default, args, kwargs)
+    _check_meta("select_blocks", bound)
     query, key, block = bound["query"], bound["key"], bound["block_size"]
     batch, heads, seq_q = query.shape[:3]
     num_q, num_kv = -(-seq_q // block), -(-key.shape[2] // block)
@@ -69,11 +89,18 @@ def _list_from_mask_fake(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def _merge_states_fake(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    states = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    _check_meta("merge_states", states)
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _out_fake(*args: Any, **kwargs: Any) -> None:
-    return None
+def _out_fake(name: str) -> Callable[..., None]:
+    op = getattr(torch.ops.sparse_attn, f"{name}_out").default
+
+    def fake(*args: Any, **kwargs: Any) -> None:
+        _check_meta(name, _bound(op, args, kwargs))
+
+    return fake
 
 
 def _refuse_backward(name: str) -> Callable[..., Any]:
@@ -114,9 +141,19 @@ def _register() -> None:
         torch.library.register_fake(f"sparse_attn::{name}", fake)
     for name in (*ATTENTION_OPS, "merge_states"):
         torch.library.register_autograd(f"sparse_attn::{name}", _refuse_backward(name))
-        torch.library.register_fake(f"sparse_attn::{name}_out", _out_fake)
+        torch.library.register_fake(f"sparse_attn::{name}_out", _out_fake(name))
         kernel = _refuse_grad_mode(f"{name}_out")
         torch.library.impl(f"sparse_attn::{name}_out", "Autograd", kernel)
+
+
+def _refuse_tangents(name: str, arguments: Iterable[Any]) -> None:
+    """Forward-mode differentiation would lose the tangents without a word."""
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise RuntimeError(
+                f"sparse_attn::{name.removesuffix('_out')}: expected inference (no dual tensors), "
+                "got forward-mode differentiation"
+            )
 
 
 def _translated(error: RuntimeError) -> Exception:
@@ -140,10 +177,14 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
         A wrong call: the op's sentence ``sparse_attn::<op>: expected X, got Y``.
     NotImplementedError
         A right call that no engine serves, or CUDA tensors without the CUDA library.
+    RuntimeError
+        A call under forward-mode differentiation: the ops are for inference.
     """
     op = getattr(torch.ops.sparse_attn, name).default
     if torch.compiler.is_compiling():
         return op(*args, **kwargs)
+    if getattr(forward_ad, "_current_level", 0) >= 0:
+        _refuse_tangents(name, (*args, *kwargs.values()))
     try:
         return op(*args, **kwargs)
     except RuntimeError as error:

@@ -140,3 +140,63 @@ def test_straight_calls_raise_runtime_errors(device):
         OPS.band(query, key, value, left=-1)
     with pytest.raises(RuntimeError, match=r"^sparse_attn::block_topk: not served: .*minmax"):
         OPS.block_topk(query, key, value, budget_count=1, selector="minmax")
+
+
+META = {
+    "key": lambda q, k, v, m: sa.fused_attention(q, m(k), m(v)),
+    "attn_mask": lambda q, k, v, m: sa.fused_attention(q, k, v, attn_mask=m(q[0, 0, :, :1])),
+    "query_offset": lambda q, k, v, m: sa.fused_attention(q, k, v, query_offset=m(q[:, 0, 0, 0])),
+    "out": lambda q, k, v, m: sa.fused_attention(q, k, v, out=m(q)),
+    "counts": lambda q, k, v, m: sa.block_sparse_attention(
+        q, k, v, sa.BlockLayout.from_mask(m(q[:, :, :2, :3]).bool(), 16, 16)
+    ),
+    "lse_b": lambda q, k, v, m: sa.merge_states(q, q[..., 0], q, m(q[..., 0])),
+}
+
+
+@pytest.mark.parametrize("name", META)
+def test_meta_tensors_beside_others_are_refused(device, name):
+    tensors = Shape(1, 2, 1, 20, 37, 64).make(device)
+    first = "out_a" if name == "lse_b" else "query"
+    sentence = f"expected {name} on {first}'s device {tensors[0].device}, got meta$"
+    with pytest.raises(ValueError, match=sentence):
+        META[name](*tensors, lambda tensor: tensor.to("meta"))
+
+
+def test_select_blocks_refuses_meta_keys(device):
+    query, key, _ = Shape(1, 2, 1, 20, 37, 64).make(device)
+    with pytest.raises(ValueError, match="expected key on query's device .*, got meta$"):
+        sa.select_blocks(query, key.to("meta"), sa.BlockTopK(16, budget=1))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_meta_tensors_alone_give_meta_outputs(name):
+    op, tensors, arguments = call_of(name, "meta")
+    out, lse = getattr(OPS, op)(*tensors, **arguments, return_lse=True)
+    assert out.is_meta and out.shape == tensors[0].shape
+    assert lse.is_meta and lse.shape == out.shape[:3]
+
+
+def test_forward_mode_raises_one_sentence(device):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::fused: expected inference .*forward"):
+        torch.func.jvp(lambda q: sa.fused_attention(q, key, value), (query,), (query,))
+    tokens = torch.tensor([3], device=device)
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::band: expected inference .*forward"):
+        torch.func.jacfwd(lambda v: sa.band_attention(query, key, v, 3, global_tokens=tokens))(
+            value
+        )
+    want = sa.fused_attention(query, key, value)
+    _, tangent = torch.func.jvp(
+        lambda q: q * sa.fused_attention(query, key, value), (query,), (query,)
+    )
+    assert torch.equal(tangent, query * want)
+
+
+@pytest.mark.parametrize("position", [2**31, 2**32, 2**32 + 3, 3 - 2**32, -1, 100])
+def test_global_tokens_beyond_the_keys_are_none(device, position):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    tokens = torch.tensor([position, 30, 30], device=device)
+    got = sa.band_attention(query, key, value, 2, global_tokens=tokens)
+    want = sa.band_attention(query, key, value, 2, global_tokens=tokens[1:])
+    assert torch.equal(got, want)
