@@ -15,9 +15,16 @@ import torch
 from torch import nn
 
 from ..functional import sparse_attention
-from ..patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
+from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ..policy import Policy
 from ._masks import Note, is_intervals, note_of
+from ._positions import (
+    counts_from_first,
+    first_key,
+    from_first_key,
+    narrowed_mask,
+    query_positions,
+)
 
 __all__ = ["Layer", "attention", "layer_error", "place"]
 
@@ -44,10 +51,14 @@ _HARMLESS = frozenset(
 
 #: What to do instead, for arguments that come up.
 _ADVICE = {
+    "block_size": "set the configuration's block_size to a multiple of 16, or load the model with "
+    "its own attention",
     "cache": "generate without continuous batching",
     "cu_seq_lens_q": "give a padded batch with an attention_mask",
     "dropout": "call model.eval()",
     "position_bias": "load this model with attn_implementation='sdpa'",
+    "training": "call model.eval()",
+    "value head dim": "load the model with its own attention",
 }
 
 
@@ -79,9 +90,12 @@ def place(module: nn.Module) -> str:
     return name if number is None else f"layer {number} ({name})"
 
 
-def layer_error(module: nn.Module, argument: str, got: object) -> NotImplementedError:
+def layer_error(
+    module: nn.Module, argument: str, got: object, advice: str | None = None
+) -> NotImplementedError:
     """Make the error of an argument that is not served: layer, argument, what to do."""
-    advice = _ADVICE.get(argument, "leave it out, or load the model with its own attention")
+    usual = "leave it out, or load the model with its own attention"
+    advice = advice or _ADVICE.get(argument, usual)
     return NotImplementedError(
         f"sparse_attn: {place(module)}: not served: {argument}={got}; {advice}"
     )
@@ -144,10 +158,19 @@ def attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     note = note_of(attention_mask, key.shape[2])
-    if note is not None:
+    if note is not None and note.causal is not None:
         is_causal = note.causal
 
     pattern = _chosen(module, query.shape[2], key.shape[2], is_causal)
+    first = _first_key(module, pattern, note, query.shape[2], key.shape[2])
+    moved = from_first_key(pattern, first)
+    if moved is not None:
+        pattern = moved
+    elif attention_mask is not None:  # no argument of the op says it
+        attention_mask = narrowed_mask(
+            attention_mask, pattern, first, is_causal, query.shape[0], key.shape[2]
+        )
+        pattern, note = Full(), None
     narrowed = _joined(pattern, note)
     if narrowed is not None:
         pattern, attention_mask = narrowed, None
@@ -190,6 +213,31 @@ def _chosen(module: nn.Module, seq_q: int, seq_kv: int, is_causal: bool) -> Patt
     return pattern
 
 
+def _first_key(
+    module: nn.Module, pattern: Pattern, note: Note | None, seq_q: int, seq_kv: int
+) -> int:
+    """Return the position of the first key in the text, 0 for patterns that do not ask."""
+    if not counts_from_first(pattern):
+        return 0
+    first = first_key(module, note, seq_q, seq_kv)
+    if first is None:
+        raise layer_error(
+            module,
+            "pattern",
+            f"{pattern} with a mask that does not say which keys the sliding cache has dropped",
+            "leave the mask to the model and do not compile it (generate: disable_compile=True), "
+            "or list the layer in the policy's dense_layers",
+        )
+    if first > 0 and isinstance(pattern, (BlockSparse, BlockTopK)):
+        raise layer_error(
+            module,
+            "pattern",
+            f"{type(pattern).__name__} in a sliding cache that has dropped {first} keys",
+            "give the policy decode=Full(), or list the layer in its dense_layers",
+        )
+    return first
+
+
 def _joined(pattern: Pattern, note: Note | None) -> Pattern | None:
     """Return the pattern inside the model's own window as one pattern; None when none is that."""
     if note is None or note.sides is None:
@@ -229,23 +277,7 @@ def _masked(
         raise layer_error(module, "attention_mask", got)
     placed = isinstance(pattern, (Band, BlockTopK, Dilated, Strided))
     if placed and is_causal and seq_q < key.shape[2]:
-        common["query_offset"] = _positions(mask, batch, seq_q)
+        common["query_offset"] = query_positions(mask, batch, seq_q)
     if isinstance(pattern, BlockTopK):
         common["is_causal"] = is_causal
     return common
-
-
-def _positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
-    """Key position of query 0, int32 (B,), read off a causal mask: a token's last key is its own.
-
-    A static cache is longer than its contents, so the lengths do not say it. Rows of padding end
-    before their own position, so the maximum over the rows is that of the tokens.
-    """
-    if is_intervals(mask):
-        last = mask[..., 1] - 1
-    else:
-        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
-        last = (allowed * index).amax(-1) - 1
-    row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)
-    return (last - row).amax((1, 2)).to(torch.int32).expand(batch)

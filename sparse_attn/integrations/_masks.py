@@ -29,15 +29,16 @@ _NOTE = "_sparse_attn_note"
 
 
 class Note(NamedTuple):
-    """What an interval mask is, written on it beside its values.
+    """What a mask is, written on it beside its values.
 
-    The values are complete without it (a copy of the mask loses it, a compiled graph does not see
-    it); it spares the ops to read them.
+    The values are the model's whole mask without it (a copy of the mask loses it, a compiled graph
+    does not see it). It spares the ops to read them, and says which keys a cache has dropped.
     """
 
-    causal: bool
+    causal: bool | None  # None: a dense mask, which does not say it
     sides: tuple[int | None, int | None] | None  # set: nothing but this window, queries at the end
     kv_length: int
+    first_key: int  # position of key 0 in the text
 
 
 class _Band(NamedTuple):
@@ -108,20 +109,26 @@ def attention_mask(
         if not calls_attention(type(config)):
             raise refuse_model(type(config).__name__.removesuffix("Config"))
         if reads_mask(type(config)):
-            return eager_mask(**call, dtype=dtype)
+            return _noted(eager_mask(**call, dtype=dtype), Note(None, None, kv_length, kv_offset))
     compiling = torch.compiler.is_compiling()
     band = None if use_vmap else _recognised(mask_function, compiling)
     run = _token_run(attention_mask, kv_length, kv_offset) if band is not None else None
     if band is None or run is None:
-        return sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        mask = sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        return _noted(mask, Note(None, None, kv_length, kv_offset))
     position = torch.arange(q_length, device=device) + (q_offset - kv_offset)
     mask = _intervals(band, position, run, batch_size, kv_length)
-    if not compiling:
-        at_end = not isinstance(q_offset, torch.Tensor) and (
-            q_offset + q_length == kv_offset + kv_length
-        )
-        plain = run.whole and (at_end or band.sides() == (None, None))
-        setattr(mask, _NOTE, Note(band.causal, band.sides() if plain else None, kv_length))
+    at_end = not isinstance(q_offset, torch.Tensor) and (
+        q_offset + q_length == kv_offset + kv_length
+    )
+    plain = run.whole and (at_end or band.sides() == (None, None))
+    note = Note(band.causal, band.sides() if plain else None, kv_length, kv_offset)
+    return _noted(mask, note)
+
+
+def _noted(mask: torch.Tensor, note: Note) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        setattr(mask, _NOTE, note)
     return mask
 
 
@@ -131,7 +138,7 @@ def is_intervals(mask: torch.Tensor) -> bool:
 
 
 def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
-    """Return the note on an interval mask of `kv_length` keys, when it has one."""
+    """Return the note on a mask of `kv_length` keys, when it has one."""
     if mask is None or torch.compiler.is_compiling():
         return None
     note: Note | None = getattr(mask, _NOTE, None)

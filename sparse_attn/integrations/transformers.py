@@ -40,7 +40,8 @@ def register() -> None:
 
     It changes nothing but the engine: a model loaded with ``attn_implementation="sparse_attn"``
     equals its own attention, with its windows, softcap and sinks. Rows without a key (padded
-    queries) give zeros.
+    queries) give zeros. A model that asks for neither function, such as DeBERTa, takes the key and
+    keeps its own attention unasked; `apply` refuses it.
 
     Examples
     --------
@@ -60,10 +61,11 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     """Run a policy in the self-attention layers of a loaded model, in place.
 
     A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
-    layer is the model's own attention. Layers are the self-attention modules in module order; cross
-    attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes bands
-    that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the one
-    that is meant, as ``model.language_model``.
+    layer is the model's own attention. Positions count from the first token, padding included, also
+    where a sliding cache has dropped keys. Layers are the self-attention modules in module order;
+    cross attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes
+    bands that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the
+    one that is meant, as ``model.language_model``.
 
     Parameters
     ----------
