@@ -30,10 +30,14 @@ def longformer(attention_window=(8, 8)):
     return build(config, cls=transformers.LongformerModel)
 
 
-def bigbird(attention_type="block_sparse", cls=transformers.BigBirdModel, **options):
+def bigbird(attention_type="block_sparse", cls=transformers.BigBirdModel, block_size=16, **options):
     sizes = dict(SIZES, max_position_embeddings=512, eos_token_id=2, sep_token_id=2)
     config = transformers.BigBirdConfig(
-        **sizes, attention_type=attention_type, block_size=16, num_random_blocks=2, **options
+        **sizes,
+        attention_type=attention_type,
+        block_size=block_size,
+        num_random_blocks=2,
+        **options,
     )
     return build(config, cls=cls)
 
@@ -116,3 +120,8 @@ def test_weights_and_training_are_refused_by_name():
         hidden(model, ids, mask, output_attentions=True)
     with pytest.raises(NotImplementedError, match="layer 0 .*dropout"):
         hidden(model.train(), ids, mask)
+
+
+def test_bigbird_block_size_is_refused_with_what_to_set():
+    with pytest.raises(NotImplementedError, match="block_size=8; set .* a multiple of 16"):
+        hidden(apply(bigbird(block_size=8)), *text(length=192))

@@ -25,10 +25,11 @@ __all__ = ["calls_attention", "reads_mask", "refuse_model"]
 
 def refuse_model(name: str) -> ValueError:
     """Make the error of a model that does not call attention functions."""
+    ours = re.match("(Longformer|BigBird)(?!Pegasus)", name)
+    apply = "load it with its own attention and call sparse_attn.integrations.transformers.apply"
     return ValueError(
         f"sparse_attn: expected a model that calls transformers' attention functions, got {name}; "
-        "keep its own attention, or for Longformer and BigBird load it with its own attention and "
-        "call sparse_attn.integrations.transformers.apply(model)"
+        + (f"{apply}(model)" if ours else "keep its own attention")
     )
 
 
