@@ -219,12 +219,13 @@ def _first_key(
     """Return the position of the first key in the text, 0 for patterns that do not ask."""
     if not counts_from_first(pattern):
         return 0
+    name = type(pattern).__name__
     first = first_key(module, note, seq_q, seq_kv)
     if first is None:
         raise layer_error(
             module,
             "pattern",
-            f"{pattern} with a mask that does not say which keys the sliding cache has dropped",
+            f"{name} with a mask that does not say which keys the sliding cache has dropped",
             "leave the mask to the model and do not compile it (generate: disable_compile=True), "
             "or list the layer in the policy's dense_layers",
         )
@@ -232,7 +233,7 @@ def _first_key(
         raise layer_error(
             module,
             "pattern",
-            f"{type(pattern).__name__} in a sliding cache that has dropped {first} keys",
+            f"{name} in a sliding cache that has dropped {first} keys",
             "give the policy decode=Full(), or list the layer in its dense_layers",
         )
     return first
