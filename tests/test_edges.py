@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import PATTERNS, Shape
+from reference import DTYPES, PATTERNS, Shape
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
@@ -104,6 +104,50 @@ def test_large_scores_stay_finite(attend, device):
     query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device)
     result = attend(sa.Band(20), 100 * query, 100 * key, value, return_lse=True)
     assert_close_to_reference(result, 100 * query, 100 * key, value, sa.Band(20))
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("term", [-2e10, -1e12, LOWEST, 1e10, 1e12], ids=lambda term: f"{term:.0e}")
+@pytest.mark.parametrize("Sq", [1, 70])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_mask_terms_that_swallow_the_scores_leave_the_mean(attend, device, dtype, Sq, term):
+    query, key, value = Shape(1, 2, 1, Sq, 70, 64).make(device, dtype)
+    mask = torch.full((Sq, 70), term, device=device)
+    mean = value.double().mean(2, keepdim=True).expand(1, 2, Sq, 64).to(dtype)
+    near = dict.fromkeys(("rtol", "atol"), 1e-5 if dtype == torch.float32 else 1e-2)
+    for pattern in (sa.Full(), sa.Band(100), sa.TopK(70)):
+        out, lse = attend(pattern, query, key, value, attn_mask=mask, return_lse=True)
+        torch.testing.assert_close(out, mean, **near)
+        # CUDA keeps log2 units, in which the lowest lse is ln 2 times the lowest float.
+        rtol = 0.31 if term == LOWEST else 1e-6
+        torch.testing.assert_close(lse, torch.full_like(lse, term), rtol=rtol, atol=0)
+        sink_logits = torch.zeros(2, device=device)
+        out = attend(pattern, query, key, value, attn_mask=mask, sink_logits=sink_logits)
+        torch.testing.assert_close(out, mean if term > 0 else torch.zeros_like(mean), **near)
+
+
+@pytest.mark.parametrize("term", [-2e10, -1e12, LOWEST], ids=lambda term: f"{term:.0e}")
+@pytest.mark.parametrize("name", PATTERNS)
+def test_huge_mask_terms_in_parts_of_rows_forbid(attend, device, name, term):
+    shape = Shape(1, 2, 1, 70, 70, 64)
+    query, key, value = shape.make(device)
+    pattern = PATTERNS[name](shape, device)
+    mask = torch.zeros(70, 70, device=device)
+    mask[:, 1::2] = term / 2 if name == "topk" else term  # top-k may keep such keys alone: see lse
+    mask.fill_diagonal_(0)
+    result = attend(pattern, query, key, value, attn_mask=mask, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, query, key, value, pattern, attn_mask=mask, is_causal=True)
+
+
+@pytest.mark.parametrize("scale", [1e8, -1e8])
+def test_scales_that_leave_one_key(attend, device, scale):
+    query, key, value = Shape(1, 2, 2, 70, 70, 64).make(device)
+    out, lse = attend(sa.Full(), query, key, value, scale=scale, return_lse=True)
+    top, index = (query.double() @ key.double().mT * scale).max(-1)
+    torch.testing.assert_close(out, value.gather(2, index[..., None].expand_as(value)))
+    torch.testing.assert_close(lse, top.float(), rtol=1e-5, atol=0)
 
 
 def test_windows_beyond_32_bits_are_simply_large(attend, device):

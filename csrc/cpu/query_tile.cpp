@@ -8,7 +8,6 @@
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr double kLn2 = 0.693147180559945309;
 constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product of their own
 
 }  // namespace
@@ -233,9 +232,10 @@ void QueryTile::clear_out() {
 
 /// Divides by l, with the learned sink's share in it, and stores rows and lse.
 void QueryTile::finish() {
+  double unit = transforms() ? 1.0 : params_.scale;  // of m, in natural units
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int64_t head = tile_.head_of(row), query = tile_.query_of(row);
-    double m = scratch_.m[row] * kLn2, sum = scratch_.l[row];
+    double m = scratch_.m[row] * unit, sum = scratch_.l[row];
     bool empty = scratch_.m[row] == kHidden;
     if (params_.lse != nullptr) {
       params_.lse[tile_.batch * params_.lse_stride_b + head * params_.lse_stride_h +

@@ -124,12 +124,12 @@ bool has_nan(const float* scores, int64_t n) {
   return false;
 }
 
-/// scores = 2^(factor * scores - m), n a multiple of kLanes; returns their sum.
+/// scores = 2^(factor * (scores - m)), n a multiple of kLanes; returns their sum.
 float row_exp(float* scores, int64_t n, float factor, float m) {
   Floats sum[2] = {};
   int64_t i = 0;
   auto step = [&](int k) {
-    Floats p = exp2(load<Floats>(scores + i + k * kLanes) * factor - m);
+    Floats p = exp2((load<Floats>(scores + i + k * kLanes) - m) * factor);
     store(scores + i + k * kLanes, p);
     sum[k] += p;
   };
@@ -175,7 +175,7 @@ void online_softmax(const SoftmaxTile& tile) {
     int32_t n = span.end - span.begin;
 
     float old_m = tile.m[row];
-    float tile_m = row_max(scores, n) * tile.factor;
+    float tile_m = row_max(scores, n);
     float m = tile_m > old_m ? tile_m : old_m;
     if (m == -kInfinity) {
       if (!has_nan(scores, n)) {
@@ -186,7 +186,7 @@ void online_softmax(const SoftmaxTile& tile) {
     }
     float l = row_exp(scores, n, tile.factor, m);
     if (m != old_m && old_m != -kInfinity) {
-      float shrink = exp2(broadcast(old_m - m))[0];
+      float shrink = exp2(broadcast((old_m - m) * tile.factor))[0];
       tile.l[row] *= shrink;
       scale_row(tile.out + int64_t(row) * tile.head_dim, tile.head_dim, shrink);
     }
