@@ -1,10 +1,12 @@
 // Online softmax in registers (Milakov & Gimelshein 2018; Dao et al. 2022, algorithm 1). Scores are
 // in mma fragments: lane 4 g + t holds rows g and g + 8 of each 16-row tile, columns 2 t and 2 t +
-// 1 of each 8-column tile. m is kept in log2 units, l as a sum of the thread's own columns until
-// finish().
+// 1 of each 8-column tile. m is kept in log2 units, or in the scores' own, l as a sum of the
+// thread's own columns until finish().
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cfloat>
 
 #include "../../pattern.h"
 #include "ptx/math.cuh"
@@ -13,6 +15,7 @@ namespace sparse_attn::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kLargeScale = 1024.0f;  // from here on scores count as huge, see Exponent
 
 /// 2^x, by the special function unit for half precision, within 2 ulp for float32.
 template <bool kExact>
@@ -26,6 +29,14 @@ __device__ __forceinline__ float reduce_quad(float x, const Combine& combine) {
   x = combine(x, __shfl_xor_sync(~0u, x, 1));
   return combine(x, __shfl_xor_sync(~0u, x, 2));
 }
+
+/// How scores become exponents of 2. Scores of any size are `huge`, such as those under masks of
+/// -1e12 or the lowest float: m is then in their own unit and comes off before the product with
+/// `scale`, which would round by more than 1, or overflow.
+struct Exponent {
+  float scale;  // positive
+  bool huge;
+};
 
 template <int MT, bool kExact>
 struct SoftmaxState {
@@ -42,12 +53,15 @@ struct SoftmaxState {
     }
   }
 
-  /// Raises m to the scores' maxima (scale > 0) where they lie more than kSlack above, and writes
-  /// what the output so far and l must be multiplied by. Smaller steps are not taken: under scores
-  /// that rise from tile to tile the factors' errors, alike in all, would multiply.
+  /// Raises m to the scores' maxima where they lie more than kSlack above, and writes what the
+  /// output so far and l must be multiplied by. Smaller steps are not taken: under scores that rise
+  /// from tile to tile the factors' errors, alike in all, would multiply. Huge scores become
+  /// relative to m.
   template <int NT>
-  __device__ __forceinline__ void raise(const float (&rS)[MT][NT][4], float scale,
+  __device__ __forceinline__ void raise(float (&rS)[MT][NT][4], Exponent exponent,
                                         float (&rescale)[MT][2]) {
+    const float of_score = exponent.huge ? 1.0f : exponent.scale;  // in the unit of m
+    const float of_m = exponent.huge ? exponent.scale : 1.0f;      // in log2 units
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
@@ -58,26 +72,37 @@ struct SoftmaxState {
           top = fmaxf(top, fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
         }
         top = reduce_quad(top, [](float a, float b) { return fmaxf(a, b); });
-        float m_new = top * scale > m[mt][h] + kSlack ? top * scale : m[mt][h];
-        rescale[mt][h] = exp2_of<kExact>(m[mt][h] - shift(m_new));
+        top *= of_score;
+        float m_new = (top - m[mt][h]) * of_m > kSlack ? top : m[mt][h];
+        rescale[mt][h] = exp2_of<kExact>((m[mt][h] - shift(m_new)) * of_m);
         m[mt][h] = m_new;
+      }
+    }
+    if (!exponent.huge) return;
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rS[mt][nt][e] -= shift(m[mt][e / 2]);
       }
     }
   }
 
   /// Turns the scores of fragments [first, end) into P = 2^(scale * S - m), and adds them to `sum`.
   template <int NT>
-  __device__ __forceinline__ void exponentiate(float (&rS)[MT][NT][4], float scale, int first,
+  __device__ __forceinline__ void exponentiate(float (&rS)[MT][NT][4], Exponent exponent, int first,
                                                int end, float (&sum)[MT][2]) const {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        const float off = exponent.huge ? 0.0f : shift(m[mt][h]);
 #pragma unroll
         for (int nt = first; nt < end; ++nt) {
 #pragma unroll
           for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            rS[mt][nt][e] = exp2_of<kExact>(fmaf(rS[mt][nt][e], scale, -shift(m[mt][h])));
+            rS[mt][nt][e] = exp2_of<kExact>(fmaf(rS[mt][nt][e], exponent.scale, -off));
             sum[mt][h] += rS[mt][nt][e];
           }
         }
@@ -96,18 +121,22 @@ struct SoftmaxState {
 
   /// All of a tile at once: its scores become P.
   template <int NT>
-  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], float scale,
+  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], Exponent exponent,
                                          float (&rescale)[MT][2]) {
-    raise(rS, scale, rescale);
+    raise(rS, exponent, rescale);
     float sum[MT][2] = {};
-    exponentiate(rS, scale, 0, NT, sum);
+    exponentiate(rS, exponent, 0, NT, sum);
     add(rescale, sum);
   }
 
-  /// Sums l over the row's threads.
-  __device__ __forceinline__ void finish() {
+  /// Sums l over the row's threads, and brings m to log2 units, where it must not overflow.
+  __device__ __forceinline__ void finish(Exponent exponent) {
 #pragma unroll
     for (int row = 0; row < 2 * MT; ++row) {
+      float& top = m[row / 2][row % 2];
+      if (exponent.huge && top != -INFINITY) {
+        top = fminf(fmaxf(top * exponent.scale, -FLT_MAX), FLT_MAX);
+      }
       float& sum = l[row / 2][row % 2];
       sum = reduce_quad(sum, [](float a, float b) { return a + b; });
     }

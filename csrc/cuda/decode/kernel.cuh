@@ -106,9 +106,10 @@ __device__ __forceinline__ float weight_of(float m, float top) {
 /// Adds up the warps' sums of a chunk and stores them; the thread block calls it. Each warp's part
 /// of the output passes through `free_slot` of its ring, which has just its size.
 template <typename Config>
-__device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, const AttentionParams& params,
-                                            TileState<Config>& state, const Partials& partials,
-                                            int32_t chunk, char* rings, int free_slot) {
+__device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
+                                            const AttentionParams& params, TileState<Config>& state,
+                                            const Partials& partials, int32_t chunk, char* rings,
+                                            int free_slot) {
   static_assert(kTileRows * Config::HEAD_DIM * sizeof(float) == 2 * Config::kTileBytes,
                 "a tile of float32 output fills a slot of keys and values");
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
@@ -120,7 +121,7 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, const Attenti
     return reinterpret_cast<float*>(slot) + r * Config::HEAD_DIM + column;
   };
 
-  sum.softmax.finish();
+  sum.softmax.finish(exponent);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (lane % 4 == 0) {
@@ -197,8 +198,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Walk walk = {pattern, state.walk, grid.chunk_steps, chunk, end, warp, Config::kWarps};
   Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
 
-  const bool transformed = !scale_suffices(params);
-  const float scale = transformed ? kLog2e : params.scale * kLog2e;
+  const bool transformed = !scale_suffices(params) || params.scale >= kLargeScale;
+  const Exponent exponent = {transformed ? kLog2e : params.scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
   int slot = 0;
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const int32_t next_chunk = state.steps[warp][slot].chunk;
 #pragma unroll 1
       for (; chunk < next_chunk; ++chunk) {
-        store_chunk(sum, params, state, partials, chunk, smem, load_slot);
+        store_chunk(sum, exponent, params, state, partials, chunk, smem, load_slot);
       }
       if (chunk == end) break;
     }
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);
     if (transformed) transform_scores<Config>(rS, params, pattern, state, step);
     float rescale[1][2];
-    sum.softmax.update(rS, scale, rescale);
+    sum.softmax.update(rS, exponent, rescale);
     typename Config::Products::Slice rP[1];
     products.round(rP[0], rS, 0);
     sum.rescale(rescale);

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   state.init();
   Output<Config> rO = {};
   const bool transformed = Config::kGeneral && !scale_suffices(params);
-  const float scale = transformed ? kLog2e : params.scale * kLog2e;
+  const Exponent exponent = {transformed ? kLog2e : params.scale * kLog2e, transformed};
 
   while (step.exists()) {
     const typename Config::Step next_step = walk.next(position);
@@ -84,10 +84,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       products.scores(rS, key_slot);
       if (warp_step.masked) mask_scores(rS, tile, step);
       if (transformed) transform_scores(rS, tile, step, thresholds);
-      state.raise(rS, scale, rescale);
+      state.raise(rS, exponent, rescale);
       rescale_output<Config>(rO, rescale);
       if constexpr (!Config::kInterleaved) {
-        state.exponentiate(rS, scale, 0, Config::NT, sum);
+        state.exponentiate(rS, exponent, 0, Config::NT, sum);
         state.add(rescale, sum);
 #pragma unroll
         for (int slice = 0; slice < Products::kSlices; ++slice) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (warp_step.visited) {
       products.output(rO, rP, value_slot, [&](int slice) {
         if constexpr (Config::kInterleaved) {
-          state.exponentiate(rS, scale, 2 * slice, 2 * slice + 2, sum);
+          state.exponentiate(rS, exponent, 2 * slice, 2 * slice + 2, sum);
           Products::round(rP[slice], rS, slice);
         }
       });
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     step = next_step;
   }
   ptx::cp_async_wait<0>();
-  state.finish();
+  state.finish(exponent);
   store_tile<Config>(rO, state, tile, smem);
 }
 
