@@ -27,6 +27,7 @@ __all__ = [
     "clamped",
     "kind_of",
     "refuse",
+    "same_values",
 ]
 
 #: Numbers that no length reaches are alike; the ops take 64 bits.
@@ -57,6 +58,14 @@ def check_tensor(owner: str, name: str, value: object) -> None:
     """Raise ``TypeError`` unless `value` is a tensor."""
     if not isinstance(value, torch.Tensor):
         check_kind(owner, name, value, torch.Tensor, "a tensor")
+
+
+def same_values(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal in kind and content; reading them waits for the device."""
+    if mine is other:
+        return True
+    alike = (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
+    return alike and not mine.is_meta and torch.equal(mine, other)
 
 
 def check_integer(owner: str, name: str, value: Any, least: int) -> int:

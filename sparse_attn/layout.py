@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import check_block, check_integer, check_kind, check_tensor, refuse
+from ._checks import check_block, check_integer, check_kind, check_tensor, refuse, same_values
 from .layout_flex import block_mask_from, masked_in_part
 from .layout_makers import bigbird_mask, local_mask, strided_mask
 
@@ -147,6 +147,21 @@ class BlockLayout:
             f"BlockLayout(batch={batch}, heads={heads}, blocks={num_q}x{self.num_kv_blocks}, "
             f"block_q={self.block_q}, block_kv={self.block_kv}, device={self.counts.device})"
         )
+
+    def _sizes(self) -> tuple[object, ...]:
+        return self.counts.shape, self.block_q, self.block_kv, self.num_kv_blocks
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockLayout):
+            return NotImplemented
+        return self is other or (
+            self._sizes() == other._sizes()
+            and same_values(self.counts, other.counts)
+            and same_values(self.to_mask(), other.to_mask())
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._sizes())  # sizes alone: no wait for the device
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor, block_q: int, block_kv: int) -> BlockLayout:

@@ -43,7 +43,7 @@ def _twice_reach(pattern: Pattern) -> int:
     return 2 * (max(sides) + 1) * (pattern.dilation if isinstance(pattern, Dilated) else 1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Policy:
     """A pattern for each layer, key length and for decode.
 
@@ -97,6 +97,8 @@ class Policy:
     dense_below: int | None = None
     decode: Pattern | None = None
     num_layers: int | None = None
+    # Set when dense_below was not given, so that `replace` with another pattern finds it again.
+    _default_below: int | None = field(default=None, repr=False, compare=False)
     _dense: Pattern = field(init=False, repr=False)
     _decode: Pattern = field(init=False, repr=False)
 
@@ -110,8 +112,9 @@ class Policy:
         self._set("dense_layers", tuple(sorted(layers)))
         if layers and self.num_layers is not None and max(layers) >= self.num_layers:
             raise refuse(owner, f"dense_layers below num_layers {self.num_layers}", max(layers))
-        if self.dense_below is None:
+        if self.dense_below is None or self.dense_below == self._default_below:
             self._set("dense_below", _twice_reach(self.pattern))
+            self._set("_default_below", self.dense_below)
         else:
             check_integer(owner, "dense_below", self.dense_below, 0)
         self._set("_dense", _widened(self.pattern))

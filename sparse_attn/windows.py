@@ -12,7 +12,15 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from ._checks import LARGE, Integer, check_integer, check_kind, check_window, clamped
+from ._checks import (
+    LARGE,
+    Integer,
+    check_integer,
+    check_kind,
+    check_window,
+    clamped,
+    same_values,
+)
 from ._pattern import Pattern
 
 __all__ = ["Band", "Dilated", "Full", "Strided"]
@@ -79,7 +87,7 @@ class Band(Pattern):
         Also every key ``j < sinks``, for all rows (StreamingLLM, Xiao et al. 2023).
     global_tokens : int or Tensor, optional
         Positions seen by all rows and whose rows see every key: the first g, or an int32 or int64
-        index tensor ``(tokens,)`` in any order.
+        index tensor ``(tokens,)`` in any order, of which a copy is kept.
 
     Raises
     ------
@@ -105,7 +113,9 @@ class Band(Pattern):
         object.__setattr__(self, "window", check_window("Band", self.window))
         object.__setattr__(self, "sinks", check_integer("Band", "sinks", self.sinks, 0))
         tokens = self.global_tokens
-        if tokens is not None and not isinstance(tokens, torch.Tensor):
+        if isinstance(tokens, torch.Tensor):
+            object.__setattr__(self, "global_tokens", tokens.detach().clone())
+        elif tokens is not None:
             check_kind("Band", "global_tokens", tokens, Integer, "an int or a tensor")
             tokens = check_integer("Band", "global_tokens", tokens, 0)
             object.__setattr__(self, "global_tokens", tokens)
@@ -119,15 +129,18 @@ class Band(Pattern):
         if not isinstance(other, Band):
             return NotImplemented
         mine, theirs = self.global_tokens, other.global_tokens
+        if (self.window, self.sinks) != (other.window, other.sinks):
+            return False
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            return same_values(mine, theirs)
         if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
-            same = mine is theirs
-        else:
-            same = (mine or 0) == (theirs or 0)
-        return same and (self.window, self.sinks) == (other.window, other.sinks)
+            return False
+        return (mine or 0) == (theirs or 0)
 
     def __hash__(self) -> int:
-        tokens = self.global_tokens
-        return hash((self.window, self.sinks, id(tokens) if tokens is not None else None))
+        tokens = self.global_tokens  # of a tensor the shape alone: no wait for the device
+        key = tokens.shape if isinstance(tokens, torch.Tensor) else tokens or 0
+        return hash((self.window, self.sinks, key))
 
     def _arguments(self) -> dict[str, Any]:
         left, right = self.sides

@@ -1,6 +1,8 @@
 """Masks against the definitions pair by pair; density, pictures, and what patterns refuse."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -129,7 +131,6 @@ def test_patterns_are_frozen_values():
     assert hash(sa.Dilated(3, 2)) == hash(sa.Dilated((3, 3), 2))
     tokens = torch.tensor([1, 2])
     assert sa.Band(3, global_tokens=tokens) == sa.Band(3, global_tokens=tokens) != sa.Band(3)
-    assert sa.Band(3, global_tokens=tokens) != sa.Band(3, global_tokens=tokens.clone())
     with pytest.raises(dataclasses.FrozenInstanceError):
         sa.Band(3).sinks = 4
 
@@ -191,3 +192,29 @@ def test_wrong_numbers_are_refused_when_made(make, sentence):
 def test_wrong_kinds_are_refused_when_made(make, sentence):
     with pytest.raises(TypeError, match=sentence):
         make()
+
+
+def test_equal_patterns_hash_alike_and_find_each_other(device):
+    tokens = torch.tensor([4, 1], device=device)
+    blocks = sa.BlockLayout.from_mask(LAYOUT, 16, 16)
+    alike = [
+        (sa.Band(3), sa.Band(3, global_tokens=0)),
+        (sa.Band(3, global_tokens=300), sa.Band(3, global_tokens=int("300"))),
+        (sa.Band(3, global_tokens=tokens), sa.Band(3, global_tokens=tokens.clone())),
+        (sa.BlockSparse(blocks), sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16))),
+        (sa.Policy(sa.BlockSparse(blocks)), sa.Policy(sa.BlockSparse(blocks))),
+    ]
+    for one, other in alike:
+        assert one == other and {one: 1}[other] == 1
+        assert {one: 1}[copy.deepcopy(one)] == 1
+        assert {one: 1}[pickle.loads(pickle.dumps(one))] == 1
+    for other in (tokens + 1, tokens[:1], tokens.int(), tokens.to("meta"), 2):
+        assert sa.Band(3, global_tokens=tokens) != sa.Band(3, global_tokens=other)
+    assert sa.BlockSparse(blocks) != sa.BlockSparse(sa.BlockLayout.from_mask(~LAYOUT, 16, 16))
+
+
+def test_a_band_keeps_its_own_copy_of_the_global_tokens(device):
+    tokens = torch.tensor([4, 1], device=device)
+    pattern = sa.Band(3, global_tokens=tokens)
+    tokens.fill_(0)
+    assert pattern.global_tokens.tolist() == [4, 1]

@@ -1,5 +1,7 @@
 """A policy says which pattern runs: by layer, key length, decode; and prints itself."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -128,3 +130,10 @@ def test_choose_compiles_with_dynamic_lengths():
 
     assert reach(torch.ones(64)).sum() == 64
     assert reach(torch.ones(8)).sum() == 16
+
+
+def test_replace_finds_dense_below_again_unless_it_was_given():
+    policy = dataclasses.replace(sa.Policy(CAUSAL), pattern=sa.Band((99, 0)))
+    assert policy == sa.Policy(sa.Band((99, 0))) and policy.dense_below == 200
+    given = sa.Policy(CAUSAL, dense_below=5)
+    assert dataclasses.replace(given, pattern=sa.Band((99, 0))).dense_below == 5
