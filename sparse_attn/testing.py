@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
+from ._checks import kind_of
 from ._common import Common
 from .functional import sparse_attention
 from .patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
@@ -261,6 +262,23 @@ def _assert_same_pattern(name: str, got: torch.Tensor, want: torch.Tensor) -> No
         )
 
 
+def _assert_kind(name: str, got: object, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Assert a tensor of this shape and dtype, so that no comparison broadcasts or promotes."""
+    assert isinstance(got, torch.Tensor), f"{name}: {kind_of(got)}, expected a tensor"
+    assert got.dtype == dtype, f"{name}: dtype {got.dtype}, expected {dtype}"
+    assert got.shape == shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(shape)}"
+
+
+def _assert_output(out: torch.Tensor, want: torch.Tensor, math: torch.Tensor) -> None:
+    """Assert the error rule; a row of NaN or infinities leaves the limit of the others alone."""
+    if not want.numel():
+        return
+    finite = torch.isfinite(want) & torch.isfinite(math)
+    own_error = (math.double() - want).masked_fill(~finite, 0).abs().amax()
+    largest = want.masked_fill(~torch.isfinite(want), 0).abs().amax()
+    _assert_error("out", out, want, 2 * own_error + ABSOLUTE_TERM[out.dtype] * largest)
+
+
 def _assert_error(name: str, got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor) -> None:
     """Every |got - want| within its limit, infinities aside."""
     _assert_same_pattern(name, got, want)
@@ -309,20 +327,18 @@ def assert_close_to_reference(
     >>> out = sparse_attention(q, k, v, Band(8), is_causal=True)
     >>> assert_close_to_reference(out, q, k, v, Band(8), is_causal=True)
     """
-    out, lse = result if isinstance(result, tuple) else (result, None)
-    assert out.dtype == query.dtype, f"out: dtype {out.dtype}, expected {query.dtype}"
-    assert out.shape == query.shape, f"out: shape {tuple(out.shape)}, not {tuple(query.shape)}"
+    pair = isinstance(result, tuple) and len(result) == 2
+    out, lse = result if pair else (result, None)
+    _assert_kind("out", out, query.shape, query.dtype)
+    if lse is not None:
+        _assert_kind("lse", lse, query.shape[:3], torch.float32)
     choice = None
     if isinstance(pattern, TopK):
         choice = _choice_of(pattern, query, key, common)
     out64, lse64 = reference_attention(query, key, value, pattern, choice=choice, **common)
     math = math_attention(query, key, value, pattern, choice=choice, **common)
-    if out64.numel():
-        own_error = (math.double() - out64).nan_to_num(0).abs().amax()
-        limit = 2 * own_error + ABSOLUTE_TERM[query.dtype] * out64.nan_to_num(0).abs().amax()
-        _assert_error("out", out, out64, limit)
+    _assert_output(out, out64, math)
     if lse is not None:
-        assert lse.dtype == torch.float32, f"lse: dtype {lse.dtype}, expected float32"
         finite = lse64.masked_fill(~torch.isfinite(lse64), 0)
         _assert_error("lse", lse, lse64, LSE_TERM * finite.abs().clamp(min=1))
 
@@ -370,5 +386,6 @@ def assert_matches_sdpa(
     sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     want = sdpa(*doubles, **masks)
     math = math_attention(query, key, value, **common)
-    limit = 2 * (math.double() - want).abs().amax() + ABSOLUTE_TERM[query.dtype] * want.abs().amax()
-    _assert_error("out", attention(query, key, value, **common), want, limit)
+    out = attention(query, key, value, **common)
+    _assert_kind("out", out, query.shape, query.dtype)
+    _assert_output(out, want, math)

@@ -175,3 +175,61 @@ def test_matches_sdpa_catches_wrong_calls():
         assert_matches_sdpa(lambda *t, **c: sa.band_attention(*t, 20, **c), query, key, value)
     with pytest.raises(AssertionError, match="aligns the upper left corner"):
         assert_matches_sdpa(sa.fused_attention, query[:, :, :5], key, value, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda out: out.double(), "out: dtype torch.float64, expected torch.float32"),
+        (lambda out: out[None], r"out: shape \(1, 1, 2, 5, 8\), expected"),
+        (lambda out: torch.ones(1), r"out: shape \(1,\), expected"),
+        (lambda out: [out], "out: list, expected a tensor"),
+        (lambda out: (out,), "out: tuple, expected a tensor"),
+    ],
+    ids=["dtype", "rank", "broadcast", "list", "tuple"],
+)
+def test_a_result_of_another_kind_fails(wrong, sentence):
+    query, key, value = Shape(1, 2, 1, 5, 5, 8).make("cpu")
+    value = torch.ones_like(value)
+
+    def attention(*tensors):
+        return wrong(sa.fused_attention(*tensors))
+
+    with pytest.raises(AssertionError, match=sentence):
+        assert_matches_sdpa(attention, query, key, value)
+    with pytest.raises(AssertionError, match=sentence):
+        assert_close_to_reference(attention(query, key, value), query, key, value)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 5), (1, 1, 1)], ids=str)
+def test_an_lse_of_another_shape_fails(shape):
+    query, key, value = torch.zeros(3, 1, 2, 5, 8)
+    out, lse = sa.fused_attention(query, key, value, return_lse=True)
+    lse = lse[None] if len(shape) == 4 else lse[:, :1, :1]
+    with pytest.raises(AssertionError, match="lse: shape"):
+        assert_close_to_reference((out, lse), query, key, value)
+
+
+@pytest.mark.parametrize("bits", [torch.nan, torch.inf], ids=["nan", "inf"])
+def test_a_row_that_is_not_finite_excuses_no_other(bits):
+    query, key, value = Shape(1, 2, 1, 5, 5, 8).make("cpu")
+    if bits == torch.inf:
+        value[0, 0, 4, 3] = bits
+    else:
+        query[0, 0, 2] = bits
+    assert_matches_sdpa(sa.naive_attention, query, key, value)
+
+    def attention(*tensors):
+        out = sa.naive_attention(*tensors)
+        return torch.where(out.isfinite(), out + 1, out)
+
+    with pytest.raises(AssertionError, match="out: error"):
+        assert_matches_sdpa(attention, query, key, value)
+    with pytest.raises(AssertionError, match="out: error"):
+        assert_close_to_reference(attention(query, key, value), query, key, value)
+
+
+def test_an_empty_batch_matches():
+    tensors = torch.randn(3, 0, 2, 5, 8)
+    assert_matches_sdpa(sa.fused_attention, *tensors)
+    assert_close_to_reference(sa.fused_attention(*tensors), *tensors)
