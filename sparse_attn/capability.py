@@ -1,19 +1,21 @@
 """can_use: which engine serves a call, and why faster ones stand aside.
 
-The op itself judges the call, on an empty batch so that nothing is computed; the engine comes from
-the capability table that the ops obey (``_info``, a compiled module that may be missing).
+The op itself judges the call, with an output that stops it before anything is computed. The engine
+comes from the capability table that the ops obey (``_info``, a compiled module, maybe missing).
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from typing_extensions import Unpack
 
+from . import ops
 from ._checks import check_tensor
-from ._common import Common, attend, check_pattern
+from ._common import Common, check_pattern, op_arguments
 from .patterns import BlockTopK, Full, Pattern
 
 __all__ = ["Capability", "can_use"]
@@ -34,6 +36,12 @@ class Capability:
         Sentences: why faster engines stand aside, or why the call is refused.
     served : bool
         The truth value.
+
+    Examples
+    --------
+    >>> from sparse_attn import Capability
+    >>> "served" if Capability("tiled", (), served=True) else "refused"
+    'served'
     """
 
     engine: str | None
@@ -42,14 +50,6 @@ class Capability:
 
     def __bool__(self) -> bool:
         return self.served
-
-
-def _empty_batch(name: str, value: Any, batch: int) -> Any:
-    """Cut the batch dimension of one argument to nothing, where it has it."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return value
-    has_batch = name != "sink_logits" and (name != "attn_mask" or value.dim() == 4)
-    return value[:0] if has_batch and value.shape[0] == batch else value
 
 
 def _aligned(tensor: torch.Tensor) -> bool:
@@ -65,18 +65,25 @@ def _refusal(
     pattern: Pattern,
     common: dict[str, Any],
 ) -> str | None:
-    """Return the op's sentence when it refuses the call."""
-    batch = query.shape[0] if query.dim() else 0
-    query, key, value = (_empty_batch("", tensor, batch) for tensor in (query, key, value))
-    arguments = pattern._arguments()
-    lists = {name: arguments[name] for name in ("counts", "indices") if name in arguments}
-    arguments.update({name: _empty_batch(name, list_, batch) for name, list_ in lists.items()})
-    common = {name: _empty_batch(name, argument, batch) for name, argument in common.items()}
+    """Return the op's sentence when it refuses the call.
+
+    The op checks its last output after all else and before it computes: an output that no call
+    takes stops it there, and is refused alone when the call is right.
+    """
+    arguments = op_arguments("can_use", common)
+    arguments.pop("return_lse", None)
+    last = "lse" if common.get("out") is not None else "out"
+    arguments[last] = query.new_empty((0, 0, 0, 0), dtype=torch.bool)
+    quiet = torch.no_grad() if last == "out" else contextlib.nullcontext()
     try:
-        with torch.no_grad():
-            attend("can_use", pattern._op, query, key, value, arguments, common)
+        with quiet:
+            ops.call(f"{pattern._op}_out", query, key, value, **pattern._arguments(), **arguments)
     except (ValueError, NotImplementedError) as error:
-        return str(error)
+        right = str(error).startswith(f"sparse_attn::{pattern._op}: expected {last} of ")
+        return None if right else str(error)
+    if query.dtype not in _DTYPES:  # a meta tensor, which no kernel checks
+        want, got = ", ".join(_DTYPES.values()), str(query.dtype).removeprefix("torch.")
+        return f"sparse_attn::{pattern._op}: expected query of dtype {want}, got {got}"
     return None
 
 

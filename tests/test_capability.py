@@ -60,21 +60,53 @@ def test_engine_by_name(device):
     assert not answer and answer.engine is None and "engine" in answer.reasons[0]
 
 
+def strided(tensor):
+    """The same shape with gaps in the last dimension."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
 WRONG = {
-    "rank": lambda q, k, v: sa.can_use(q[0], k, v),
-    "dtype": lambda q, k, v: sa.can_use(q.double(), k, v),
-    "head-dim": lambda q, k, v: sa.can_use(q[..., :12], k[..., :12], v[..., :12]),
-    "mask": lambda q, k, v: sa.can_use(q, k, v, attn_mask=torch.ones(3, 3, device=q.device).bool()),
-    "scale": lambda q, k, v: sa.can_use(q, k, v, sa.Band(3), scale=float("nan")),
-    "out": lambda q, k, v: sa.can_use(q, k, v, sa.Band(3), out=q.half()),
+    "rank": lambda q, k, v: ((q[0], k, v), {}),
+    "dtype": lambda q, k, v: ((q.double(), k, v), {}),
+    "head-dim": lambda q, k, v: ((q[..., :12], k[..., :12], v[..., :12]), {}),
+    "query-strides": lambda q, k, v: ((strided(q), k, v), {}),
+    "key-strides": lambda q, k, v: ((q, strided(k), v), {}),
+    "key-batch": lambda q, k, v: ((q, k.repeat(2, 1, 1, 1), v), {}),
+    "mask": lambda q, k, v: ((q, k, v), {"attn_mask": q.new_ones(3, 3).bool()}),
+    "offset-strides": lambda q, k, v: (
+        [t.repeat(2, 1, 1, 1) for t in (q, k, v)],
+        {"query_offset": torch.zeros(4, dtype=torch.int32, device=q.device)[::2]},
+    ),
+    "scale": lambda q, k, v: ((q, k, v), {"scale": float("nan")}),
+    "engine": lambda q, k, v: ((q, k, v), {"engine": "fastest"}),
+    "out": lambda q, k, v: ((q, k, v), {"out": q.half()}),
+    "out-is-query": lambda q, k, v: ((q, k, v), {"out": q}),
+    "out-overlaps": lambda q, k, v: ((q, k, v), {"out": torch.empty_like(q[:, :1]).expand_as(q)}),
+    "out-strides": lambda q, k, v: ((q, k, v), {"out": strided(q)}),
+    "out-grad": lambda q, k, v: ((q, k.requires_grad_(), v), {"out": torch.empty_like(q)}),
 }
 
 
-@pytest.mark.parametrize("ask", WRONG.values(), ids=WRONG)
-def test_wrong_calls_are_refused_with_their_sentence(device, ask):
-    answer = ask(*SHAPE.make(device))
-    assert not answer and answer.engine is None
-    assert answer.reasons[0].startswith("sparse_attn::") and ": expected " in answer.reasons[0]
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
+def test_wrong_calls_are_refused_with_their_sentence(device, wrong, return_lse):
+    tensors, common = wrong(*SHAPE.make(device))
+    answer = sa.can_use(*tensors, sa.Band(3), return_lse=return_lse, **common)
+    with pytest.raises(ValueError, match="expected") as caught:
+        sa.sparse_attention(*tensors, sa.Band(3), return_lse=return_lse, **common)
+    assert not answer and answer.engine is None and answer.reasons == (str(caught.value),)
+
+
+def test_a_dtype_that_no_engine_has_is_refused_without_a_device():
+    answer = sa.can_use(*torch.empty(3, 1, 2, 8, 16, dtype=torch.float64, device="meta"))
+    assert not answer and "query of dtype" in answer.reasons[0]
+
+
+def test_inputs_that_require_grad_are_served(device):
+    query, key, value = SHAPE.make(device)
+    assert sa.can_use(query.requires_grad_(), key, value)
+    with torch.no_grad():
+        assert sa.can_use(query, key, value, out=torch.empty_like(query))
 
 
 def test_nothing_is_computed_and_all_arguments_count(device):
