@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ._checks import check_integer, check_kind, check_tensor, refuse
 from .functional import sparse_attention
 from .patterns import Full, Pattern
 from .policy import Policy, as_policy
@@ -23,6 +24,7 @@ __all__ = ["SparseMultiheadAttention", "swap_attention"]
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
+_OWNER = "SparseMultiheadAttention"
 _CROSS = re.compile(r"cross|multihead_attn$|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 
@@ -49,10 +51,11 @@ class SparseMultiheadAttention(nn.Module):
 
     Raises
     ------
-    ValueError
-        `embed_dim` that `num_heads` does not divide.
+    TypeError, ValueError
+        Widths that are no ints; `embed_dim` that `num_heads` does not divide.
     NotImplementedError
-        `add_bias_kv`, `add_zero_attn`, or `kdim`, `vdim` other than `embed_dim`.
+        A head dim that no engine serves, `add_bias_kv`, `add_zero_attn`, or `kdim`, `vdim` other
+        than `embed_dim`.
 
     Examples
     --------
@@ -92,14 +95,14 @@ class SparseMultiheadAttention(nn.Module):
         layer: int = 0,
     ) -> None:
         super().__init__()
-        _refuse_extras(
-            "SparseMultiheadAttention", embed_dim, kdim, vdim, add_bias_kv, add_zero_attn
-        )
-        if num_heads <= 0 or embed_dim % num_heads:
-            raise ValueError(
-                "sparse_attn.SparseMultiheadAttention: expected embed_dim divisible by num_heads, "
-                f"got {embed_dim} and {num_heads}"
-            )
+        check_integer(_OWNER, "embed_dim", embed_dim, 1)
+        check_integer(_OWNER, "num_heads", num_heads, 1)
+        if embed_dim % num_heads:
+            what = "embed_dim divisible by num_heads"
+            raise refuse(_OWNER, what, f"{embed_dim} and {num_heads}")
+        reason = _unserved(embed_dim, num_heads, kdim, vdim, add_bias_kv, add_zero_attn)
+        if reason:
+            raise NotImplementedError(f"sparse_attn.{_OWNER}: {reason}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
@@ -128,22 +131,10 @@ class SparseMultiheadAttention(nn.Module):
         NotImplementedError
             A subclass of ``nn.MultiheadAttention``, hooks, or an option that is not served.
         """
-        if type(module) is not nn.MultiheadAttention:
-            raise NotImplementedError(
-                f"not served: {type(module).__name__}, a subclass of nn.MultiheadAttention; "
-                "replace it by a SparseMultiheadAttention yourself"
-            )
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise NotImplementedError("not served: forward hooks; register them after the swap")
-        add_bias_kv = module.bias_k is not None
-        _refuse_extras(
-            "nn.MultiheadAttention",
-            module.embed_dim,
-            module.kdim,
-            module.vdim,
-            add_bias_kv,
-            module.add_zero_attn,
-        )
+        check_kind(_OWNER, "module", module, nn.MultiheadAttention, "an nn.MultiheadAttention")
+        reason = _unserved_module(module)
+        if reason:
+            raise NotImplementedError(f"sparse_attn.{_OWNER}: {reason}")
         twin = cls(
             module.embed_dim,
             module.num_heads,
@@ -195,9 +186,11 @@ class SparseMultiheadAttention(nn.Module):
         ------
         NotImplementedError
             Training with dropout.
-        ValueError
-            Shapes or dtypes that do not fit.
+        TypeError, ValueError
+            Arguments that are no tensors; shapes or dtypes that do not fit.
         """
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            check_tensor(_OWNER, name, tensor)
         if self.training and self.dropout:
             raise NotImplementedError(
                 "sparse_attn.SparseMultiheadAttention: not served: "
@@ -241,6 +234,8 @@ class SparseMultiheadAttention(nn.Module):
                     "sparse_attn.SparseMultiheadAttention: expected query, key and value with 3 "
                     f"dimensions, or 2 without batch, got {name} of shape {tuple(tensor.shape)}"
                 )
+            if tensor.shape[-1] != self.embed_dim:
+                raise refuse(_OWNER, f"{name} of embed_dim {self.embed_dim}", tensor.shape[-1])
         weights = self.in_proj_weight.chunk(3)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads = []
@@ -281,8 +276,8 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
 
     Raises
     ------
-    ValueError
-        No module to replace, or a policy that does not fit their number.
+    TypeError, ValueError
+        No model; no module to replace, or a policy that does not fit their number.
     NotImplementedError
         A module that is not served, by name; the model is then unchanged.
 
@@ -293,6 +288,7 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
     >>> model = torch.nn.TransformerEncoder(layer, num_layers=5).eval()
     >>> model = sa.swap_attention(model, sa.Policy.dense_on_top(sa.Band(16), num_layers=5))
     """
+    check_kind("swap_attention", "model", model, nn.Module, "an nn.Module")
     chosen = as_policy(policy)
     found = [
         (path, module)
@@ -310,10 +306,11 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
         if id(module) in twins:
             continue
         cross = id(module) not in layers
-        try:
-            twin = SparseMultiheadAttention.from_dense(module, Full() if cross else chosen, number)
-        except NotImplementedError as error:
-            raise NotImplementedError(f"sparse_attn.swap_attention: {path}: {error}") from None
+        reason = _unserved_module(module)
+        if reason:
+            place = f"{path}: " if path else ""
+            raise NotImplementedError(f"sparse_attn.swap_attention: {place}{reason}")
+        twin = SparseMultiheadAttention.from_dense(module, Full() if cross else chosen, number)
         twins[id(module)] = twin
         number += not cross
     if found[0][0] == "":
@@ -327,16 +324,18 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
     return model
 
 
-def _refuse_extras(
-    owner: str,
+def _unserved(
     embed_dim: int,
+    num_heads: int,
     kdim: int | None,
     vdim: int | None,
     add_bias_kv: bool,
     add_zero_attn: bool,
-) -> None:
-    """Refuse options of ``nn.MultiheadAttention`` that the ops do not have, by name."""
+) -> str | None:
+    """Say which option of ``nn.MultiheadAttention`` the ops do not have, by name."""
+    head_dim = embed_dim // num_heads
     extras = {
+        "head_dim": head_dim if head_dim % 8 or head_dim > 256 else None,
         "kdim": kdim if kdim not in (None, embed_dim) else None,
         "vdim": vdim if vdim not in (None, embed_dim) else None,
         "add_bias_kv": add_bias_kv or None,
@@ -344,9 +343,28 @@ def _refuse_extras(
     }
     for name, value in extras.items():
         if value is not None:
-            raise NotImplementedError(
-                f"sparse_attn.{owner}: not served: {name}={value}; keep nn.MultiheadAttention there"
-            )
+            return f"not served: {name}={value}; keep nn.MultiheadAttention there"
+    return None
+
+
+def _unserved_module(module: nn.MultiheadAttention) -> str | None:
+    """Say why a module has no sparse twin."""
+    if type(module) is not nn.MultiheadAttention:
+        return (
+            f"not served: {type(module).__name__}, a subclass of nn.MultiheadAttention; "
+            "replace it by a SparseMultiheadAttention yourself"
+        )
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "not served: forward hooks; register them after the swap"
+    add_bias_kv = module.bias_k is not None
+    return _unserved(
+        module.embed_dim,
+        module.num_heads,
+        module.kdim,
+        module.vdim,
+        add_bias_kv,
+        module.add_zero_attn,
+    )
 
 
 def _attended(
@@ -355,6 +373,7 @@ def _attended(
     """View one of torch's masks in 4 dimensions and in the ops' sense: true is attended."""
     if mask is None:
         return None
+    check_tensor(_OWNER, name, mask)
     batch, heads, seq_q, seq_kv = sizes
     shapes = {(seq_q, seq_kv), (batch * heads, seq_q, seq_kv)}
     if name == "key_padding_mask":

@@ -330,6 +330,7 @@ def assert_close_to_reference(
     pair = isinstance(result, tuple) and len(result) == 2
     out, lse = result if pair else (result, None)
     _assert_kind("out", out, query.shape, query.dtype)
+    assert isinstance(out, torch.Tensor)
     if lse is not None:
         _assert_kind("lse", lse, query.shape[:3], torch.float32)
     choice = None

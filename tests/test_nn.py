@@ -146,9 +146,54 @@ def test_options_are_refused_by_name(options):
     with pytest.raises(NotImplementedError, match=name):
         SparseMultiheadAttention(EMBED, HEADS, **options)
     model = nn.Sequential(nn.Linear(1, 1), nn.MultiheadAttention(EMBED, HEADS, **options))
-    with pytest.raises(NotImplementedError, match=f"1: not served|1: .*{name}"):
+    with pytest.raises(NotImplementedError, match=f"swap_attention: 1: not served: {name}="):
         sa.swap_attention(model, sa.Full())
     assert isinstance(model[1], nn.MultiheadAttention)
+
+
+@pytest.mark.parametrize(("embed_dim", "head_dim"), [(16, 4), (2048, 512)], ids=["4", "512"])
+def test_head_dims_that_never_run_are_refused_by_name(embed_dim, head_dim):
+    sentence = f": not served: head_dim={head_dim};"
+    with pytest.raises(NotImplementedError, match=f"SparseMultiheadAttention{sentence}"):
+        SparseMultiheadAttention(embed_dim, 4, device="meta")
+    inner = nn.MultiheadAttention(embed_dim, 4, device="meta")
+    with pytest.raises(NotImplementedError, match=f"^sparse_attn.swap_attention{sentence}"):
+        sa.swap_attention(inner, sa.Full())
+    model = nn.Sequential(nn.MultiheadAttention(EMBED, HEADS), inner)
+    with pytest.raises(NotImplementedError, match=f"^sparse_attn.swap_attention: 1{sentence}"):
+        sa.swap_attention(model, sa.Full())
+    assert all(type(module) is nn.MultiheadAttention for module in model)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: SparseMultiheadAttention("32", 4), "embed_dim to be an int, got str"),
+        (lambda: SparseMultiheadAttention(32, 4.0), "num_heads to be an int, got float"),
+        (lambda: SparseMultiheadAttention(32, 4)([1], [1], [1]), "query to be a tensor, got list"),
+        (
+            lambda: SparseMultiheadAttention(32, 4)(*torch.ones(3, 2, 32), attn_mask=[0]),
+            "attn_mask to be a tensor, got list",
+        ),
+        (lambda: sa.swap_attention(3, sa.Full()), "model to be an nn.Module, got int"),
+        (
+            lambda: SparseMultiheadAttention.from_dense(nn.Linear(1, 1), sa.Full()),
+            "module to be an nn.MultiheadAttention, got Linear",
+        ),
+    ],
+    ids=["embed_dim", "num_heads", "query", "attn_mask", "model", "module"],
+)
+@pytest.mark.filterwarnings("ignore:SparseMultiheadAttention makes no")
+def test_wrong_kinds_are_refused_by_name(make, sentence):
+    with pytest.raises(TypeError, match=rf"sparse_attn\..*: expected {sentence}"):
+        make()
+
+
+def test_another_width_is_refused():
+    _, ours = twins(batch_first=True)
+    x = tokens(BATCH, LENGTH, EMBED)
+    with pytest.raises(ValueError, match=f"expected key of embed_dim {EMBED}, got 16"):
+        ours(x, x[..., :16], x, need_weights=False)
 
 
 @pytest.mark.parametrize(
