@@ -15,6 +15,7 @@ import torch
 
 __all__ = [
     "LARGE",
+    "MAX_LENGTH",
     "Integer",
     "Number",
     "check_block",
@@ -32,6 +33,8 @@ __all__ = [
 
 #: Numbers that no length reaches are alike; the ops take 64 bits.
 LARGE = 2**40
+#: Most queries or keys of a call (``kMaxLength`` in csrc/pattern.h), and so of a block.
+MAX_LENGTH = 2**29 - 1
 
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
@@ -89,6 +92,8 @@ def check_block(owner: str, name: str, value: Any) -> int:
     check_kind(owner, name, value, Integer, "an int")
     if value < 16 or value % 16 != 0:
         raise refuse(owner, f"{name} that is a positive multiple of 16", value)
+    if value > MAX_LENGTH:
+        raise refuse(owner, f"{name} of at most {MAX_LENGTH}", value)
     return int(value)
 
 

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import check_block, check_integer, check_kind, check_tensor, refuse, same_values
+from ._checks import (
+    MAX_LENGTH,
+    check_block,
+    check_integer,
+    check_kind,
+    check_tensor,
+    refuse,
+    same_values,
+)
 from .layout_flex import block_mask_from, masked_in_part
 from .layout_makers import bigbird_mask, local_mask, strided_mask
 
@@ -104,11 +112,17 @@ class BlockLayout:
             check_tensor(_OWNER, name, tensor)
             if not _is_int(tensor):
                 raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
+            if tensor.is_meta:
+                raise refuse(_OWNER, f"{name} with contents", "a meta tensor")
         check_block(_OWNER, "block_q", self.block_q)
         check_block(_OWNER, "block_kv", self.block_kv)
         check_integer(_OWNER, "num_kv_blocks", self.num_kv_blocks, 0)
-        counts = _with_rank(self.counts, 3, "counts", "(B|1, Hq|1, NQ)")
-        indices = _with_rank(self.indices, 4, "indices", "(B|1, Hq|1, NQ, max)")
+        most = -(-MAX_LENGTH // self.block_kv)
+        if self.num_kv_blocks > most:
+            raise refuse(_OWNER, f"num_kv_blocks of at most {most}", self.num_kv_blocks)
+        # 64 bits: smaller and unsigned kinds wrap or cannot be compared.
+        counts = _with_rank(self.counts, 3, "counts", "(B|1, Hq|1, NQ)").long()
+        indices = _with_rank(self.indices, 4, "indices", "(B|1, Hq|1, NQ, max)").long()
         if counts.device != indices.device:
             raise refuse(_OWNER, f"indices on counts' device {counts.device}", indices.device)
         fits = indices.shape[2] == counts.shape[2] and all(
@@ -232,6 +246,8 @@ class BlockLayout:
             check_tensor(_OWNER, name, tensor)
             if not _is_int(tensor):
                 raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
+            if tensor.is_meta:
+                raise refuse(_OWNER, f"{name} with contents", "a meta tensor")
         check_kind(_OWNER, "shape", shape, Sequence, "a sequence of ints")
         if len(shape) < 2:
             raise refuse(_OWNER, "shape (..., NQ, NKV)", tuple(shape))
@@ -241,6 +257,7 @@ class BlockLayout:
             if tuple(tensor.shape) != (*batch, size):
                 want, got = (*batch, size), tuple(tensor.shape)
                 raise refuse(_OWNER, f"{name} of shape {want}", f"shape {got}")
+        crow, col = crow.long(), col.long()
         counts = crow.diff(dim=-1)
         nnz = col.shape[-1]
         ends = (crow[..., 0] == 0) & (crow[..., -1] == nnz)
@@ -249,7 +266,7 @@ class BlockLayout:
         longest = int(counts.max()) if counts.numel() else 0
         entry = crow[..., :-1, None] + torch.arange(longest, device=crow.device)
         entry = entry.clamp(max=max(nnz - 1, 0)).flatten(-2)
-        indices = col.long().gather(-1, entry.long()) if nnz else entry
+        indices = col.gather(-1, entry) if nnz else entry
         indices = indices.reshape(*batch, num_q, longest)
         return cls(counts, indices, block_q, block_kv, num_kv)
 
@@ -309,7 +326,30 @@ class BlockLayout:
         window: int | tuple[int | None, int | None],
         device: torch.device | str | None = None,
     ) -> BlockLayout:
-        """Make a band of blocks: see `layout_makers.local_mask`; `window` counts key blocks."""
+        """Make a band of blocks around the diagonal.
+
+        Parameters
+        ----------
+        Sq, Skv : int
+            Lengths; the last blocks may be partial.
+        block_q, block_kv : int
+            Block sizes, multiples of 16.
+        window : int or (int or None, int or None)
+            Key blocks left and right of the diagonal; an int is both, None has no limit.
+        device : torch.device, optional
+            Where the lists are made.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; a number out of range.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.local(48, 48, 16, 16, (1, 0)).counts.tolist()
+        [[[1, 2, 2]]]
+        """
         mask = local_mask(Sq, Skv, block_q, block_kv, window, device)
         return cls.from_mask(mask, block_q, block_kv)
 
@@ -326,7 +366,33 @@ class BlockLayout:
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> BlockLayout:
-        """Make window, global and random blocks: see `layout_makers.bigbird_mask`."""
+        """Make window, global and random blocks (BigBird, Zaheer et al. 2020, section 2).
+
+        Parameters
+        ----------
+        Sq, Skv, block_q, block_kv, window, device
+            As in `local`.
+        num_global : int
+            The first key blocks are seen by all; query blocks whose diagonal touches them see all.
+        num_random : int
+            Further key blocks of each query block, drawn without replacement from all.
+        seed : int
+            Of the draw, which is alike on every device.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; a number out of range.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.bigbird(64, 64, 16, 16, window=0, num_random=0).to_mask()[0, 0].int()
+        tensor([[1, 1, 1, 1],
+                [1, 1, 0, 0],
+                [1, 0, 1, 0],
+                [1, 0, 0, 1]], dtype=torch.int32)
+        """
         mask = bigbird_mask(
             Sq, Skv, block_q, block_kv, window, num_global, num_random, seed, device
         )
@@ -343,12 +409,45 @@ class BlockLayout:
         stride: int,
         device: torch.device | str | None = None,
     ) -> BlockLayout:
-        """Make local and every stride-th key blocks: see `layout_makers.strided_mask`."""
+        """Make local and every stride-th key blocks (Child et al. 2019, section 4.2), none ahead.
+
+        Parameters
+        ----------
+        Sq, Skv, block_q, block_kv, device
+            As in `local`, the method.
+        local : int
+            Key blocks that end at the diagonal, at least 1.
+        stride : int
+            Of the key blocks up to the diagonal, every stride-th: ``j mod stride == stride - 1``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; a number out of range.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.strided(64, 64, 16, 16, local=1, stride=2).to_mask()[0, 0].int().tolist()
+        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+        """
         mask = strided_mask(Sq, Skv, block_q, block_kv, local, stride, device)
         return cls.from_mask(mask, block_q, block_kv)
 
     def to_mask(self) -> torch.Tensor:
-        """Return the mask of blocks, bool ``(B|1, Hq|1, NQ, NKV)``."""
+        """Return the mask of blocks, on the layout's device and without a sync.
+
+        Returns
+        -------
+        Tensor
+            bool ``(B|1, Hq|1, NQ, NKV)``.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.local(48, 48, 16, 16, (1, 0)).to_mask()[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        """
         entries = torch.arange(self.indices.shape[-1], device=self.indices.device)
         listed = entries < self.counts[..., None]
         column = torch.where(listed, self.indices, self.num_kv_blocks).long()
@@ -366,16 +465,64 @@ class BlockLayout:
         Returns
         -------
         torch.nn.attention.flex_attention.BlockMask
+
+        Raises
+        ------
+        TypeError, ValueError
+            Lengths that are no ints; lengths that the layout does not cover exactly.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.local(64, 64, 16, 16, 1).to_flex(60, 64).shape
+        (1, 1, 60, 64)
         """
+        Sq = self.counts.shape[-1] * self.block_q if Sq is None else Sq
+        Skv = self.num_kv_blocks * self.block_kv if Skv is None else Skv
+        self.check_lengths(Sq, Skv)
         return block_mask_from(self, Sq, Skv)
 
     def to(self, device: torch.device | str) -> BlockLayout:
-        """Return the layout on another device."""
+        """Return the layout on another device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Where its tensors go.
+
+        Returns
+        -------
+        BlockLayout
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.local(64, 64, 16, 16, 1).to("meta").counts.device
+        device(type='meta')
+        """
         counts, indices = self.counts.to(device), self.indices.to(device)
         return self._trusted(counts, indices, self.block_q, self.block_kv, self.num_kv_blocks)
 
     def check_lengths(self, Sq: int, Skv: int) -> None:
-        """Raise ``ValueError`` unless the layout covers `Sq` queries and `Skv` keys exactly."""
+        """Raise ``ValueError`` unless the layout covers `Sq` queries and `Skv` keys exactly.
+
+        Parameters
+        ----------
+        Sq, Skv : int
+            Numbers of queries and keys; the last blocks may be partial.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Lengths that are no ints; lengths of other numbers of blocks.
+
+        Examples
+        --------
+        >>> from sparse_attn import BlockLayout
+        >>> BlockLayout.local(48, 48, 16, 16, 1).check_lengths(40, 33)
+        """
+        check_integer(_OWNER, "Sq", Sq, 0)
+        check_integer(_OWNER, "Skv", Skv, 0)
         want = (-(-Sq // self.block_q), -(-Skv // self.block_kv))
         got = (self.counts.shape[-1], self.num_kv_blocks)
         if got != want:

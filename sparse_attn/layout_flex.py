@@ -49,12 +49,12 @@ def masked_in_part(block_mask: Any, partial: torch.Tensor) -> torch.Tensor:
     return partial
 
 
-def block_mask_from(layout: Any, Sq: int | None, Skv: int | None) -> Any:
+def block_mask_from(layout: Any, Sq: int, Skv: int) -> Any:
     """Make the BlockMask of a BlockLayout: every listed block full, with a ``mask_mod``."""
     from torch.nn.attention.flex_attention import BlockMask
 
     mask = layout.to_mask()
-    batch, heads, num_q, num_kv = mask.shape
+    batch, heads, _, num_kv = mask.shape
     block_q, block_kv = layout.block_q, layout.block_kv
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -62,10 +62,6 @@ def block_mask_from(layout: Any, Sq: int | None, Skv: int | None) -> Any:
 
     missing = max(0, num_kv - layout.indices.shape[-1])
     indices = torch.nn.functional.pad(layout.indices, (0, missing))
-    lengths = (
-        num_q * block_q if Sq is None else Sq,
-        num_kv * block_kv if Skv is None else Skv,
-    )
     return BlockMask.from_kv_blocks(
         torch.zeros_like(layout.counts),
         torch.zeros_like(indices),
@@ -73,5 +69,5 @@ def block_mask_from(layout: Any, Sq: int | None, Skv: int | None) -> Any:
         indices,
         BLOCK_SIZE=(block_q, block_kv),
         mask_mod=mask_mod,
-        seq_lengths=lengths,
+        seq_lengths=(Sq, Skv),
     )

@@ -167,6 +167,19 @@ def test_layout_moves_and_copies(device):
         layout.block_q = 3
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64],
+    ids=str,
+)
+def test_indices_of_any_integer_dtype(dtype):
+    counts, indices = torch.tensor([2, 1]), torch.tensor([[50, 3], [100, 7]])
+    want = BlockLayout(counts, indices, 16, 16, 300)
+    assert BlockLayout(counts.to(dtype), indices.to(dtype), 16, 16, 300) == want
+    crow, col = torch.tensor([0, 2, 3]), torch.tensor([3, 50, 100])
+    assert BlockLayout.from_csr(crow.to(dtype), col.to(dtype), (2, 300), 16, 16) == want
+
+
 ONE = torch.ones(1, dtype=torch.int32)
 REFUSED = {
     "duplicate": (lambda: BlockLayout(ONE * 2, ONE[None].expand(1, 2), 16, 16, 4), "block 1 twice"),
@@ -184,6 +197,16 @@ REFUSED = {
     "rows": (
         lambda: BlockLayout(ONE, ONE[None].expand(2, 1), 16, 16, 4),
         r"indices of shape .* max",
+    ),
+    "contents": (
+        lambda: BlockLayout(ONE, ONE[None].to("meta"), 16, 16, 4),
+        "indices with contents",
+    ),
+    "large-block": (lambda: BlockLayout(ONE, ONE[None], 2**40, 16, 4), "block_q of at most"),
+    "many-blocks": (lambda: BlockLayout(ONE, ONE[None], 16, 16, 2**40), "num_kv_blocks of at most"),
+    "flex-lengths": (
+        lambda: BlockLayout.local(32, 32, 16, 16, 1).to_flex(100, 100),
+        "a layout of 7x7 blocks for 100 queries and 100 keys, got 2x2",
     ),
     "mask-rank": (lambda: BlockLayout.from_mask(ONE.bool(), 16, 16), r"mask of shape \(..., NQ"),
     "mask-dtype": (
