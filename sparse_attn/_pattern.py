@@ -11,13 +11,21 @@ from typing import Any, ClassVar
 
 import torch
 
+from ._checks import check_integer, refuse
+
 __all__ = ["Pattern"]
 
 
 class Pattern(abc.ABC):
-    """Which keys each query may attend to.
+    """Which keys each query may attend to: the base of all patterns, made by none of its own.
 
     Query i stands at key position ``p = i + Skv - Sq`` (lower-right alignment).
+
+    Examples
+    --------
+    >>> from sparse_attn import Band, Pattern
+    >>> isinstance(Band(3), Pattern)
+    True
     """
 
     _op: ClassVar[str]
@@ -56,6 +64,12 @@ class Pattern(abc.ABC):
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """Count the allowed keys in ``[0, end)`` of every row, ``(Sq,)``; a mean over heads."""
 
+    def _check_lengths(self, Sq: int, Skv: int) -> None:
+        """Refuse lengths that are no ints of at least 0."""
+        owner = type(self).__name__
+        check_integer(owner, "Sq", Sq, 0)
+        check_integer(owner, "Skv", Skv, 0)
+
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.
 
@@ -74,6 +88,8 @@ class Pattern(abc.ABC):
 
         Raises
         ------
+        TypeError, ValueError
+            Lengths that are no ints of at least 0, or that a layout does not cover.
         NotImplementedError
             When the pattern depends on the data (top-k, block top-k).
 
@@ -83,6 +99,7 @@ class Pattern(abc.ABC):
         >>> Band((1, 0)).mask(3, 3).int().tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         """
+        self._check_lengths(Sq, Skv)
         row = torch.arange(Sq, device=self._device)[:, None]
         key = torch.arange(Skv, device=self._device)[None, :]
         position = row + (Skv - Sq)
@@ -94,8 +111,20 @@ class Pattern(abc.ABC):
 
         Counted row by row, without a dense mask.
 
+        Parameters
+        ----------
+        Sq, Skv, is_causal
+            As in `mask`.
+
+        Returns
+        -------
+        float
+            From 0 to 1; of a layout, the mean over batch entries and heads.
+
         Raises
         ------
+        TypeError, ValueError
+            As `mask`.
         NotImplementedError
             When the number of allowed pairs depends on the data (block top-k).
 
@@ -107,7 +136,8 @@ class Pattern(abc.ABC):
         >>> round(Band((4095, 0)).density(131072, 131072), 4)
         0.0308
         """
-        if Sq <= 0 or Skv <= 0:
+        self._check_lengths(Sq, Skv)
+        if Sq == 0 or Skv == 0:
             return 0.0
         position = torch.arange(Sq, device=self._device) + (Skv - Sq)
         end = torch.full_like(position, Skv)
@@ -131,13 +161,22 @@ class Pattern(abc.ABC):
 
         Raises
         ------
+        TypeError, ValueError
+            As `mask`; a layout without batch entries or heads.
         NotImplementedError
             When the pattern depends on the data.
+
+        Examples
+        --------
+        >>> from sparse_attn import Band
+        >>> Band(3).plot(16, 16).figure.savefig("band.png")  # doctest: +SKIP
         """
         from matplotlib import pyplot
         from matplotlib.colors import ListedColormap
 
         mask = self.mask(Sq, Skv, is_causal)
+        if 0 in mask.shape[:-2]:
+            raise refuse(type(self).__name__, "a mask to draw", f"shape {tuple(mask.shape)}")
         picture = mask[(0,) * (mask.dim() - 2)].cpu().numpy()
         if ax is None:
             ax = pyplot.figure(figsize=(4, 4)).gca()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ._checks import refuse
+from ._checks import Number, check_kind, refuse
 from ._common import Common, FusedCommon, Result, attend, check_pattern, documented
 from .layout import BlockLayout
 from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
@@ -81,10 +81,13 @@ def fused_attention(
     -----
     Online softmax over tiles (Dao et al. 2022, FlashAttention): scores are never stored.
     """
-    if dropout_p != 0.0:
-        raise refuse("fused_attention", "dropout_p of 0 (inference only)", dropout_p)
+    owner = "fused_attention"
+    check_kind(owner, "dropout_p", dropout_p, Number, "a float")
+    check_kind(owner, "enable_gqa", enable_gqa, bool, "a bool")
+    if dropout_p != 0:
+        raise refuse(owner, "dropout_p of 0 (inference only)", dropout_p)
     arguments = dict(common, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
-    return _attend("fused_attention", Full(), query, key, value, arguments)
+    return _attend(owner, Full(), query, key, value, arguments)
 
 
 @documented
@@ -191,6 +194,10 @@ def dilated_attention(
     >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
     >>> dilated_attention(q, k, v, (7, 0), 2).shape
     torch.Size([1, 2, 64, 16])
+
+    Notes
+    -----
+    The dilated sliding window of Beltagy et al. 2020 (Longformer), section 3.1.
     """
     pattern = Dilated(window, dilation, sinks)
     return _attend("dilated_attention", pattern, query, key, value, common)
@@ -221,6 +228,11 @@ def strided_attention(
     >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
     >>> strided_attention(q, k, v, 8, 16).shape
     torch.Size([1, 2, 64, 16])
+
+    Notes
+    -----
+    A window and summary columns: Child et al. 2019 (Sparse Transformer), section 4.3's fixed
+    pattern with one column a stride.
     """
     pattern = Strided(local, stride)
     return _attend("strided_attention", pattern, query, key, value, common)
@@ -280,6 +292,10 @@ def topk_attention(
     >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
     >>> topk_attention(q, k, v, 8).shape
     torch.Size([1, 2, 64, 16])
+
+    Notes
+    -----
+    Top-k attention of Gupta et al. 2021.
     """
     return _attend("topk_attention", TopK(k), query, key, value, common)
 
@@ -315,6 +331,11 @@ def block_topk_attention(
     >>> q, k, v = torch.randn(3, 1, 2, 256, 16)
     >>> block_topk_attention(q, k, v, block_size=32, budget=0.25).shape
     torch.Size([1, 2, 256, 16])
+
+    Notes
+    -----
+    Blocks ranked by the product of their means, as the block-sparse heads of Jiang et al. 2024
+    (MInference), section 3.2.
     """
     pattern = BlockTopK(block_size, budget, mass, selector, group, sink_blocks, local_blocks)
     return _attend("block_topk_attention", pattern, query, key, value, common)

@@ -409,7 +409,7 @@ class BlockLayout:
         stride: int,
         device: torch.device | str | None = None,
     ) -> BlockLayout:
-        """Make local and every stride-th key blocks (Child et al. 2019, section 4.2), none ahead.
+        """Make local and every stride-th key blocks (Child et al. 2019, section 4.3), none ahead.
 
         Parameters
         ----------

@@ -45,6 +45,11 @@ class BlockSparse(Pattern):
     TypeError
         When `layout` is no BlockLayout.
 
+    References
+    ----------
+    Block-sparse attention: Child et al. 2019 (Sparse Transformer), section 5.5; Dao et al. 2022
+    (FlashAttention), section 3.3.
+
     Examples
     --------
     >>> import torch
@@ -73,6 +78,10 @@ class BlockSparse(Pattern):
     @property
     def _device(self) -> torch.device | None:
         return self.layout.counts.device
+
+    def _check_lengths(self, Sq: int, Skv: int) -> None:
+        super()._check_lengths(Sq, Skv)
+        self.layout.check_lengths(Sq, Skv)
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the keys of the listed blocks, ``(B|1, Hq|1, Sq, Skv)``."""
@@ -162,6 +171,11 @@ class BlockTopK(Pattern):
     ------
     TypeError, ValueError
         An argument of a wrong kind; a number out of range.
+
+    References
+    ----------
+    Blocks ranked by the product of their means: Jiang et al. 2024 (MInference), section 3.2, its
+    block-sparse heads.
 
     Examples
     --------

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from ._checks import check_integer, check_kind, check_share, refuse
+from ._checks import Number, check_integer, check_kind, check_share, refuse
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
 __all__ = ["Policy", "as_policy"]
@@ -137,18 +137,41 @@ class Policy:
         Sq, Skv : int
             Numbers of queries and keys.
 
+        Returns
+        -------
+        Pattern
+
+        Raises
+        ------
+        TypeError, ValueError
+            Numbers that are no ints of at least 0.
+
         Examples
         --------
         >>> from sparse_attn import Band, Policy
         >>> Policy(Band(7)).choose(layer=0, Sq=4, Skv=4)
         Full()
         """
+        for name, number in (("layer", layer), ("Sq", Sq), ("Skv", Skv)):
+            check_integer("Policy.choose", name, number, 0)
         if layer in self.dense_layers or Skv < self.dense_below:  # type: ignore[operator]
             return self._dense
         return self._decode if Sq == 1 and Skv > 1 else self.pattern
 
     def patterns(self) -> tuple[Pattern, ...]:
-        """Return all patterns that `choose` may return: usual, dense, decode."""
+        """Return all patterns that `choose` may return.
+
+        Returns
+        -------
+        (Pattern, Pattern, Pattern)
+            The usual one, the dense one, that of decode.
+
+        Examples
+        --------
+        >>> from sparse_attn import Full, Policy, TopK
+        >>> Policy(TopK(64), decode=Full()).patterns()
+        (TopK(k=64), Full(), Full())
+        """
         return self.pattern, self._dense, self._decode
 
     @classmethod
@@ -170,10 +193,10 @@ class Policy:
         (8, 9)
         """
         check_integer("Policy.dense_on_top", "num_layers", num_layers, 1)
-        check_kind("Policy.dense_on_top", "share", share, (int, float), "a float")
+        check_kind("Policy.dense_on_top", "share", share, Number, "a float")
         if share != 0:
             check_share("Policy.dense_on_top", "share", share)
-        first = num_layers - math.ceil(round(share * num_layers, 6))
+        first = num_layers - math.ceil(round(float(share) * num_layers, 6))
         return cls(
             pattern,
             dense_layers=range(first, num_layers),
@@ -211,7 +234,26 @@ class Policy:
         )
 
     def check_layers(self, num_layers: int, model: str = "the model") -> None:
-        """Raise ``ValueError`` unless a model of `num_layers` layers fits the policy."""
+        """Raise ``ValueError`` unless a model of `num_layers` layers fits the policy.
+
+        Parameters
+        ----------
+        num_layers : int
+            Number of the model's layers.
+        model : str
+            What the sentence calls the model.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A number that is no int of at least 0; a policy made for another number of layers.
+
+        Examples
+        --------
+        >>> from sparse_attn import Policy, TopK
+        >>> Policy(TopK(64), num_layers=4).check_layers(4)
+        """
+        check_integer("Policy", "num_layers", num_layers, 0)
         if self.num_layers not in (None, num_layers):
             what = f"a policy for {model}'s {num_layers} layers"
             raise refuse("Policy", what, f"num_layers={self.num_layers}")

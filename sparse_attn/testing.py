@@ -243,7 +243,24 @@ def math_attention(
     """Attention as plain torch computes it in the input's dtype: the yardstick of the error rule.
 
     ``softmax((q @ k.mT) * scale, dim=-1, dtype=float32).to(dtype) @ v`` with the mask applied.
-    Arguments as in `reference_attention`.
+
+    Parameters
+    ----------
+    query, key, value, pattern, choice, **common
+        As in `reference_attention`.
+
+    Returns
+    -------
+    Tensor
+        ``(B, Hq, Sq, D)`` in the input's dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn.testing import math_attention
+    >>> q, k, v = torch.randn(3, 1, 2, 8, 16, dtype=torch.bfloat16)
+    >>> math_attention(q, k, v).dtype
+    torch.bfloat16
     """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
     k, v = (_repeated(tensor, query.shape[1]) for tensor in (key, value))

@@ -53,6 +53,11 @@ def select_blocks(
     >>> q, k = torch.randn(2, 1, 2, 256, 16)
     >>> select_blocks(q, k, BlockTopK(32, budget=3)).counts.unique().tolist()
     [3]
+
+    Notes
+    -----
+    The mean of a query block times the mean of a key block estimates their scores: Jiang et al.
+    2024 (MInference), section 3.2.
     """
     owner = "select_blocks"
     check_tensor(owner, "query", query)
@@ -107,6 +112,11 @@ def merge_states(
     >>> out, lse = merge_states(*a, *b)
     >>> torch.allclose(out, fused_attention(q, k, v), atol=1e-6)
     True
+
+    Notes
+    -----
+    The rule by which partial softmaxes merge: Milakov and Gimelshein 2018, section 3.1; Dao et al.
+    2022 (FlashAttention), section 3.1.
     """
     states = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     for name, tensor in states.items():

@@ -60,7 +60,14 @@ def _with_columns(
 
 @dataclass(frozen=True)
 class Full(Pattern):
-    """Every key: dense attention."""
+    """Every key: dense attention (Vaswani et al. 2017, equation 1).
+
+    Examples
+    --------
+    >>> from sparse_attn import Full
+    >>> Full().density(4, 4)
+    1.0
+    """
 
     _op: ClassVar[str] = "fused"
 
@@ -179,7 +186,7 @@ class Band(Pattern):
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """Every `dilation`-th key of a window (Longformer's dilated sliding window).
+    """Every `dilation`-th key of a window (Longformer, Beltagy et al. 2020, section 3.1).
 
     Parameters
     ----------

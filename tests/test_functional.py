@@ -140,3 +140,12 @@ def test_naive_without_a_pattern_is_dense(device):
     out = sa.naive_attention(query, key, value)
     assert torch.equal(out, sa.naive_attention(query, key, value, sa.Full()))
     assert_close_to_reference(out, query, key, value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dropout_p": None}, {"dropout_p": "a"}, {"enable_gqa": "no"}], ids=str
+)
+def test_kinds_of_the_arguments_of_sdpa(device, wrong):
+    name = next(iter(wrong))
+    with pytest.raises(TypeError, match=f"fused_attention: expected {name} to be a"):
+        sa.fused_attention(*torch.zeros(3, 1, 1, 4, 8, device=device), **wrong)

@@ -94,6 +94,25 @@ def test_layout_of_other_lengths_is_refused():
         pattern.mask(33, 48)
 
 
+def test_density_asks_for_the_lengths_of_the_mask():
+    pattern = sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16))
+    with pytest.raises(ValueError, match="expected a layout of 3x2 blocks .* got 2x3"):
+        pattern.density(48, 32)
+    for call in (sa.Band(3).mask, sa.Band(3).density):
+        with pytest.raises(ValueError, match="Band: expected Sq of at least 0, got -1"):
+            call(-1, 5)
+        for length in (2.5, "a"):
+            with pytest.raises(TypeError, match="Band: expected Skv to be an int, got"):
+                call(5, length)
+
+
+def test_an_empty_picture_is_refused():
+    pytest.importorskip("matplotlib")
+    layout = sa.BlockLayout.from_mask(torch.zeros(0, 1, 1, 1).bool(), 16, 16)
+    with pytest.raises(ValueError, match=r"BlockSparse: expected a mask to draw, got shape \(0, 1"):
+        sa.BlockSparse(layout).plot(16, 16)
+
+
 @pytest.mark.parametrize("pattern", [sa.TopK(3), sa.BlockTopK(16)], ids=["topk", "block-topk"])
 def test_data_dependent_patterns_have_no_mask(pattern):
     with pytest.raises(NotImplementedError, match="no mask without data"):

@@ -1,7 +1,9 @@
 """A policy says which pattern runs: by layer, key length, decode; and prints itself."""
 
 import dataclasses
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,8 +114,23 @@ def test_table_says_what_is_dense_below():
         (lambda: sa.Policy(CAUSAL, dense_layers=[4], num_layers=4), ValueError, "dense_layers"),
         (lambda: sa.Policy.dense_on_top(CAUSAL, 4, 1.5), ValueError, "share"),
         (lambda: sa.Policy.dense_every(CAUSAL, 4, 0), ValueError, "n of at least 1"),
+        (lambda: sa.Policy(CAUSAL).choose("a", 4, 4), TypeError, "layer to be an int"),
+        (lambda: sa.Policy(CAUSAL).choose(0, 4, -4), ValueError, "Skv of at least 0"),
+        (lambda: sa.Policy(CAUSAL).table("x"), TypeError, "num_layers to be an int"),
     ],
-    ids=["pattern", "layers", "negative", "below", "decode", "beyond", "share", "n"],
+    ids=[
+        "pattern",
+        "layers",
+        "negative",
+        "below",
+        "decode",
+        "beyond",
+        "share",
+        "n",
+        "choose",
+        "length",
+        "table",
+    ],
 )
 def test_wrong_arguments_are_refused_by_name(make, kind, sentence):
     with pytest.raises(kind, match=rf"sparse_attn\.Policy.*{sentence}"):
@@ -130,6 +147,11 @@ def test_choose_compiles_with_dynamic_lengths():
 
     assert reach(torch.ones(64)).sum() == 64
     assert reach(torch.ones(8)).sum() == 16
+
+
+@pytest.mark.parametrize("share", [0.2, Fraction(1, 5), np.float32(0.2)], ids=repr)
+def test_a_share_of_any_real_kind(share):
+    assert sa.Policy.dense_on_top(CAUSAL, 10, share).dense_layers == (8, 9)
 
 
 def test_replace_finds_dense_below_again_unless_it_was_given():
