@@ -23,45 +23,12 @@ from ._checks import (
     refuse,
     same_values,
 )
+from .layout_entries import OWNER as _OWNER
+from .layout_entries import check_entries, entries_of_csr, sorted_entries, with_rank
 from .layout_flex import block_mask_from, masked_in_part
 from .layout_makers import bigbird_mask, local_mask, strided_mask
 
 __all__ = ["BlockLayout"]
-
-_OWNER = "BlockLayout"
-
-
-def _is_int(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def _with_rank(tensor: torch.Tensor, rank: int, name: str, shape: str) -> torch.Tensor:
-    """Add leading dimensions of size one."""
-    if not rank - 2 <= tensor.dim() <= rank:
-        raise refuse(_OWNER, f"{name} of shape {shape}", f"shape {tuple(tensor.shape)}")
-    return tensor[(None,) * (rank - tensor.dim())]
-
-
-def _sorted_indices(
-    counts: torch.Tensor, indices: torch.Tensor, num_kv_blocks: int
-) -> torch.Tensor:
-    """Check the listed entries and sort them; entries past the count become 0."""
-    length = indices.shape[-1]
-    wrong = (counts < 0) | (counts > length)
-    if bool(wrong.any()):
-        got = int(counts[wrong][0])
-        raise refuse(_OWNER, f"counts between 0 and the {length} indices of a row", got)
-    listed = torch.arange(length, device=indices.device) < counts[..., None]
-    outside = listed & ((indices < 0) | (indices >= num_kv_blocks))
-    if bool(outside.any()):
-        got = int(indices[outside][0])
-        raise refuse(_OWNER, f"indices from 0 to {num_kv_blocks - 1}", got)
-    ordered = torch.where(listed, indices, num_kv_blocks).sort(-1).values
-    twice = (ordered[..., 1:] == ordered[..., :-1]) & listed[..., 1:]
-    if bool(twice.any()):
-        got = int(ordered[..., 1:][twice][0])
-        raise refuse(_OWNER, "indices without duplicates", f"block {got} twice in a row")
-    return torch.where(listed, ordered, 0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,35 +74,17 @@ class BlockLayout:
     num_kv_blocks: int
 
     def __post_init__(self) -> None:
-        for name in ("counts", "indices"):
-            tensor = getattr(self, name)
-            check_tensor(_OWNER, name, tensor)
-            if not _is_int(tensor):
-                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
-            if tensor.is_meta:
-                raise refuse(_OWNER, f"{name} with contents", "a meta tensor")
+        check_entries("counts", self.counts)
+        check_entries("indices", self.indices)
         check_block(_OWNER, "block_q", self.block_q)
         check_block(_OWNER, "block_kv", self.block_kv)
         check_integer(_OWNER, "num_kv_blocks", self.num_kv_blocks, 0)
         most = -(-MAX_LENGTH // self.block_kv)
         if self.num_kv_blocks > most:
             raise refuse(_OWNER, f"num_kv_blocks of at most {most}", self.num_kv_blocks)
-        # 64 bits: smaller and unsigned kinds wrap or cannot be compared.
-        counts = _with_rank(self.counts, 3, "counts", "(B|1, Hq|1, NQ)").long()
-        indices = _with_rank(self.indices, 4, "indices", "(B|1, Hq|1, NQ, max)").long()
-        if counts.device != indices.device:
-            raise refuse(_OWNER, f"indices on counts' device {counts.device}", indices.device)
-        fits = indices.shape[2] == counts.shape[2] and all(
-            a == b or 1 in (a, b) for a, b in zip(indices.shape[:2], counts.shape[:2], strict=True)
-        )
-        if not fits:
-            want = f"({', '.join(map(str, counts.shape))}, max)"
-            raise refuse(_OWNER, f"indices of shape {want}", f"shape {tuple(indices.shape)}")
-        rows = torch.broadcast_shapes(counts.shape, indices.shape[:3])
-        counts = counts.expand(rows)
-        indices = _sorted_indices(counts, indices.expand(*rows, -1), self.num_kv_blocks)
-        object.__setattr__(self, "counts", counts.to(torch.int32, copy=True).contiguous())
-        object.__setattr__(self, "indices", indices.to(torch.int32).contiguous())
+        counts, indices = sorted_entries(self.counts, self.indices, self.num_kv_blocks)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "indices", indices)
 
     @classmethod
     def _trusted(
@@ -203,7 +152,7 @@ class BlockLayout:
         check_tensor(_OWNER, "mask", mask)
         check_block(_OWNER, "block_q", block_q)
         check_block(_OWNER, "block_kv", block_kv)
-        mask = _with_rank(mask, 4, "mask", "(..., NQ, NKV)")
+        mask = with_rank(mask, 4, "mask", "(..., NQ, NKV)")
         counts, indices = ops.call("list_from_mask", mask)
         return cls._trusted(counts, indices, block_q, block_kv, mask.shape[-1])
 
@@ -242,32 +191,7 @@ class BlockLayout:
         >>> layout.indices.tolist()
         [[[[0], [1], [2]]]]
         """
-        for name, tensor in (("crow", crow), ("col", col)):
-            check_tensor(_OWNER, name, tensor)
-            if not _is_int(tensor):
-                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
-            if tensor.is_meta:
-                raise refuse(_OWNER, f"{name} with contents", "a meta tensor")
-        check_kind(_OWNER, "shape", shape, Sequence, "a sequence of ints")
-        if len(shape) < 2:
-            raise refuse(_OWNER, "shape (..., NQ, NKV)", tuple(shape))
-        num_q, num_kv = (check_integer(_OWNER, "shape", size, 0) for size in shape[-2:])
-        batch = tuple(shape[:-2])
-        for name, tensor, size in (("crow", crow, num_q + 1), ("col", col, col.shape[-1:].numel())):
-            if tuple(tensor.shape) != (*batch, size):
-                want, got = (*batch, size), tuple(tensor.shape)
-                raise refuse(_OWNER, f"{name} of shape {want}", f"shape {got}")
-        crow, col = crow.long(), col.long()
-        counts = crow.diff(dim=-1)
-        nnz = col.shape[-1]
-        ends = (crow[..., 0] == 0) & (crow[..., -1] == nnz)
-        if not bool(ends.all() & (counts >= 0).all()):
-            raise refuse(_OWNER, f"crow that rises from 0 to {nnz}", crow.flatten().tolist())
-        longest = int(counts.max()) if counts.numel() else 0
-        entry = crow[..., :-1, None] + torch.arange(longest, device=crow.device)
-        entry = entry.clamp(max=max(nnz - 1, 0)).flatten(-2)
-        indices = col.gather(-1, entry) if nnz else entry
-        indices = indices.reshape(*batch, num_q, longest)
+        counts, indices, num_kv = entries_of_csr(crow, col, shape)
         return cls(counts, indices, block_q, block_kv, num_kv)
 
     @classmethod
