@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -111,23 +112,23 @@ def main() -> int:
         return 2
     os.chdir(ROOT)
     digests = evidence_digests()
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if record.get("digests") != digests:
-        record = {}
+    found: dict[str, Any] = {}
     if options.part == "devices":
-        record["two_devices"] = place() | run_tests(["-m", "two_devices", *extra])
-        record.setdefault("digests", digests)
+        found["two_devices"] = place() | run_tests(["-m", "two_devices", *extra])
     elif options.part == "older":
-        record["older"] = {level: place() | run for level, run in older_code.run(extra).items()}
-        record.setdefault("digests", digests)
+        found["older"] = {level: place() | run for level, run in older_code.run(extra).items()}
     else:
-        record |= place() | {"digests": digests, "libraries": library_hashes()}
-    record.setdefault("tests", {"exit_status": 0, "counts": {}})
-    record.setdefault("sanitizers", {tool: {"status": "not run"} for tool in sanitizers.TOOLS})
+        found |= place() | {"libraries": library_hashes()}
     if options.part in ("all", "tests"):
-        record["tests"] = run_tests(extra)
+        found["tests"] = run_tests(extra)
     if options.part in ("all", "sanitizers"):
-        record["sanitizers"] = sanitizers.run()
+        found["sanitizers"] = sanitizers.run()
+    # Read only now: parts may run side by side.
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if record.get("digests") != digests:
+        record = {"digests": digests, "tests": {"exit_status": 0, "counts": {}}}
+        record["sanitizers"] = {tool: {"status": "not run"} for tool in sanitizers.TOOLS}
+    record |= found
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record["sanitizers"], indent=2))
