@@ -1,0 +1,208 @@
+"""Offsets beyond 2^31 elements: the same bits as from small tensors.
+
+Strides that reach so far lie in one buffer (on the CPU its pages exist where they are touched), so
+the tests of strides run everywhere; large contents need a GPU. One test at a time holds them.
+"""
+
+import fcntl
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from reference import PATTERNS, Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+BEYOND = 2**31  # elements
+CELL = 2**21  # strides are multiples of it, so what lies apart within a cell lies apart everywhere
+GIB = 2**30
+LOCK = Path(tempfile.gettempdir()) / "sparse_attn_large_tensors.lock"
+
+LARGE_PATTERNS = {
+    name: PATTERNS[name]
+    for name in ("full", "band-globals", "dilated-sinks", "strided", "blocks-of-heads", "topk")
+} | {"block-topk-64": lambda s, device: sa.BlockTopK(64, 0.3)}
+SIZES = {
+    "prefill": Shape(2, 4, 2, 300, 300, 64),
+    "decode": Shape(2, 4, 2, 1, 1100, 64),
+    "few": Shape(2, 4, 2, 5, 1100, 64),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+AXES = {"batch": 0, "head": 1, "row": 2}
+
+
+@pytest.fixture
+def alone():
+    """The memory of large tensors, for one process at a time."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def need_memory(device, gib):
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < gib * GIB:
+        pytest.skip(f"needs {gib} GiB of free device memory")
+
+
+class FarBuffer:
+    """Tensors with one axis that reaches beyond 2^31 elements, side by side in one buffer."""
+
+    def __init__(self, device):
+        try:
+            self.bytes = torch.empty(5 * BEYOND, dtype=torch.uint8, device=device)
+        except RuntimeError:
+            pytest.skip("needs a buffer of 10 GiB")
+        if device == "cuda":
+            self.bytes.view(torch.float32).fill_(torch.nan)
+        self.used = 0
+
+    def place(self, tensor, axis):
+        """A copy of `tensor` whose last index along `axis` lies beyond 2^31 elements."""
+        steps = max(tensor.shape[axis] - 1, 1)
+        stride = math.ceil(BEYOND / steps / CELL) * CELL
+        rest = [size for d, size in enumerate(tensor.shape) if d != axis]
+        strides = [math.prod(rest[d + 1 :]) for d in range(len(rest))]
+        strides.insert(axis, stride)
+        start = self.used // tensor.element_size()
+        self.used += math.prod(rest) * tensor.element_size()
+        self.used += -self.used % 256
+        assert self.used <= CELL
+        view = self.bytes.view(tensor.dtype).as_strided(tensor.shape, strides, start)
+        return view.copy_(tensor)
+
+
+@pytest.fixture
+def far(alone, device):
+    need_memory(device, 24)
+    buffer = FarBuffer(device)
+    yield buffer
+    buffer.bytes = None
+
+
+@pytest.mark.parametrize("axis", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", LARGE_PATTERNS)
+@pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
+def test_far_strides(attend, device, far, shape, name, dtype, axis):
+    tensors = shape.make(device, dtype)
+    pattern = LARGE_PATTERNS[name](shape, device)
+    want = attend(pattern, *tensors, is_causal=True, return_lse=True)
+    query, key, value = (far.place(tensor, axis) for tensor in tensors)
+    out = FarBuffer(device).place(torch.zeros_like(want[0]), axis)  # apart by address: no overlap
+    got = attend(pattern, query, key, value, is_causal=True, return_lse=True, out=out)
+    assert got[0] is out
+    assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("axis", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
+def test_far_strides_of_lse(engine, device, far, shape, axis):
+    tensors = shape.make(device, torch.bfloat16)
+    fused, fused_out = torch.ops.sparse_attn.fused, torch.ops.sparse_attn.fused_out
+    try:
+        out, want = fused(*tensors, return_lse=True, engine=engine)
+    except RuntimeError as error:
+        assert "not served" in str(error)
+        pytest.skip(str(error).partition("\n")[0])
+    lse = far.place(torch.zeros_like(want), axis)
+    fused_out(*tensors, engine=engine, out=out, lse=lse)
+    assert torch.equal(lse, want)
+
+
+@pytest.mark.parametrize("axis", range(4), ids=["batch", "head", "row", "key"])
+@pytest.mark.parametrize("kind", ["bool", "float32", "bounds", "indices"])
+@pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
+def test_far_strides_of_masks(attend, device, far, shape, kind, axis):
+    tensors = shape.make(device, torch.bfloat16)
+    size = (shape.B, shape.Hq, shape.Sq, shape.Skv)
+    if kind == "indices":
+        if axis == 3:
+            pytest.skip("the last dimension of indices is contiguous")
+        small = LARGE_PATTERNS["blocks-of-heads"](shape, device).layout
+        indices = far.place(small.indices, axis)
+        layout = sa.BlockLayout._trusted(small.counts, indices, 64, 16, small.num_kv_blocks)
+        assert torch.equal(
+            attend(sa.BlockSparse(layout), *tensors), attend(sa.BlockSparse(small), *tensors)
+        )
+        return
+    name = "key_bounds" if kind == "bounds" else "attn_mask"
+    if kind == "bounds":
+        ends = torch.randint(0, shape.Skv, (*size[:3], 2), device=device)
+        small = ends.sort(-1).values.int()
+    else:
+        small = torch.rand(size, device=device) < 0.7
+        if kind == "float32":
+            small = torch.randn(size, device=device).masked_fill(~small, -torch.inf)
+    want = attend(sa.Full(), *tensors, **{name: small})
+    assert torch.equal(attend(sa.Full(), *tensors, **{name: far.place(small, axis)}), want)
+
+
+@pytest.fixture
+def gpu(alone, device):
+    if device != "cuda":
+        pytest.skip("large contents need a GPU: run with --device cuda")
+    need_memory(device, 40)
+
+
+CONTENTS = {
+    "keys": Shape(64, 8, 8, 70, 66000, 64),
+    "queries": Shape(64, 8, 8, 66000, 70, 64),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_PATTERNS)
+@pytest.mark.parametrize("shape", CONTENTS.values(), ids=CONTENTS)
+def test_large_contents(attend, device, gpu, shape, name):
+    """The last batch entry of tensors beyond 2^31 elements equals itself alone."""
+    tensors = shape.make(device, torch.bfloat16)
+    pattern = LARGE_PATTERNS[name](replace(shape, B=1), device)
+    common = dict(return_lse=True, query_offset=0)
+    result = attend(pattern, *tensors, **common)
+    single = attend(pattern, *(tensor[-1:] for tensor in tensors), **common)
+    assert result[0][-1].any()
+    assert all(torch.equal(got[-1:], want) for got, want in zip(result, single, strict=True))
+
+
+def test_scores_of_one_head_beyond_two_to_the_31(attend, device, gpu):
+    """The last rows of 33000 x 66000 equal the reference."""
+    query, key, value = Shape(1, 1, 1, 33000, 66000, 64).make(device, torch.bfloat16)
+    result = attend(sa.Full(), query, key, value, return_lse=True)
+    last = tuple(tensor[:, :, -70:] for tensor in result)
+    assert_close_to_reference(last, query[:, :, -70:], key, value)
+
+
+def test_layout_of_more_than_two_to_the_31_blocks(device, gpu):
+    num_q, num_kv = 2**15 + 8, 2**16
+    mask = torch.zeros(num_q, num_kv, dtype=torch.bool, device=device)
+    mask[-3:] = torch.rand(3, num_kv, device=device) < 0.5
+    layout = sa.BlockLayout.from_mask(mask, 16, 16)
+    assert torch.equal(layout.counts[0, 0], mask.sum(-1, dtype=torch.int32))
+    for row in (-1, -3):
+        want = mask[row].nonzero()[:, 0].int()
+        assert torch.equal(layout.indices[0, 0, row, : len(want)], want)
+
+
+def test_selection_of_more_than_two_to_the_31_block_pairs(device, gpu):
+    length = 16 * 46500
+    query, key, _ = Shape(1, 1, 1, length, length, 16).make(device, torch.bfloat16)
+    pattern = sa.BlockTopK(16, 8)
+    layout = sa.select_blocks(query, key, pattern)
+    last = sa.select_blocks(query[:, :, -160:], key, pattern)
+    assert torch.equal(layout.counts[:, :, -10:], last.counts)
+    assert torch.equal(layout.indices[:, :, -10:], last.indices)
+
+
+def test_merge_of_more_than_two_to_the_31_elements(device, gpu):
+    rows = 2**25 + 64
+    outs = [torch.randn(1, 1, rows, 64, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    lses = [torch.randn(1, 1, rows, device=device) for _ in range(2)]
+    merged = sa.merge_states(outs[0], lses[0], outs[1], lses[1])
+    ends = [tensor[:, :, -64:] for tensor in (outs[0], lses[0], outs[1], lses[1])]
+    want = sa.merge_states(*ends)
+    assert all(torch.equal(got[:, :, -64:], end) for got, end in zip(merged, want, strict=True))
