@@ -26,13 +26,13 @@ from ._checks import (
 from .layout_entries import OWNER as _OWNER
 from .layout_entries import check_entries, entries_of_csr, sorted_entries, with_rank
 from .layout_flex import block_mask_from, masked_in_part
-from .layout_makers import bigbird_mask, local_mask, strided_mask
+from .layout_makers import ReadyLayouts
 
 __all__ = ["BlockLayout"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockLayout:
+class BlockLayout(ReadyLayouts):
     """Key blocks listed for each query block.
 
     Parameters
@@ -238,124 +238,6 @@ class BlockLayout:
                 raise refuse(_OWNER, "a block_mask of full blocks, or whole=True", got)
         if block_mask.full_kv_num_blocks is not None:
             mask = mask | blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-        return cls.from_mask(mask, block_q, block_kv)
-
-    @classmethod
-    def local(
-        cls,
-        Sq: int,
-        Skv: int,
-        block_q: int,
-        block_kv: int,
-        window: int | tuple[int | None, int | None],
-        device: torch.device | str | None = None,
-    ) -> BlockLayout:
-        """Make a band of blocks around the diagonal.
-
-        Parameters
-        ----------
-        Sq, Skv : int
-            Lengths; the last blocks may be partial.
-        block_q, block_kv : int
-            Block sizes, multiples of 16.
-        window : int or (int or None, int or None)
-            Key blocks left and right of the diagonal; an int is both, None has no limit.
-        device : torch.device, optional
-            Where the lists are made.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
-
-        Examples
-        --------
-        >>> from sparse_attn import BlockLayout
-        >>> BlockLayout.local(48, 48, 16, 16, (1, 0)).counts.tolist()
-        [[[1, 2, 2]]]
-        """
-        mask = local_mask(Sq, Skv, block_q, block_kv, window, device)
-        return cls.from_mask(mask, block_q, block_kv)
-
-    @classmethod
-    def bigbird(
-        cls,
-        Sq: int,
-        Skv: int,
-        block_q: int,
-        block_kv: int,
-        window: int | tuple[int | None, int | None] = 1,
-        num_global: int = 1,
-        num_random: int = 2,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-    ) -> BlockLayout:
-        """Make window, global and random blocks (BigBird, Zaheer et al. 2020, section 2).
-
-        Parameters
-        ----------
-        Sq, Skv, block_q, block_kv, window, device
-            As in `local`.
-        num_global : int
-            The first key blocks are seen by all; query blocks whose diagonal touches them see all.
-        num_random : int
-            Further key blocks of each query block, drawn without replacement from all.
-        seed : int
-            Of the draw, which is alike on every device.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
-
-        Examples
-        --------
-        >>> from sparse_attn import BlockLayout
-        >>> BlockLayout.bigbird(64, 64, 16, 16, window=0, num_random=0).to_mask()[0, 0].int()
-        tensor([[1, 1, 1, 1],
-                [1, 1, 0, 0],
-                [1, 0, 1, 0],
-                [1, 0, 0, 1]], dtype=torch.int32)
-        """
-        mask = bigbird_mask(
-            Sq, Skv, block_q, block_kv, window, num_global, num_random, seed, device
-        )
-        return cls.from_mask(mask, block_q, block_kv)
-
-    @classmethod
-    def strided(
-        cls,
-        Sq: int,
-        Skv: int,
-        block_q: int,
-        block_kv: int,
-        local: int,
-        stride: int,
-        device: torch.device | str | None = None,
-    ) -> BlockLayout:
-        """Make local and every stride-th key blocks (Child et al. 2019, section 4.3), none ahead.
-
-        Parameters
-        ----------
-        Sq, Skv, block_q, block_kv, device
-            As in `local`, the method.
-        local : int
-            Key blocks that end at the diagonal, at least 1.
-        stride : int
-            Of the key blocks up to the diagonal, every stride-th: ``j mod stride == stride - 1``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
-
-        Examples
-        --------
-        >>> from sparse_attn import BlockLayout
-        >>> BlockLayout.strided(64, 64, 16, 16, local=1, stride=2).to_mask()[0, 0].int().tolist()
-        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
-        """
-        mask = strided_mask(Sq, Skv, block_q, block_kv, local, stride, device)
         return cls.from_mask(mask, block_q, block_kv)
 
     def to_mask(self) -> torch.Tensor:

@@ -12,9 +12,9 @@ import pytest
 import sparse_attn as sa
 
 MODULES = [
-    module.name
-    for module in pkgutil.iter_modules(sa.__path__)
-    if module.name not in ("_C", "_C_cuda", "_info", "integrations")
+    module.name.removeprefix("sparse_attn.")
+    for module in pkgutil.walk_packages(sa.__path__, "sparse_attn.")
+    if not module.name.startswith(("sparse_attn._C", "sparse_attn._info", "sparse_attn.integr"))
 ]
 
 

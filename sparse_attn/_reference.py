@@ -1,0 +1,255 @@
+"""Attention in plain torch: which keys a row sees, the float64 reference, the same-dtype yardstick.
+
+Written to be read, not to be fast. ``testing`` compares calls with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from typing_extensions import Unpack
+
+from ._common import Common
+from .functional import sparse_attention
+from .patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
+from .tools import select_blocks
+
+__all__ = ["allowed_keys", "choice_of", "math_attention", "reference_attention", "repeated"]
+
+#: Two scores nearer than this times sum |q_d k_d| are equal to a float32 sum.
+ROUNDING = 2.0**-20
+
+
+def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Key heads repeated to one for each query head."""
+    return tensor.repeat_interleave(heads // max(tensor.shape[1], 1), dim=1)
+
+
+def _positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
+    """Key position of every query, ``(B|1, 1, Sq, 1)``."""
+    row = torch.arange(query.shape[2], device=query.device)[:, None]
+    if isinstance(query_offset, torch.Tensor):
+        return row + query_offset.long()[:, None, None, None]
+    offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
+    return (row + max(-(2**40), min(offset, 2**40)))[None, None]
+
+
+def allowed_keys(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern | None = None,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return which keys each query may see, before a token top-k.
+
+    Parameters
+    ----------
+    query, key : Tensor
+        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``; their shapes matter.
+    pattern : Pattern, optional
+        Not `BlockTopK`, which needs its list.
+    attn_mask, is_causal, key_bounds, query_offset
+        As in the attention functions; an additive mask forbids where it is -inf.
+
+    Returns
+    -------
+    Tensor
+        bool ``(B, Hq, Sq, Skv)``.
+    """
+    shape = (*query.shape[:3], key.shape[2])
+    row = torch.arange(shape[2], device=query.device)[:, None]
+    column = torch.arange(shape[3], device=query.device)
+    position = _positions(query, key, query_offset)
+    if isinstance(pattern, TopK) or pattern is None:
+        pattern = Full()
+    allowed = pattern.allows(row, position, column[None, :]).expand(shape)
+    if is_causal:
+        allowed = allowed & (column <= position)
+    if key_bounds is not None:
+        low, high = key_bounds.long().unsqueeze(-2).unbind(-1)
+        allowed = allowed & (low <= column) & (column < high)
+    if attn_mask is not None:
+        mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+        allowed = allowed & mask
+    return allowed
+
+
+def _keep_top(scores: torch.Tensor, allowed: torch.Tensor, k: int) -> torch.Tensor:
+    """Keep the k highest allowed scores of each row, exact ties to the lower key."""
+    ranked = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    best = torch.zeros_like(allowed).scatter(-1, ranked.indices[..., :k], True)
+    return best & allowed
+
+
+def choice_of(
+    pattern: TopK, query: torch.Tensor, key: torch.Tensor, common: Common
+) -> torch.Tensor:
+    """Which keys our own top-k attends to, read off its output on one-hot values."""
+    ignored = ("out", "return_lse", "softcap", "sink_logits")
+    calls: Any = {name: value for name, value in common.items() if name not in ignored}
+    mask = common.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        calls["attn_mask"] = mask != -torch.inf  # what is added does not rank
+    chosen = [torch.zeros((*query.shape[:3], 0), dtype=torch.bool, device=query.device)]
+    head_dim, length = query.shape[3], key.shape[2]
+    for start in range(0, length, head_dim):
+        width = min(head_dim, length - start)
+        value = torch.zeros_like(key)
+        value[:, :, start : start + width, :width] = torch.eye(width) * 2.0**14
+        chosen.append(sparse_attention(query, key, value, pattern, **calls)[..., :width] > 0)
+    return torch.cat(chosen, -1)
+
+
+def _top_keys(
+    pattern: TopK,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    allowed: torch.Tensor,
+    scale: float,
+    choice: torch.Tensor | None,
+) -> torch.Tensor:
+    """Find the keys of a token top-k; where rounding decides, `choice` does."""
+    q, k = query.double(), repeated(key, query.shape[1]).double()
+    scores = (q @ k.mT) * scale
+    top = _keep_top(scores, allowed, pattern.k)
+    if choice is None or not scores.numel():
+        return top
+    error = ROUNDING * (q.abs() @ k.abs().mT) * abs(scale)
+    lowest = scores.masked_fill(~top, torch.inf).amin(-1, keepdim=True)
+    near = ((scores - lowest).abs() <= error) & allowed & (error > 0)
+    undecided = near & (near & ~top).any(-1, keepdim=True)
+    return torch.where(undecided, choice, top)
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+    softcap: float,
+    attn_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    scores = (query @ key.mT) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask.to(scores.dtype)
+    return scores
+
+
+def _softmax(
+    scores: torch.Tensor,
+    allowed: torch.Tensor,
+    sink_logits: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Softmax over the allowed keys, a sink in the denominator; rows without keys are zero."""
+    scores = scores.to(dtype).masked_fill(~allowed, -torch.inf)
+    if sink_logits is None:
+        return torch.softmax(scores, -1).masked_fill(~allowed.any(-1, keepdim=True), 0)
+    sink = sink_logits.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    return weights.masked_fill(~allowed, 0)
+
+
+def _keys_and_scale(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern | None,
+    common: Common,
+    choice: torch.Tensor | None,
+) -> tuple[torch.Tensor, float]:
+    """Find the keys of every row and the scale of a call."""
+    scale = common.get("scale")
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    placing = ("is_causal", "key_bounds", "query_offset")
+    given: Any = {name: argument for name, argument in common.items() if name in placing}
+    if isinstance(pattern, BlockTopK):
+        pattern = BlockSparse(select_blocks(query, key, pattern, scale=scale, **given))
+    allowed = allowed_keys(query, key, pattern, attn_mask=common.get("attn_mask"), **given)
+    if isinstance(pattern, TopK):
+        allowed = _top_keys(pattern, query, key, allowed, scale, choice)
+    return allowed, scale
+
+
+def reference_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None = None,
+    *,
+    choice: torch.Tensor | None = None,
+    **common: Unpack[Common],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64, from the readable mask.
+
+    Parameters
+    ----------
+    query, key, value, pattern, **common
+        As in `naive_attention`; ``return_lse``, ``out`` and ``engine`` are ignored. The list of a
+        `BlockTopK` is the one that `select_blocks` makes.
+    choice : Tensor, optional
+        bool ``(B, Hq, Sq, Skv)``: the keys that a `TopK` call chose, taken where two scores differ
+        by less than float32 rounding.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        ``out64`` ``(B, Hq, Sq, D)`` and ``lse64`` ``(B, Hq, Sq)``, float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn.testing import reference_attention
+    >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
+    >>> reference_attention(q, k, v)[0].dtype
+    torch.float64
+    """
+    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    q = query.double()
+    k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
+    scores = _scores(q, k, scale, common.get("softcap", 0.0), common.get("attn_mask"))
+    weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float64)
+    return weights @ v, scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+
+
+def math_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None = None,
+    *,
+    choice: torch.Tensor | None = None,
+    **common: Unpack[Common],
+) -> torch.Tensor:
+    """Attention as plain torch computes it in the input's dtype: the yardstick of the error rule.
+
+    ``softmax((q @ k.mT) * scale, dim=-1, dtype=float32).to(dtype) @ v`` with the mask applied.
+
+    Parameters
+    ----------
+    query, key, value, pattern, choice, **common
+        As in `reference_attention`.
+
+    Returns
+    -------
+    Tensor
+        ``(B, Hq, Sq, D)`` in the input's dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn.testing import math_attention
+    >>> q, k, v = torch.randn(3, 1, 2, 8, 16, dtype=torch.bfloat16)
+    >>> math_attention(q, k, v).dtype
+    torch.bfloat16
+    """
+    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
+    scores = _scores(query, k, scale, common.get("softcap", 0.0), common.get("attn_mask"))
+    weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float32)
+    return weights.to(value.dtype) @ v
