@@ -99,6 +99,20 @@ struct SelectParams {
   double budget_share = 0;   // of the blocks that the query block may see, rounded up
   int32_t sink_blocks = 0, local_blocks = 0;  // forced, inside the budget
 
+  /// Key position of query i.
+  SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const {
+    return i + imax(-kMaxLength, imin(offset(b), kMaxLength));
+  }
+  /// The keys that query i may see.
+  SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head, int32_t i) const {
+    Interval keys = bounds.row(b, head, i, seq_kv);
+    if (causal) keys.end = imin(keys.end, position(b, i) + 1);
+    return keys;
+  }
+  /// The key blocks that hold the keys.
+  SPARSE_ATTN_HD Interval blocks_of(Interval keys) const {
+    return keys.empty() ? Interval{} : Interval{keys.begin / block, ceil_div(keys.end, block)};
+  }
   /// Key blocks forced around the blocks low .. high that hold the positions of a query block.
   SPARSE_ATTN_HD Interval around_diagonal(int32_t low, int32_t high) const {
     int32_t behind = causal ? 0 : local_blocks;

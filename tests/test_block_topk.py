@@ -22,23 +22,27 @@ def pooled(tensor, exists=None):
     )
 
 
-def forced_and_visible(pattern, index, Sq, Skv, offset, is_causal):
-    """Forced blocks and the number of visible blocks of query block `index`."""
-    num_kv = -(-Skv // BLOCK)
-    first = (index * BLOCK + offset) // BLOCK
-    last = (min((index + 1) * BLOCK, Sq) - 1 + offset) // BLOCK
+def forced_and_visible(pattern, index, Sq, Skv, offset, is_causal, bounds):
+    """Forced and visible blocks of query block `index`; `bounds` are the [lo, hi) of its head."""
+    rows = range(index * BLOCK, min((index + 1) * BLOCK, Sq))
+    seen = set()
+    for i in rows:
+        low, high = (0, Skv) if bounds is None else bounds[i].tolist()
+        seen.update(range(max(low, 0), min(high, i + offset + 1 if is_causal else Skv, Skv)))
+    visible = set(range(min(seen) // BLOCK, max(seen) // BLOCK + 1)) if seen else set()
+    first, last = (rows[0] + offset) // BLOCK, (rows[-1] + offset) // BLOCK
     forced = set(range(pattern.sink_blocks)) | set(range(first, last + 1))
     forced |= set(range(last - pattern.local_blocks + 1, last + 1))
     if not is_causal:
         forced |= set(range(last + 1, last + 1 + pattern.local_blocks))
-    visible = min(last + 1, num_kv) if is_causal else num_kv
-    return {block for block in forced if 0 <= block < visible}, max(visible, 0)
+    return forced & visible, visible
 
 
 def check_selection(pattern, query, key, is_causal, query_offset=None, exists=None, **common):
     """Every list holds the forced blocks, the right number, and no worse block than it leaves."""
     if query_offset is not None:
         common["query_offset"] = query_offset
+    bounds = common.get("key_bounds")
     layout = sa.select_blocks(query, key, pattern, is_causal=is_causal, **common)
     chosen = layout.to_mask().cpu()
     batch, heads, Sq, D = query.shape
@@ -51,15 +55,18 @@ def check_selection(pattern, query, key, is_causal, query_offset=None, exists=No
             keys = pooled(key[b, h // (heads // key.shape[1])].cpu(), exists)
             scores = pooled(query[b, h].cpu()) @ keys.mT / math.sqrt(D)
             for index, row in enumerate(chosen[b, h]):
-                forced, visible = forced_and_visible(pattern, index, Sq, Skv, offset, is_causal)
+                rows = None if bounds is None else bounds[b, h % bounds.shape[1]].cpu()
+                forced, visible = forced_and_visible(
+                    pattern, index, Sq, Skv, offset, is_causal, rows
+                )
                 if isinstance(pattern.budget, int):
-                    wanted = min(pattern.budget, visible)
+                    wanted = min(pattern.budget, len(visible))
                 else:
-                    wanted = math.ceil(pattern.budget * visible)
+                    wanted = math.ceil(pattern.budget * len(visible))
                 kept = set(row.nonzero().flatten().tolist())
                 assert len(kept) == max(len(forced), wanted) and forced <= kept
-                assert all(block < visible for block in kept)
-                left = set(range(visible)) - kept
+                assert kept <= visible
+                left = visible - kept
                 if left and kept - forced:
                     worst = min(scores[index, block] for block in kept - forced)
                     assert worst >= max(scores[index, block] for block in left) - 1e-6
@@ -100,6 +107,21 @@ def test_padding_takes_no_part_in_the_means(device):
     exists = torch.arange(64) >= 5
     pattern = sa.BlockTopK(BLOCK, 2, sink_blocks=0)
     check_selection(pattern, query, key, False, exists=exists, key_bounds=bounds)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_a_share_is_of_the_blocks_that_a_row_may_see(device, pattern, heads, is_causal):
+    """Left padding of half the keys, and packed texts whose rows see their own keys alone."""
+    query, key, _ = Shape(2, 2, 1, 320, 320, 32).make(device)
+    padded = torch.tensor([160, 320]).expand(heads, 320, 2)
+    text = torch.arange(320) // 130
+    packed = torch.stack([text * 130, (text + 1) * 130], -1).expand(heads, 320, 2).clone()
+    packed[-1, 200:] = torch.tensor([-7, 400])
+    packed[:, 48:64] = 5  # a query block without keys
+    bounds = torch.stack([padded, packed]).int().to(device)
+    check_selection(pattern, query, key, is_causal, key_bounds=bounds)
 
 
 def test_ties_go_to_the_lower_block(device):

@@ -87,8 +87,8 @@ class BlockSelection {
     int32_t batch = static_cast<int32_t>(head / params_.heads_q);
     uint8_t* kept = workspace_.kept + int64_t{worker} * params_.num_kv;
     std::memset(kept, 0, params_.num_kv);
-    Interval visible = {0, 0};
-    int32_t forced = force(batch, block, kept, &visible);
+    Interval visible = visible_to(batch, head % params_.heads_q, block);
+    int32_t forced = force(batch, block, visible, kept);
     int32_t rest = params_.kept(visible.size(), forced) - forced;
     if (rest > 0) fill(worker, head, block, visible, rest, kept);
 
@@ -121,15 +121,21 @@ class BlockSelection {
     for (int32_t d = 0; d < params_.head_dim && count > 0; ++d) mean[d] /= count;
   }
 
-  /// Marks the forced blocks among the visible ones; returns how many.
-  int32_t force(int32_t batch, int32_t block, uint8_t* kept, Interval* visible) const {
+  /// Key blocks between the first and the last key that a row of the query block may see.
+  Interval visible_to(int32_t batch, int64_t head, int32_t block) const {
     Interval rows = block_of(block, params_.seq_q);
-    int32_t offset = params_.offset(batch);
-    int32_t low = floor_div(rows.begin + offset, params_.block);
-    int32_t high = floor_div(rows.end - 1 + offset, params_.block);
-    *visible = {0, params_.causal ? imax(0, imin(high + 1, params_.num_kv)) : params_.num_kv};
+    Bounds keys = no_rows(params_.seq_kv);
+    for (int32_t i = rows.begin; i < rows.end; ++i) keys.add(params_.keys_of_row(batch, head, i));
+    return params_.blocks_of(keys.any);
+  }
+
+  /// Marks the forced blocks among the visible ones; returns how many.
+  int32_t force(int32_t batch, int32_t block, Interval visible, uint8_t* kept) const {
+    Interval rows = block_of(block, params_.seq_q);
+    int32_t low = floor_div(params_.position(batch, rows.begin), params_.block);
+    int32_t high = floor_div(params_.position(batch, rows.end - 1), params_.block);
     for (Interval range : {Interval{0, params_.sink_blocks}, params_.around_diagonal(low, high)}) {
-      range = intersect(range, *visible);
+      range = intersect(range, visible);
       for (int32_t j = range.begin; j < range.end; ++j) kept[j] = 1;
     }
     return static_cast<int32_t>(std::count(kept, kept + params_.num_kv, 1));
@@ -148,7 +154,7 @@ class BlockSelection {
                      params_.head_dim, scores);
     Candidate* candidates = workspace_.candidates + int64_t{worker} * params_.num_kv;
     int32_t count = 0;
-    for (int32_t j = 0; j < visible.end; ++j) {
+    for (int32_t j = visible.begin; j < visible.end; ++j) {
       if (kept[j]) continue;
       bool has_keys = workspace_.has_keys[batch * params_.num_kv + j];
       candidates[count++] = {has_keys ? params_.scale * scores[j] : kNoKeys, j};

@@ -21,16 +21,29 @@ struct BlockRule {
   }
 };
 
-__device__ BlockRule make_rule(const SelectParams& params, int64_t batch, int32_t query_block) {
+/// The threads of the block share the rows of the query block; every thread gets the rule.
+__device__ BlockRule make_rule(const SelectParams& params, int64_t batch, int64_t head,
+                               int32_t query_block) {
+  __shared__ int32_t first_key, end_key;  // of any row
   int32_t first = query_block * params.block;
-  int32_t last = imin(first + params.block, params.seq_q) - 1;
-  int32_t offset = imax(-kMaxLength, imin(params.offset(batch), kMaxLength));
-  int32_t low = floor_div(first + offset, params.block);
-  int32_t high = floor_div(last + offset, params.block);
+  int32_t end = imin(first + params.block, params.seq_q);
+  if (threadIdx.x == 0) {
+    first_key = params.seq_kv;
+    end_key = 0;
+  }
+  __syncthreads();
+  for (int32_t i = first + threadIdx.x; i < end; i += kThreads) {
+    Interval keys = params.keys_of_row(batch, head, i);
+    if (keys.empty()) continue;
+    atomicMin(&first_key, keys.begin);
+    atomicMax(&end_key, keys.end);
+  }
+  __syncthreads();
   BlockRule rule;
-  rule.visible = {0, params.causal ? imin(high + 1, params.num_kv) : params.num_kv};
+  rule.visible = params.blocks_of({first_key, end_key});
   rule.sinks = {0, params.sink_blocks};
-  rule.diagonal = params.around_diagonal(low, high);
+  rule.diagonal = params.around_diagonal(floor_div(params.position(batch, first), params.block),
+                                         floor_div(params.position(batch, end - 1), params.block));
   return rule;
 }
 
@@ -39,15 +52,18 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ SelectStorage storage;
   __shared__ int32_t num_forced;
   int64_t row = blockIdx.x;
-  int64_t batch = row / params.num_q / params.heads_q;
-  BlockRule rule = make_rule(params, batch, static_cast<int32_t>(row % params.num_q));
+  int64_t head = row / params.num_q;
+  BlockRule rule = make_rule(params, head / params.heads_q, head % params.heads_q,
+                             static_cast<int32_t>(row % params.num_q));
   scores += row * params.num_kv;
   int32_t* indices = params.indices + row * params.num_kv;
 
   if (threadIdx.x == 0) num_forced = 0;
   __syncthreads();
   int32_t mine = 0;
-  for (int32_t j = threadIdx.x; j < rule.visible.size(); j += kThreads) mine += rule.forced(j);
+  for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += kThreads) {
+    mine += rule.forced(j);
+  }
   if (mine > 0) atomicAdd(&num_forced, mine);
   __syncthreads();
 
