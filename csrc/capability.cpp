@@ -44,6 +44,16 @@ std::string deferral(const std::string& engine, const Case& c) {
   return "";
 }
 
+/// What slows the engine that serves the case; mostly nothing.
+std::string remark(const std::string& engine, const Case& c) {
+  if (engine == "portable" && c.sm < 80 && c.dtype == Dtype::kBFloat16) {
+    return "portable multiplies bfloat16 without tensor cores before compute capability 8.0, this "
+           "device has " +
+           std::to_string(c.sm / 10) + "." + std::to_string(c.sm % 10) + "; float16 has them";
+  }
+  return "";
+}
+
 }  // namespace
 
 const std::vector<std::string>& engine_names(bool cuda) {
@@ -60,6 +70,8 @@ Choice choose_engine(const Case& c, const std::string& requested) {
     if (reason.empty() && requested == "auto") reason = deferral(engine, c);
     if (reason.empty()) {
       choice.engine = engine;
+      reason = remark(engine, c);
+      if (!reason.empty()) choice.reasons.push_back(reason);
       return choice;
     }
     choice.reasons.push_back(reason);

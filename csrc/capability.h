@@ -22,7 +22,8 @@ struct Case {
   int32_t block_q = 0, block_kv = 0;  // of a block list; 0 without
 };
 
-/// The engine's name, empty when none serves the case, and one sentence for each that stood aside.
+/// The engine's name, empty when none serves the case; one sentence for each that stood aside, and
+/// one for what slows the engine down.
 struct Choice {
   std::string engine;
   std::vector<std::string> reasons;

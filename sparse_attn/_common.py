@@ -29,7 +29,7 @@ _COMMON_SECTIONS = """attn_mask : Tensor, optional
         Keys ``j <= p`` only, with the lower-right alignment ``p = i + Skv - Sq``. For ``Sq != Skv``
         this differs from SDPA, whose ``is_causal`` aligns the upper left corner.
     scale : float, optional
-        Of the scores, ``1 / sqrt(D)`` by default; finite.
+        Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
     key_bounds : Tensor, optional
         int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
     query_offset : int or Tensor, optional

@@ -33,7 +33,8 @@ class Capability:
         ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable`` or ``hopper`` on CUDA; None when
         the call is refused, or when the table is missing.
     reasons : tuple of str
-        Sentences: why faster engines stand aside, or why the call is refused.
+        Sentences: why faster engines stand aside and what slows the one that serves, or why the
+        call is refused.
     served : bool
         The truth value.
 

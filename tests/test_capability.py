@@ -143,3 +143,16 @@ def test_without_the_table(device, monkeypatch):
     monkeypatch.delattr(sa, "_info", raising=False)
     answer = sa.can_use(*SHAPE.make(device), sa.Band(3))
     assert answer and answer.engine is None and "table is missing" in answer.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "sm, dtype, said", [(75, "bfloat16", True), (75, "float16", False), (80, "bfloat16", False)]
+)
+def test_bfloat16_without_tensor_cores_is_told(sm, dtype, said):
+    info = pytest.importorskip("sparse_attn._info", reason="the info module is not built")
+    case = dict(cuda=True, sm=sm, dtype=dtype, head_dim=64, seq_q=100, seq_kv=100)
+    case |= dict(aligned=True, dense_mask=False, scattered_globals=False, topk=False)
+    for requested in ("auto", "portable"):
+        engine, reasons = info.choose_engine(requested, **case, block_q=0, block_kv=0)
+        assert engine == "portable"
+        assert any("bfloat16 without tensor cores" in reason for reason in reasons) == said

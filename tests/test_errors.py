@@ -103,6 +103,10 @@ WRONG = {
     "scale-nan": (lambda c: c.band(scale=NAN), "scale that is a finite float32, got nan"),
     "scale-inf": (lambda c: c.band(scale=-INF), "scale that is a finite float32, got -inf"),
     "scale-large": (lambda c: c.band(scale=1e39), r"scale that is a finite float32, got 1e\+39"),
+    "scale-beyond-log2": (
+        lambda c: c.band(scale=-3.4e38),
+        r"scale of at most 2.3e\+38 in size, got",
+    ),
     "softcap": (
         lambda c: c.band(softcap=-1.0),
         "softcap that is 0 or a positive, finite, normal float32, got -1",
@@ -137,6 +141,12 @@ WRONG = {
     "layout-rows": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_q=4)),
         r"counts of shape \(1 or 2, 1 or 4, 3\), got shape \(1, 1, 4\)",
+    ),
+    "layout-rows-of-one-head": (
+        lambda c: sa.block_sparse_attention(
+            c.query[:1, :1], c.key[:1, :1], c.value[:1, :1], c.layout(num_q=4)
+        ),
+        r"counts of shape \(1, 1, 3\), got shape \(1, 1, 4\)",
     ),
     "layout-keys": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_kv=4)),

@@ -12,6 +12,7 @@ namespace sparse_attn {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
+constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 times as large
 
 void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
   if (tensor.dim() != 4) {
@@ -147,6 +148,9 @@ void fill_problem(const std::string& op, const CallArguments& args, Params* para
   params->scale = static_cast<float>(scale);
   if (!std::isfinite(params->scale)) {
     fail_expected(op, "scale that is a finite float32", text(scale));
+  }
+  if (std::fabs(scale) > kMaxScale) {
+    fail_expected(op, text("scale of at most ", kMaxScale, " in size"), text(scale));
   }
   params->bounds = check_bounds(op, args.key_bounds, query);
   check_offset(op, args, params);

@@ -77,6 +77,9 @@ int32_t check_block(const std::string& op, const char* name, int64_t block) {
   return static_cast<int32_t>(block);
 }
 
+/// The sizes that broadcast to `size`.
+std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
+
 void check_list_tensor(const std::string& op, const char* name, const MaybeTensor& tensor,
                        const Tensor& query, int64_t dims, int64_t num_q) {
   if (!tensor) fail_expected(op, name, "None");
@@ -87,8 +90,8 @@ void check_list_tensor(const std::string& op, const char* name, const MaybeTenso
               (t.size(1) == 1 || t.size(1) == query.size(1)) && t.size(2) == num_q;
   if (!fits) {
     fail_expected(op,
-                  text(name, " of shape (1 or ", query.size(0), ", 1 or ", query.size(1), ", ",
-                       num_q, dims == 4 ? ", max)" : ")"),
+                  text(name, " of shape (", one_or(query.size(0)), ", ", one_or(query.size(1)),
+                       ", ", num_q, dims == 4 ? ", max)" : ")"),
                   shape_of(t));
   }
   if (t.numel() > 0 && t.size(dims - 1) > 1 && t.stride(dims - 1) != 1) {
