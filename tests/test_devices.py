@@ -3,7 +3,7 @@ are apart."""
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -95,20 +95,16 @@ def test_threads_on_different_devices(attend):
     inputs = {device: [t.to(device) for t in first] for device in ("cuda:0", "cuda:1")}
     patterns = (sa.Full(), sa.Band((40, 0), sinks=3), sa.Strided(9, 8))
     want = [attend(pattern, *first).cpu() for pattern in patterns]
-    wrong = []
 
-    def work(device):
-        for _ in range(50):
-            for pattern, expected in zip(patterns, want, strict=True):
-                if not torch.equal(attend(pattern, *inputs[device]).cpu(), expected):
-                    wrong.append((device, pattern))
+    def right(device):
+        return all(
+            torch.equal(attend(pattern, *inputs[device]).cpu(), expected)
+            for _ in range(50)
+            for pattern, expected in zip(patterns, want, strict=True)
+        )
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        assert all(threads.map(right, inputs))
 
 
 FIRST_ON_THE_SECOND = """
