@@ -1,5 +1,7 @@
 """What only a GPU shows: graphs, streams, devices, malformed lists, forced tile shapes, sizes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from reference import DTYPES, PATTERNS, Shape, random_layout
@@ -79,6 +81,17 @@ def test_streams_do_not_mix(attend, device, name):
             got.append(attend(pattern, *tensors))
     torch.cuda.synchronize()
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_first_call_of_a_thread(attend, device, name):
+    """A new thread has no CUDA context until something makes it."""
+    tensors = SHAPE.make(device, torch.float16)
+    pattern = PATTERNS[name](SHAPE, device)
+    want = attend(pattern, *tensors)
+    with ThreadPoolExecutor(1) as thread:
+        got = thread.submit(attend, pattern, *tensors).result()
+    assert torch.equal(got, want)
 
 
 BAD = 2**31 - 1

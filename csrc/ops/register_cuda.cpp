@@ -19,7 +19,11 @@ class CudaBackend : public Backend {
   }
   const Tools& tools() const override { return cuda::kTools; }
   std::shared_ptr<void> enter(int32_t device) const override {
-    return std::make_shared<torch::stable::accelerator::DeviceGuard>(device);
+    auto guard = std::make_shared<torch::stable::accelerator::DeviceGuard>(device);
+    // A thread's first call has no context yet, which the driver's functions, unlike the runtime's,
+    // do not make.
+    cudaSetDevice(device);
+    return guard;
   }
   void* stream(int32_t device) const override {
     void* stream = nullptr;
