@@ -14,6 +14,7 @@ import torch
 from typing_extensions import Unpack
 
 from . import ops
+from ._autocast import autocast
 from ._checks import check_tensor
 from ._common import Common, check_pattern, op_arguments
 from .patterns import BlockTopK, Full, Pattern
@@ -131,7 +132,11 @@ def can_use(
         check_tensor("can_use", name, tensor)
     pattern = Full() if pattern is None else pattern
     check_pattern("can_use", pattern)
-    refusal = _refusal(query, key, value, pattern, dict(common))
+    calls: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
+    if common.get("out") is None:
+        calls = autocast(calls, query.device.type)
+    query, key, value = (calls.pop(name) for name in ("query", "key", "value"))
+    refusal = _refusal(query, key, value, pattern, calls)
     if refusal is not None:
         return Capability(None, (refusal,), False)
     try:

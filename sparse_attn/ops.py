@@ -1,46 +1,23 @@
-"""Fake kernels, the refusing backward and the door to the registered ops.
+"""Fake kernels and the door to the registered ops.
 
 Everything is derived from the schemas that the C++ library registers: every attention op has one
-fake kernel, its ``_out`` twin another. The ops are for inference, so a backward pass raises one
-sentence. ``call`` turns the errors of the ops into Python's.
+fake kernel, its ``_out`` twin another; what differentiation and autocast meet stands in
+``_autograd`` and ``_autocast``. ``call`` turns the errors of the ops into Python's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from . import _load
+from ._autocast import register_autocast
+from ._autograd import InferenceOnly, register_refusals
+from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
-
-#: Ops with the common arguments; each has a twin ``<op>_out``.
-ATTENTION_OPS = (
-    "naive",
-    "fused",
-    "band",
-    "dilated",
-    "strided",
-    "block_sparse",
-    "topk",
-    "block_topk",
-)
-#: Ops that prepare or combine; ``merge_states`` has a twin ``merge_states_out``.
-TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states")
-
-
-def _bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by name, with the schema's defaults."""
-    bound = {}
-    for index, argument in enumerate(op._schema.arguments):
-        if index < len(args):
-            bound[argument.name] = args[index]
-        else:
-            bound[argument.name] = kwargs.get(argument.name, argument.default_value)
-    return bound
 
 
 def _check_meta(name: str, tensors: dict[str, Any]) -> None:
@@ -62,19 +39,19 @@ def _check_meta(name: str, tensors: dict[str, Any]) -> None:
 
 def _attention_fake(op: Any) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        bound = _bound(op, args, kwargs)
-        _check_meta(op._schema.name.partition("::")[2], bound)
-        query = bound["query"]
-        shape = query.shape[:3] if bound["return_lse"] else (0,)
+        arguments = bound(op, args, kwargs)
+        _check_meta(op._schema.name.partition("::")[2], arguments)
+        query = arguments["query"]
+        shape = query.shape[:3] if arguments["return_lse"] else (0,)
         return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
 
     return fake
 
 
 def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    bound = _bound(torch.ops.sparse_attn.select_blocks.default, args, kwargs)
-    _check_meta("select_blocks", bound)
-    query, key, block = bound["query"], bound["key"], bound["block_size"]
+    arguments = bound(overload("select_blocks"), args, kwargs)
+    _check_meta("select_blocks", arguments)
+    query, key, block = (arguments[name] for name in ("query", "key", "block_size"))
     batch, heads, seq_q = query.shape[:3]
     num_q, num_kv = -(-seq_q // block), -(-key.shape[2] // block)
     counts = query.new_empty((batch, heads, num_q), dtype=torch.int32)
@@ -95,65 +72,26 @@ def _merge_states_fake(
 
 
 def _out_fake(name: str) -> Callable[..., None]:
-    op = getattr(torch.ops.sparse_attn, f"{name}_out").default
+    op = overload(f"{name}_out")
 
     def fake(*args: Any, **kwargs: Any) -> None:
-        _check_meta(name, _bound(op, args, kwargs))
+        _check_meta(name, bound(op, args, kwargs))
 
     return fake
 
 
-def _refuse_backward(name: str) -> Callable[..., Any]:
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            f"sparse_attn::{name}: expected inference (torch.no_grad() or inference_mode()), "
-            "got a backward pass"
-        )
-
-    return backward
-
-
-def _refuse_grad_mode(name: str) -> Callable[..., None]:
-    """Autograd kernel of an ``_out`` op: out= cannot carry a gradient."""
-    op = getattr(torch.ops.sparse_attn, name).default
-
-    def kernel(*args: Any, **kwargs: Any) -> None:
-        if torch.is_grad_enabled():
-            for argument, value in _bound(op, args, kwargs).items():
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    raise RuntimeError(
-                        f"sparse_attn::{name.removesuffix('_out')}: expected out= under "
-                        f"torch.no_grad(), got {argument} that requires grad"
-                    )
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
-
-    return kernel
-
-
 def _register() -> None:
-    namespace = torch.ops.sparse_attn
-    fakes = {name: _attention_fake(getattr(namespace, name).default) for name in ATTENTION_OPS}
+    fakes = {name: _attention_fake(overload(name)) for name in ATTENTION_OPS}
     fakes["select_blocks"] = _select_blocks_fake
     fakes["list_from_mask"] = _list_from_mask_fake
     fakes["merge_states"] = _merge_states_fake
     for name, fake in fakes.items():
         torch.library.register_fake(f"sparse_attn::{name}", fake)
-    for name in (*ATTENTION_OPS, "merge_states"):
-        torch.library.register_autograd(f"sparse_attn::{name}", _refuse_backward(name))
+    with_twin = (*ATTENTION_OPS, "merge_states")
+    for name in with_twin:
         torch.library.register_fake(f"sparse_attn::{name}_out", _out_fake(name))
-        kernel = _refuse_grad_mode(f"{name}_out")
-        torch.library.impl(f"sparse_attn::{name}_out", "Autograd", kernel)
-
-
-def _refuse_tangents(name: str, arguments: Iterable[Any]) -> None:
-    """Forward-mode differentiation would lose the tangents without a word."""
-    for value in arguments:
-        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-            raise RuntimeError(
-                f"sparse_attn::{name.removesuffix('_out')}: expected inference (no dual tensors), "
-                "got forward-mode differentiation"
-            )
+    register_refusals(with_twin)
+    register_autocast((*ATTENTION_OPS, "select_blocks"))
 
 
 def _translated(error: RuntimeError) -> Exception:
@@ -180,16 +118,15 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     RuntimeError
         A call under forward-mode differentiation: the ops are for inference.
     """
-    op = getattr(torch.ops.sparse_attn, name).default
+    op = overload(name)
     if torch.compiler.is_compiling():
         return op(*args, **kwargs)
-    if getattr(forward_ad, "_current_level", 0) >= 0:
-        _refuse_tangents(name, (*args, *kwargs.values()))
     try:
         return op(*args, **kwargs)
+    except InferenceOnly:
+        raise
     except RuntimeError as error:
         raise _translated(error) from None
 
 
-_load.load()
 _register()

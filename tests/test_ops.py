@@ -193,6 +193,20 @@ def test_forward_mode_raises_one_sentence(device):
     assert torch.equal(tangent, query * want)
 
 
+@pytest.mark.parametrize("name", PATTERNS)
+def test_straight_calls_refuse_forward_mode(device, name):
+    op, (query, key, value), arguments = call_of(name, device)
+    out, twin = torch.empty_like(query), getattr(OPS, f"{op}_out")
+    sentence = rf"^sparse_attn::{op}: expected inference \(no dual tensors\), got forward-mode"
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(value, torch.ones_like(value))
+        with pytest.raises(RuntimeError, match=sentence):
+            getattr(OPS, op)(query, key, dual, **arguments)
+        with pytest.raises(RuntimeError, match=sentence):
+            twin(query, key, dual, **arguments, out=out)
+        getattr(OPS, op)(query, key, value, **arguments)  # no dual among its inputs
+
+
 @pytest.mark.parametrize("position", [2**31, 2**32, 2**32 + 3, 3 - 2**32, -1, 100])
 def test_global_tokens_beyond_the_keys_are_none(device, position):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)

@@ -1,0 +1,91 @@
+"""What differentiation meets: the ops are for inference and say so, one sentence each.
+
+An output requires grad where an input does, and its backward raises. Forward-mode differentiation,
+which would lose the tangents without a word, and ``out=`` for inputs that require grad raise at
+once. Registered by ``ops``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ._schema import bound, overload
+
+__all__ = ["InferenceOnly", "register_refusals"]
+
+
+class InferenceOnly(RuntimeError):
+    """Differentiation of an op that is for inference."""
+
+
+def _refuse_tangents(name: str, arguments: Iterable[Any]) -> None:
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise InferenceOnly(
+                f"sparse_attn::{name}: expected inference (no dual tensors), "
+                "got forward-mode differentiation"
+            )
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    """Autograd kernel of a functional op."""
+    op = overload(name)
+
+    def below(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    class Refusing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, kwargs: dict[str, Any], *args: Any) -> Any:
+            return below(*args, **kwargs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise InferenceOnly(
+                f"sparse_attn::{name}: expected inference (torch.no_grad() or inference_mode()), "
+                "got a backward pass"
+            )
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        _refuse_tangents(name, (*args, *kwargs.values()))
+        if torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in args
+        ):
+            return Refusing.apply(kwargs, *args)
+        return below(*args, **kwargs)
+
+    return kernel
+
+
+def _out_kernel(name: str) -> Callable[..., None]:
+    """Autograd kernel of an op's ``_out`` twin: out= cannot carry a gradient."""
+    op = overload(f"{name}_out")
+
+    def kernel(*args: Any, **kwargs: Any) -> None:
+        arguments = bound(op, args, kwargs)
+        _refuse_tangents(name, arguments.values())
+        if torch.is_grad_enabled():
+            for argument, value in arguments.items():
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    raise RuntimeError(
+                        f"sparse_attn::{name}: expected out= under torch.no_grad(), "
+                        f"got {argument} that requires grad"
+                    )
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def register_refusals(names: Iterable[str]) -> None:
+    """Register the autograd kernels of ops that have an ``_out`` twin."""
+    for name in names:
+        torch.library.impl(f"sparse_attn::{name}", "Autograd", _kernel(name))
+        torch.library.impl(f"sparse_attn::{name}_out", "Autograd", _out_kernel(name))

@@ -1,0 +1,44 @@
+"""The registered ops by name, and the arguments of a call by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _load
+
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "bound", "overload"]
+
+#: Ops with the common arguments; each has a twin ``<op>_out``.
+ATTENTION_OPS = (
+    "naive",
+    "fused",
+    "band",
+    "dilated",
+    "strided",
+    "block_sparse",
+    "topk",
+    "block_topk",
+)
+#: Ops that prepare or combine; ``merge_states`` has a twin ``merge_states_out``.
+TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states")
+
+
+def overload(name: str) -> Any:
+    """Return the registered op."""
+    return getattr(torch.ops.sparse_attn, name).default
+
+
+def bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by name, with the schema's defaults."""
+    arguments = {}
+    for index, argument in enumerate(op._schema.arguments):
+        if index < len(args):
+            arguments[argument.name] = args[index]
+        else:
+            arguments[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return arguments
+
+
+_load.load()
