@@ -205,4 +205,5 @@ BARS = (
     Bar("cpu variants, float32", "band 256", "rate", 0.75, 0.9, "dense"),
     Bar("cpu variants, float32", "blocks 16", "rate", 0.75, 0.9, "dense"),
     Bar("cpu variants, float32", "top-k 64", "speed", 1.0, 1.5, "sdpa"),
+    Bar("cpu variants, float32", "top-k 512", "speed", 1.0, 1.2, "sdpa"),
 )

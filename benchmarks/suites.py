@@ -190,6 +190,7 @@ def cpu() -> list[Group]:
         ("block top-k", BlockTopK(128, 0.25), False),
         ("top-k", TopK(256), False),
         ("top-k 64", TopK(64), False),
+        ("top-k 512", TopK(512), False),
     ):
         entries.append(Entry(name, _as(full, spec, causal=cut)))
     entries.append(Entry("sdpa with the band's mask", _as(full, Band(1023), causal=True), "sdpa"))

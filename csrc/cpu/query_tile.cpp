@@ -34,7 +34,6 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   kept_scores = arena->take<float>(max_rows * plan.topk.stride);
   kept_columns = arena->take<int32_t>(max_rows * plan.topk.stride);
   cursor = arena->take<int32_t>(max_rows);
-  ranks = arena->take<int32_t>(plan.topk.stride);
   terms = arena->take<float>(plan.chunk_keys);
 }
 

@@ -30,7 +30,6 @@ struct TileScratch {
   float* kept_scores = nullptr;     // [rows, topk.stride]
   int32_t* kept_columns = nullptr;  // [rows, topk.stride]
   int32_t* cursor = nullptr;        // [rows], walks through kept
-  int32_t* ranks = nullptr;         // [topk.stride]
   float* terms = nullptr;           // [chunk_keys], of attn_mask at the kept columns
 
   TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena);

@@ -20,16 +20,16 @@ TopkRoom::TopkRoom(int32_t k, int64_t columns, int32_t chunk) : k(k) {
 }
 
 void TopkRow::add(const VectorMath& math, const TopkRoom& room, const float* chunk, int32_t n,
-                  int32_t first, int32_t* ranks) {
+                  int32_t first) {
   count += math.collect(chunk, n, threshold, first, scores + count, columns + count);
   if (count > room.limit) {
-    count = math.keep_highest(scores, columns, count, room.k, room.most, ranks, &threshold);
+    count = math.keep_highest(scores, columns, count, room.k, room.most, &threshold);
   }
 }
 
-void TopkRow::finish(const VectorMath& math, const TopkRoom& room, int32_t* ranks) {
+void TopkRow::finish(const VectorMath& math, const TopkRoom& room) {
   if (count <= room.k) return;
-  count = math.keep_highest(scores, columns, count, room.k, room.k, ranks, &threshold);
+  count = math.keep_highest(scores, columns, count, room.k, room.k, &threshold);
 }
 
 }  // namespace sparse_attn::cpu

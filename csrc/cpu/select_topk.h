@@ -29,9 +29,9 @@ struct TopkRow {
 
   /// Takes in the next n columns, which count from `first`.
   void add(const VectorMath& math, const TopkRoom& room, const float* chunk, int32_t n,
-           int32_t first, int32_t* ranks);
+           int32_t first);
   /// Leaves the k highest, ascending by column, or all when the row sees fewer.
-  void finish(const VectorMath& math, const TopkRoom& room, int32_t* ranks);
+  void finish(const VectorMath& math, const TopkRoom& room);
 };
 
 }  // namespace sparse_attn::cpu

@@ -85,9 +85,9 @@ struct VectorMath {
   /// Keeps, in their order, the highest of n candidates, k < n: k of them, of equal ones the first,
   /// or somewhat more where `most` allows. Returns how many; what is not above the threshold that
   /// it writes, and comes later, is not among the k highest. NaN is the highest. Room for 16
-  /// entries past n; `ranks` is scratch of that size.
+  /// entries past n.
   int32_t (*keep_highest)(float* candidates, int32_t* columns, int32_t n, int32_t k, int32_t most,
-                          int32_t* ranks, float* threshold);
+                          float* threshold);
 };
 
 /// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512 forces a lesser set.

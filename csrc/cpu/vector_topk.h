@@ -42,23 +42,6 @@ inline void store_chosen(void* target, Vector x, uint32_t bits) {
 #endif
 }
 
-/// Integers in the order of the floats; -0 equals 0, NaN stands above everything.
-inline Ints ordered(Floats x) {
-  Ints bits = Ints(x + 0.0f);
-  Ints is_nan = x != x;
-  return (~is_nan & (bits ^ ((bits >> 31) & 0x7fffffff))) | (is_nan & 0x7fffffff);
-}
-
-inline int32_t rank_of_score(float score) { return ordered(broadcast(score))[0]; }
-
-/// A score that everything of a higher rank is above; infinity for that of NaN.
-inline float score_of_rank(int32_t rank) {
-  int32_t bits = rank ^ ((rank >> 31) & 0x7fffffff);
-  float score;
-  __builtin_memcpy(&score, &bits, sizeof(score));
-  return score == score ? score : kInfinity;
-}
-
 int32_t collect(const float* scores, int32_t n, float threshold, int32_t first, float* candidates,
                 int32_t* columns) {
   int32_t count = 0;
@@ -81,92 +64,106 @@ int32_t collect(const float* scores, int32_t n, float threshold, int32_t first, 
   return count;
 }
 
-/// How many of n ranks, a multiple of kLanes, are not below `rank`.
-int32_t count_from(const int32_t* ranks, int32_t n, int32_t rank) {
+/// Numbers in the order of the scores, without gaps between neighbours; -0 counts as 0.
+inline int64_t rank_of_score(float score) {
+  int32_t bits;
+  score += 0.0f;
+  __builtin_memcpy(&bits, &score, sizeof(bits));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+inline float score_of_rank(int64_t rank) {
+  int32_t bits = static_cast<int32_t>(rank ^ ((rank >> 31) & 0x7fffffff));
+  float score;
+  __builtin_memcpy(&score, &bits, sizeof(score));
+  return score;
+}
+
+/// How many of n scores, a multiple of kLanes, are not below `score`.
+int32_t count_from(const float* scores, int32_t n, float score) {
   Ints below[4] = {};
   int32_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int k = 0; k < 4; ++k) below[k] += load<Ints>(ranks + i + k * kLanes) < rank;
+    for (int k = 0; k < 4; ++k) below[k] += load<Floats>(scores + i + k * kLanes) < score;
   }
-  for (; i < n; i += kLanes) below[0] += load<Ints>(ranks + i) < rank;
+  for (; i < n; i += kLanes) below[0] += load<Floats>(scores + i) < score;
   Ints sum = (below[0] + below[1]) + (below[2] + below[3]);
   int32_t count = n;
   for (int lane = 0; lane < kLanes; ++lane) count += sum[lane];
   return count;
 }
 
-/// The integers that ranks lie between: low <= rank < high.
-struct RankRange {
+/// Scores by rank, low <= rank < high, and how many reach the two.
+struct Bracket {
   int64_t low, high;
+  int32_t reach_low, reach_high;
 };
 
-RankRange range_of(const int32_t* ranks, int32_t n) {
-  Ints least = load<Ints>(ranks), most = least;
-  for (int32_t i = kLanes; i < n; i += kLanes) {
-    Ints x = load<Ints>(ranks + i);
-    least = x < least ? x : least;
-    most = x > most ? x : most;
+Bracket bracket_all(const float* scores, int32_t n) {
+  Floats most = broadcast(-kInfinity), most_below = most;
+  for (int32_t i = 0; i < n; i += kLanes) {
+    Floats x = load<Floats>(scores + i);
+    most = larger(x, most);
+    most_below = larger(-x, most_below);
   }
-  RankRange range = {least[0], most[0]};
-  for (int lane = 1; lane < kLanes; ++lane) {
-    range.low = least[lane] < range.low ? least[lane] : range.low;
-    range.high = most[lane] > range.high ? most[lane] : range.high;
-  }
-  return {range.low, range.high + 1};
+  return {rank_of_score(-horizontal_max(most_below)), rank_of_score(horizontal_max(most)) + 1, n,
+          0};
 }
 
-/// The rank of the score halfway between two ranks' scores, which mostly splits better than the
-/// rank halfway; that one where there is no such score.
-int64_t middle_score(RankRange range) {
-  float score = 0.5f * score_of_rank(static_cast<int32_t>(range.low)) +
-                0.5f * score_of_rank(static_cast<int32_t>(range.high - 1));
-  int64_t rank = rank_of_score(score);
-  return rank > range.low && rank < range.high ? rank : range.low + (range.high - range.low) / 2;
+/// A rank inside the bracket: by the counts at its ends, which mostly come close in few steps, or,
+/// every third time, halfway, which bounds the number of steps.
+int64_t split(const Bracket& bracket, int32_t wanted, int step) {
+  int64_t half = bracket.low + (bracket.high - bracket.low) / 2;
+  if (step % 3 == 0) return half;
+  float low = score_of_rank(bracket.low), high = score_of_rank(bracket.high - 1);
+  float part = static_cast<float>(bracket.reach_low - wanted) /
+               static_cast<float>(bracket.reach_low - bracket.reach_high);
+  float score = low + (high - low) * part;
+  if (!(score > low && score < high)) return half;
+  return rank_of_score(score);
 }
 
-/// A rank that at least k of the n reach, `reach` of them: no more than `most` unless it is a tie.
-int32_t rank_of_kth(const int32_t* ranks, int32_t n, int32_t k, int32_t most, int32_t* reach) {
-  RankRange range = range_of(ranks, n);  // k reach low, fewer reach high
-  for (int step = 1; *reach > most && range.high - range.low > 1; ++step) {
-    // Halving the ranks every third time bounds the number of steps.
-    int64_t middle = step % 3 == 0 ? range.low + (range.high - range.low) / 2 : middle_score(range);
-    int32_t count = count_from(ranks, n, static_cast<int32_t>(middle));
+/// Narrows the bracket, whose low end k or more reach, until no more than `most` reach it or it
+/// holds a single score.
+void narrow(const float* scores, int32_t n, int32_t k, int32_t most, Bracket* bracket) {
+  for (int step = 1; bracket->reach_low > most && bracket->high - bracket->low > 1; ++step) {
+    int64_t middle = split(*bracket, k + (most - k) / 2, step);
+    int32_t count = count_from(scores, n, score_of_rank(middle));
     if (count >= k) {
-      range.low = middle;
-      *reach = count;
+      bracket->low = middle;
+      bracket->reach_low = count;
     } else {
-      range.high = middle;
+      bracket->high = middle;
+      bracket->reach_high = count;
     }
   }
-  return static_cast<int32_t>(range.low);
 }
 
 int32_t keep_highest(float* candidates, int32_t* columns, int32_t n, int32_t k, int32_t most,
-                     int32_t* ranks, float* threshold) {
+                     float* threshold) {
   int32_t whole = (n + kLanes - 1) / kLanes * kLanes;
+  for (int32_t i = n; i < whole; ++i) candidates[i] = candidates[0];
+  Bracket bracket = bracket_all(candidates, whole);
   for (int32_t i = n; i < whole; ++i) candidates[i] = -kInfinity;
-  for (int32_t i = 0; i < whole; i += kLanes) {
-    store(ranks + i, ordered(load<Floats>(candidates + i)));
-  }
-  int32_t reach = n, kept = 0;
-  int32_t rank = rank_of_kth(ranks, whole, k, most, &reach);
-  *threshold = score_of_rank(rank);
-  for (int32_t i = 0; i < whole; i += kLanes) {
-    Ints x = load<Ints>(ranks + i);
-    Floats score = load<Floats>(candidates + i);
+  bracket.reach_low = n;
+  narrow(candidates, whole, k, most, &bracket);
+  float least = score_of_rank(bracket.low);
+  *threshold = least;
+  int32_t kept = 0;
+  for (int32_t i = 0; i < n; i += kLanes) {
+    Floats x = load<Floats>(candidates + i);
     Ints column = load<Ints>(columns + i);
-    uint32_t bits = lane_bits(x >= rank);
-    store_chosen(candidates + kept, score, bits);
+    uint32_t bits = lane_bits(~(x < least));
+    store_chosen(candidates + kept, x, bits);
     store_chosen(columns + kept, column, bits);
-    store_chosen(ranks + kept, x, bits);
     kept += __builtin_popcount(bits);
   }
-  if (reach <= most) return reach;
-  // Of equal ranks the first stay.
+  if (bracket.reach_low <= most) return bracket.reach_low;
+  // Of equal scores the first stay.
   int32_t room = k;
-  for (int32_t i = 0; i < reach; ++i) room -= ranks[i] > rank;
+  for (int32_t i = 0; i < bracket.reach_low; ++i) room -= !(candidates[i] <= least);
   for (int32_t i = 0, next = 0; next < k; ++i) {
-    bool tie = ranks[i] == rank;
+    bool tie = candidates[i] <= least;
     candidates[next] = candidates[i];
     columns[next] = columns[i];
     next += !tie || room > 0;
