@@ -9,6 +9,7 @@ namespace {
 constexpr int32_t kChunkKeys = 512;
 constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
 constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
+constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
 
@@ -22,7 +23,11 @@ int32_t reach(const AttentionParams& params) {
 
 /// Whether products take panels of keys instead of BLAS, where rows are not too few for either.
 bool use_panels(const AttentionParams& params) {
-  return vector_math().group_rows > 0 && params.head_dim % kPanelKeys == 0;
+  const VectorMath& math = vector_math();
+  const BlockList& list = params.pattern.list;
+  bool few_rows = list.present() && list.block_q <= kFewListedRows;
+  return math.group_rows > 0 && params.head_dim % kPanelKeys == 0 &&
+         (few_rows || params.head_dim <= math.panel_head_dim);
 }
 
 int32_t chunk_keys(const AttentionParams& params) {

@@ -68,6 +68,8 @@ struct VectorMath {
                          int32_t head_dim, float* out);
   /// Rows of a product with panels, at most; 0 where BLAS is as good.
   int32_t group_rows;
+  /// Up to here panels are faster than BLAS even where many rows share a tile.
+  int32_t panel_head_dim;
   /// Writes a panel from kPanelKeys rows that are `stride` apart.
   void (*pack_panel)(const float* keys, int64_t stride, int32_t head_dim, float* panel);
   /// scores[row, key] = query[row] . key for the keys of consecutive panels; the head dim is a

@@ -11,8 +11,12 @@ namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {
 
 constexpr int kPanelVectors = kPanelKeys / kLanes;
-constexpr int32_t kGroupRows = 12 / kPanelVectors;  // 12 sums leave registers for operands
-constexpr bool kHasPanels = kLanes == 8;            // BLAS is faster with AVX-512, and without AVX2
+// Sums of a group: 12 of 16 registers, or 24 of 32 for two panels at a time.
+constexpr int kGroupVectors = kLanes == 16 ? 2 : kPanelVectors;
+constexpr int32_t kGroupRows = kLanes == 16 ? 12 : 12 / kPanelVectors;
+// BLAS is faster without AVX2, and with AVX-512 above this head dim unless rows are few.
+constexpr int32_t kPanelHeadDim = kLanes == 16 ? 64 : 256;
+constexpr bool kHasPanels = kLanes >= 8;
 // Products summed one after the other; then the sum joins the rest. It bounds the rounding errors.
 constexpr int32_t kSumLength = 32;        // of scores
 constexpr int32_t kValueSumLength = 256;  // of values
@@ -43,66 +47,85 @@ void pack_panel(const float* keys, int64_t stride, int32_t head_dim, float* pane
   }
 }
 
-/// Sums of a group of rows with the keys of a panel, or with 16 elements of values.
-template <int kRows>
+/// Sums of a group of rows with the keys of panels, or with elements of values.
+template <int kRows, int kVectors>
 struct GroupSums {
-  Floats sum[kRows][kPanelVectors] = {};
+  Floats sum[kRows][kVectors] = {};
 
   void add_from(const float* source, int64_t stride) {
     for (int row = 0; row < kRows; ++row) {
-      for (int k = 0; k < kPanelVectors; ++k) {
+      for (int k = 0; k < kVectors; ++k) {
         sum[row][k] += load<Floats>(source + row * stride + k * kLanes);
       }
     }
   }
   void store_to(float* target, int64_t stride) const {
     for (int row = 0; row < kRows; ++row) {
-      for (int k = 0; k < kPanelVectors; ++k) {
+      for (int k = 0; k < kVectors; ++k) {
         store(target + row * stride + k * kLanes, sum[row][k]);
       }
     }
   }
-  /// sum[row] += factors[row] * vectors, over `count` steps along both.
-  void multiply(const float* factors, int64_t factor_stride, const float* vectors,
+  /// sum[row] += factors[row] * vectors, over `count` steps along both; the vectors of a step are
+  /// `gap` apart.
+  void multiply(const float* factors, int64_t factor_stride, const float* vectors, int64_t gap,
                 int64_t vector_stride, int64_t count) {
     for (int64_t i = 0; i < count; ++i, vectors += vector_stride) {
-      Floats vector[kPanelVectors];
-      for (int k = 0; k < kPanelVectors; ++k) vector[k] = load<Floats>(vectors + k * kLanes);
+      Floats vector[kVectors];
+      for (int k = 0; k < kVectors; ++k) vector[k] = load<Floats>(vectors + k * gap);
       for (int row = 0; row < kRows; ++row) {
         Floats factor = broadcast(factors[row * factor_stride + i]);
-        for (int k = 0; k < kPanelVectors; ++k) sum[row][k] += factor * vector[k];
+        for (int k = 0; k < kVectors; ++k) sum[row][k] += factor * vector[k];
       }
     }
   }
 };
 
-template <int kRows>
-void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
+/// Scores with the keys of consecutive panels, kVectors vectors at a time.
+template <int kRows, int kVectors>
+void panel_scores_by(const float* query, int64_t query_stride, int32_t head_dim,
                      const float* panels, int32_t num_panels, float* scores, int64_t stride) {
-  for (int32_t panel = 0; panel < num_panels; ++panel) {
+  constexpr int32_t kKeys = kVectors * kLanes;
+  int64_t gap = kPanelVectors > 1 ? kLanes : int64_t{kPanelKeys} * head_dim;
+  for (int32_t panel = 0; panel < num_panels; panel += kKeys / kPanelKeys) {
     for (int32_t d = 0; d < head_dim; d += kSumLength) {
       int32_t count = head_dim - d < kSumLength ? head_dim - d : kSumLength;
-      GroupSums<kRows> sums;
-      sums.multiply(query + d, query_stride, panels, kPanelKeys, count);
+      GroupSums<kRows, kVectors> sums;
+      sums.multiply(query + d, query_stride, panels, gap, kPanelKeys, count);
       if (d > 0) sums.add_from(scores, stride);
       sums.store_to(scores, stride);
       panels += count * kPanelKeys;
     }
-    scores += kPanelKeys;
+    panels += (kKeys - kPanelKeys) * int64_t{head_dim};
+    scores += kKeys;
   }
 }
 
 template <int kRows>
-void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
-                     int64_t value_stride, int32_t head_dim, float* out) {
-  for (int32_t d = 0; d < head_dim; d += kPanelKeys) {
+void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
+                     const float* panels, int32_t num_panels, float* scores, int64_t stride) {
+  int32_t rest = num_panels % (kGroupVectors / kPanelVectors), most = num_panels - rest;
+  panel_scores_by<kRows, kGroupVectors>(query, query_stride, head_dim, panels, most, scores,
+                                        stride);
+  if (rest == 0) return;
+  panel_scores_by<kRows, kPanelVectors>(query, query_stride, head_dim,
+                                        panels + int64_t{most} * kPanelKeys * head_dim, rest,
+                                        scores + most * kPanelKeys, stride);
+}
+
+/// Elements [begin, end) of the sums over the runs, kVectors vectors at a time.
+template <int kRows, int kVectors>
+void panel_values_by(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
+                     int64_t value_stride, int32_t begin, int32_t end, int32_t head_dim,
+                     float* out) {
+  for (int32_t d = begin; d < end; d += kVectors * kLanes) {
     const float* weight = weights;
     for (int32_t run = 0, first = 0; run < num_runs;) {
-      GroupSums<kRows> sums;
+      GroupSums<kRows, kVectors> sums;
       for (int32_t room = kValueSumLength; run < num_runs && room > 0;) {
         int32_t left = runs[run].count - first, count = left < room ? left : room;
-        sums.multiply(weight, stride, runs[run].values + first * value_stride + d, value_stride,
-                      count);
+        sums.multiply(weight, stride, runs[run].values + first * value_stride + d, kLanes,
+                      value_stride, count);
         weight += count;
         room -= count;
         first = count < left ? first + count : 0;
@@ -112,6 +135,17 @@ void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs,
       sums.store_to(out + d, head_dim);
     }
   }
+}
+
+template <int kRows>
+void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
+                     int64_t value_stride, int32_t head_dim, float* out) {
+  int32_t most = head_dim / (kGroupVectors * kLanes) * (kGroupVectors * kLanes);
+  panel_values_by<kRows, kGroupVectors>(weights, stride, runs, num_runs, value_stride, 0, most,
+                                        head_dim, out);
+  if (most == head_dim) return;
+  panel_values_by<kRows, kPanelVectors>(weights, stride, runs, num_runs, value_stride, most,
+                                        head_dim, head_dim, out);
 }
 
 template <int kRows = kGroupRows>
