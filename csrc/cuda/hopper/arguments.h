@@ -36,6 +36,7 @@ struct Arguments {
   // to natural units (softcap, or a scale that is not positive) and scale_log2 is log2(e).
   float scale_log2 = 0;
   bool transform = false;
+  bool plain = false;  // KernelKind::kPlain serves the call
 
   int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
   int32_t group = 1;     // query heads that share a key head

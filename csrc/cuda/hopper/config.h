@@ -1,6 +1,6 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
-// producers, of which one warp plans, two load and one writes masks, and kConsumers warpgroups of
-// 64 query rows each. Which configurations exist and when each is chosen stands in engine.cu.
+// producers, of which one warp plans, two load and one may write masks, and kConsumers warpgroups
+// of 64 query rows each. Which configurations exist and when each is chosen stands in engine.cu.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,17 @@ constexpr int kWarpRows = 16;            // ... and those that one of its warps 
 constexpr int kMaxSharedBytes = 232448;  // that a block may have on sm_90
 constexpr int kMinBoxRows = 16;          // least keys that one copy of a list tile brings
 
-template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_>
+/// What a kernel is compiled for. A plain one serves ranges whose rows each see a window one key
+/// behind that of the row above, of scores that are only scaled: full, causal, band, dilated.
+enum class KernelKind { kPlain, kGeneral };
+
+template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_, KernelKind kKind>
 struct Config {
   static constexpr Dtype kDtype = kDtype_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int BLOCK_KV = BLOCK_KV_;
   static constexpr int kConsumers = kConsumers_;
+  static constexpr bool kPlain = kKind == KernelKind::kPlain;
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kConsumers == 1 ? 2 : 1;
@@ -41,7 +46,8 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM == 256;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
-  static constexpr int kStages = 2;  // of the key ring and of the value ring
+  static constexpr int kStages = 2;             // of the key ring and of the value ring
+  static constexpr bool kMaskWriter = !kPlain;  // else consumers find their masks themselves
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
@@ -82,9 +88,10 @@ enum class TileKind : int32_t { kWhole, kMasked, kLead };
 enum class Follows : int32_t { kNothing, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
-struct StepInfo {
+struct alignas(16) StepInfo {
   int32_t masked;
   Follows follows;
+  int32_t key;  // its first, in a plain kernel
 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.
@@ -104,7 +111,7 @@ struct SharedStorage {
   alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
   uint8_t value[C::kStages][C::kKeyBytes];
-  RowMask mask[C::BLOCK_Q];  // of the masked tile that comes next
+  RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // of the masked tile that comes next
   Work work[kWorkSlots];
   StepInfo info[kInfoSlots];
 

@@ -12,6 +12,7 @@
 #include "arguments.h"
 #include "config.h"
 #include "epilogue.cuh"
+#include "mask_words.h"
 #include "softmax.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -55,14 +56,20 @@ class Consumer {
       if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
       query_.advance();
       work_.advance();
-      if (C::kCrossTile && next_work()) {
-        cross_tiles(rows, finished);
-        continue;
+      const bool crosses = C::kCrossTile && next_work();
+      if (crosses) {
+        cross_tiles();
+      } else {
+        finish_products();
       }
-      finish_products();
       write_out(rows, finished);
-      if (C::kCrossTile || !next_work()) break;
-      begin_tile();
+      if (crosses) {
+        pack_probabilities();
+        clear_out();
+      } else {
+        if (C::kCrossTile || !next_work()) break;
+        begin_tile();
+      }
     }
     epilogue_.drain();
   }
@@ -111,7 +118,7 @@ class Consumer {
   }
 
   /// The first QK of the next tile with the last PV of the finished one.
-  __device__ __forceinline__ void cross_tiles(const SoftmaxState& rows, int32_t finished) {
+  __device__ __forceinline__ void cross_tiles() {
     wait_query();
     wait_key();
     take_turn();
@@ -127,9 +134,6 @@ class Consumer {
     release_key();
     prepare_scores();
     softmax_behind_pv<true, true>();
-    write_out(rows, finished);
-    pack_probabilities();
-    clear_out();
   }
 
   /// P of the step, while the PV of the step before ends.
@@ -185,15 +189,33 @@ class Consumer {
 
   // ---- Scores -----------------------------------------------------------------------------------
 
-  /// Reads what this thread's rows see of the tile whose QK runs, if it needs a mask.
+  /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
     if (!info_.masked) return;
-    ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
-    const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
+    if (C::kMaskWriter) {
+      read_mask();
+      return;
+    }
+    const Work& work = smem_.work[work_.index];
+    const int32_t v = work.first_row + work.slice.shift + row_in_tile();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
+    for (int r = 0; r < 2; ++r) {
+      visible_[r] = window_columns(args_.params.pattern, v + 8 * r, work.slice.keys.length,
+                                   info_.key + 2 * (lane_ % 4));
+    }
+  }
+
+  __device__ __forceinline__ void read_mask() {
+    ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row_in_tile() + 8 * r].word[lane_ % 4];
     ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_empty));  // a lane vouches for its reads
     mask_.advance();
+  }
+
+  /// The first of this thread's two rows; the other is 8 further on.
+  __device__ __forceinline__ int32_t row_in_tile() const {
+    return consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
   }
 
   __device__ __forceinline__ void prepare_scores() {

@@ -51,6 +51,13 @@ bool even_tiles(const AttentionParams& params) {
          pattern.left >= params.seq_kv && pattern.right >= params.seq_kv;
 }
 
+/// Whether a plain kernel serves the call.
+bool is_plain(const Arguments& args) {
+  const Pattern& pattern = args.params.pattern;
+  return !args.transform && args.params.bounds.data == nullptr && !pattern.list.present() &&
+         pattern.lead.length == 0 && pattern.global_count == 0;
+}
+
 int64_t workspace_bytes(const AttentionParams&) { return kCounterBytes; }
 
 Status run(const AttentionParams& params) {
@@ -59,6 +66,7 @@ Status run(const AttentionParams& params) {
   args.params = params;
   args.transform = params.softcap != 0.0f || params.scale <= 0.0f;
   args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
+  args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
   return params.dtype == Dtype::kFloat16 ? launch_for_head_dim<Dtype::kFloat16>(args)
                                          : launch_for_head_dim<Dtype::kBFloat16>(args);

@@ -7,7 +7,13 @@ namespace sparse_attn::cuda::hopper {
 
 template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
 Status launch_tiles(const Arguments& args) {
-  return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers>>(args);
+  constexpr bool kListsAlone = BLOCK_KV == 64;  // no plain call takes such tiles
+  if constexpr (!kListsAlone) {
+    if (args.plain) {
+      return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kPlain>>(args);
+    }
+  }
+  return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kGeneral>>(args);
 }
 
 #define SPARSE_ATTN_HOPPER_TILES(HEAD_DIM, BLOCK_KV, kConsumers)                                   \

@@ -25,19 +25,48 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.key_full, smem.key_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.value_full, smem.value_empty, C::kStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
-       kWarps * C::kConsumers + 3);  // and the loaders and the mask writer
+       kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
   ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);
   ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarp * kWarps * C::kConsumers);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }
 
+/// The arguments, with what a plain kernel knows of them written out, so that the compiler leaves
+/// out the code that no plain call needs: two thirds of all.
+template <class C>
+__device__ __forceinline__ Arguments known(const Arguments& args) {
+  Arguments all = args;
+  if (C::kPlain) {
+    Pattern& pattern = all.params.pattern;
+    pattern.list = {};
+    pattern.lead = {};
+    pattern.global_count = 0;
+    pattern.global_bits = nullptr;
+    all.params.bounds = {};
+    all.transform = false;
+    all.box_rows = C::BLOCK_KV;
+  }
+  return all;
+}
+
+/// Fetches the tensor maps that the first tile most often needs, while it is planned.
+__device__ __forceinline__ void prefetch_maps(const TensorMaps& maps) {
+  ptx::tma_prefetch_map(&maps.query[kShortClass]);
+  ptx::tma_prefetch_map(&maps.key[kShortClass]);
+  ptx::tma_prefetch_map(&maps.value[kShortClass]);
+  ptx::tma_prefetch_map(&maps.out[kShortClass]);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
-    attention(const __grid_constant__ TensorMaps maps, const __grid_constant__ Arguments args) {
+    attention(const __grid_constant__ TensorMaps maps,
+              const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& smem = *reinterpret_cast<SharedStorage<C>*>(shared);
+  const Arguments args = known<C>(arguments);
   if (threadIdx.x == 0) init_barriers(smem);
+  if (threadIdx.x == kWarp) prefetch_maps(maps);
   __syncthreads();
 
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
@@ -47,7 +76,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     if (warp == 0) Planner<C>(args, smem).run();
     if (warp == 1) Loader<C, Loads::kQueryAndKey>(args, maps, smem).run();
     if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
-    if (warp == 3) MaskWriter<C>(args, smem).run();
+    if (C::kMaskWriter && warp == 3) MaskWriter<C>(args, smem).run();
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, maps, smem, warpgroup - 1).run();

@@ -74,6 +74,7 @@ class Loader {
   __device__ __forceinline__ void describe(const Step& step, const Step& ahead) {
     StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
     if (lane_ != 0) return;
+    info.key = step.key;
     info.masked = step.kind != TileKind::kWhole;
     info.follows = !ahead.valid                     ? Follows::kNothing
                    : ahead.kind == TileKind::kWhole ? Follows::kWhole

@@ -24,6 +24,15 @@ SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
   return columns_below(x.end - first) & ~columns_below(x.begin - first);
 }
 
+/// The bits of a row that sees [v - left, v + right] of `count` keys, where column 0 is key
+/// `first`.
+SPARSE_ATTN_HD uint32_t window_columns(const Pattern& pattern, int32_t v, int32_t count,
+                                       int32_t first) {
+  const int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
+  const Interval seen = {imax(0, v - pattern.left), imax(0, imin(count, v + right + 1))};
+  return columns_in(seen, first);
+}
+
 /// A tile of the lead view.
 SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
                                      const RowLimits& row, int32_t first) {
