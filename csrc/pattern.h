@@ -18,64 +18,9 @@
 #include <cstdio>
 #endif
 
-#ifdef __CUDACC__
-#define SPARSE_ATTN_HD __host__ __device__ __forceinline__
-#else
-#define SPARSE_ATTN_HD inline
-#endif
+#include "interval.h"
 
 namespace sparse_attn {
-
-/// The longest sequence. Query offsets are cut to it on either side: positions beyond see no more.
-constexpr int32_t kMaxLength = (1 << 29) - 1;
-/// A window side without a limit: reaches every key from every position, and the sums fit int32.
-constexpr int32_t kUnlimited = 1 << 30;
-
-SPARSE_ATTN_HD constexpr int32_t imin(int32_t a, int32_t b) { return a < b ? a : b; }
-SPARSE_ATTN_HD constexpr int32_t imax(int32_t a, int32_t b) { return a > b ? a : b; }
-/// Division rounded down and up, right for every `a` (b > 0), without overflow.
-SPARSE_ATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
-  return a >= 0 ? a / b : (a + 1) / b - 1;
-}
-SPARSE_ATTN_HD constexpr int32_t ceil_div(int32_t a, int32_t b) {
-  return a > 0 ? (a - 1) / b + 1 : a / b;
-}
-
-/// The integers begin <= x < end.
-struct Interval {
-  int32_t begin = 0;
-  int32_t end = 0;
-  SPARSE_ATTN_HD constexpr bool contains(int32_t x) const { return begin <= x && x < end; }
-  SPARSE_ATTN_HD constexpr bool empty() const { return end <= begin; }
-  SPARSE_ATTN_HD constexpr int32_t size() const { return end > begin ? end - begin : 0; }
-};
-
-SPARSE_ATTN_HD constexpr Interval intersect(Interval a, Interval b) {
-  return {imax(a.begin, b.begin), imin(a.end, b.end)};
-}
-
-/// Elements offset, offset + step, ... of an axis, `length` of them.
-struct View {
-  int32_t offset = 0;
-  int32_t step = 1;
-  int32_t length = 0;
-  /// The axis position of the view's element u.
-  SPARSE_ATTN_HD constexpr int32_t at(int32_t u) const { return offset + u * step; }
-  /// How many of the view's elements lie before axis position x, whatever x is.
-  SPARSE_ATTN_HD constexpr int32_t before(int32_t x) const {
-    if (x <= offset) return 0;
-    return imin(length, step == 1 ? x - offset : ceil_div(x - offset, step));
-  }
-  /// The view's elements whose axis positions lie in `x`.
-  SPARSE_ATTN_HD constexpr Interval inside(Interval x) const {
-    return {before(x.begin), before(x.end)};
-  }
-};
-
-/// The elements of residue class `residue` of an axis of `size` elements.
-SPARSE_ATTN_HD constexpr View residue_class(int32_t residue, int32_t step, int32_t size) {
-  return {residue, step, imax(0, ceil_div(size - residue, step))};
-}
 
 /// What a list says that no list should; spoken in debug builds only.
 SPARSE_ATTN_HD void report_list([[maybe_unused]] const char* what, [[maybe_unused]] int32_t value) {
@@ -190,11 +135,15 @@ struct Row {
   Interval limit;  // main view: causal and bounds alone, where a global bit counts
 };
 
+/// The window of the row that stands at element v of the main view, whether its keys exist or not.
+SPARSE_ATTN_HD constexpr Interval window_at(const Pattern& pattern, int32_t v) {
+  return {v - pattern.left, v + (pattern.causal ? imin(pattern.right, 0) : pattern.right) + 1};
+}
+
 /// `bounds` are the keys that exist for the row (key_bounds), [0, Skv) without.
 SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t r,
                             Interval bounds) {
   int32_t p = slice.position(r);
-  int32_t v = r + slice.shift;
   Interval seen =
       intersect(bounds, {0, pattern.causal ? imin(p + 1, slice.num_keys) : slice.num_keys});
   Row row;
@@ -202,7 +151,7 @@ SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t 
   row.lead = pattern.lead.inside(seen);
   row.keys = row.limit;
   if (!pattern.global_row(p, slice.num_keys)) {
-    row.keys = intersect(row.limit, {v - pattern.left, v + pattern.right + 1});
+    row.keys = intersect(row.limit, window_at(pattern, r + slice.shift));
   }
   return row;
 }
@@ -284,6 +233,16 @@ struct Bounds {
 SPARSE_ATTN_HD constexpr Bounds no_rows(int32_t seq_kv) { return {{seq_kv, 0}, {0, seq_kv}}; }
 SPARSE_ATTN_HD constexpr Bounds unbounded(int32_t seq_kv) { return {{0, seq_kv}, {0, seq_kv}}; }
 
+/// What the rows of a query tile see where each one's window is that of the row above, moved by one
+/// element: row x of the tile sees the elements that `keys` and `window`, moved by x, share.
+struct Sliding {
+  Interval window;
+  Interval keys;
+  SPARSE_ATTN_HD constexpr Interval row(int32_t x) const {
+    return intersect(keys, {window.begin + x, window.end + x});
+  }
+};
+
 /// What a query tile visits, in tiles of `block` elements of each view.
 struct Tiles {
   Interval main;        // visited tiles of the main view (range patterns)
@@ -295,26 +254,44 @@ struct Tiles {
   Interval seen_keys;
   Interval full_keys;
 
+  // Elements of the lead view that, in lead tiles, some row and that every row sees.
+  Interval seen_lead;
+  Interval full_lead;
+
+  // What rows see of the elements of the main view that `slides` names, by their windows.
+  Sliding sliding;
+  Interval slides;
+
   SPARSE_ATTN_HD constexpr int32_t count() const {
     return main.size() + lead_left.size() + lead_right.size();
   }
   SPARSE_ATTN_HD constexpr bool visits(Interval run) const {
     return !intersect(run, seen_keys).empty();
   }
-  SPARSE_ATTN_HD constexpr bool needs_mask(Interval run) const {
-    return run.begin < full_keys.begin || run.end > full_keys.end;
+  SPARSE_ATTN_HD constexpr bool needs_mask(Interval run) const { return !full_keys.holds(run); }
+  /// The same for a lead tile's elements.
+  SPARSE_ATTN_HD constexpr bool lead_needs_mask(Interval run) const {
+    return !full_lead.holds(run);
+  }
+  /// Whether all rows see the same of a lead tile's elements: those in `full_lead`.
+  SPARSE_ATTN_HD constexpr bool lead_is_shared(Interval run) const {
+    return full_lead.holds(intersect(run, seen_lead));
   }
 };
 
-SPARSE_ATTN_HD bool any_global_row(const Pattern& pattern, const Slice& slice, Interval rows) {
+/// How many rows of a query tile see every key as those of global tokens: none, some or all.
+enum class GlobalRows { kNone, kSome, kAll };
+
+SPARSE_ATTN_HD GlobalRows global_rows(const Pattern& pattern, const Slice& slice, Interval rows) {
   int32_t first = slice.position(rows.begin);
   int32_t last = slice.position(rows.end - 1);
-  if (last >= 0 && imax(first, 0) < pattern.global_count) return true;
-  if (pattern.global_bits == nullptr) return false;
+  if (first >= 0 && last < pattern.global_count) return GlobalRows::kAll;
+  if (last >= 0 && imax(first, 0) < pattern.global_count) return GlobalRows::kSome;
+  if (pattern.global_bits == nullptr) return GlobalRows::kNone;
   for (int32_t p = imax(first, 0); p <= imin(last, slice.num_keys - 1); ++p) {
-    if (pattern.global_bit(p)) return true;
+    if (pattern.global_bit(p)) return GlobalRows::kSome;
   }
-  return false;
+  return GlobalRows::kNone;
 }
 
 /// Tiles visited by rows [rows.begin, rows.end) of the slice (not empty).
@@ -322,13 +299,19 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
                                    const Bounds& bounds, int32_t block) {
   int32_t first = rows.begin + slice.shift;
   int32_t last = rows.end - 1 + slice.shift;
-  int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
   Interval any = slice.keys.inside(bounds.any);
   Interval all = slice.keys.inside(bounds.all);
 
-  Interval seen = intersect(any, {first - pattern.left, last + right + 1});
-  Interval full = intersect(all, {last - pattern.left, first + right + 1});
-  if (any_global_row(pattern, slice, rows)) {
+  Interval first_window = window_at(pattern, first);
+  Interval last_window = window_at(pattern, last);
+  GlobalRows globals = global_rows(pattern, slice, rows);
+  if (globals == GlobalRows::kAll) {
+    first_window = last_window = {-kUnlimited, kUnlimited};
+    if (pattern.causal) first_window.end = first + 1;
+  }
+  Interval seen = intersect(any, {first_window.begin, last_window.end});
+  Interval full = intersect(all, {last_window.begin, first_window.end});
+  if (globals != GlobalRows::kNone) {
     seen = intersect(any, {0, pattern.causal ? last + 1 : slice.keys.length});
   }
 
@@ -342,16 +325,22 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
       tiles.main, {ceil_div(imax(full.begin, 0), block), full.empty() ? 0 : full.end / block});
   if (tiles.full.empty()) tiles.full = {tiles.main.end, tiles.main.end};
 
+  bool shared = pattern.shared_axis();
+  bool same_keys = any.begin == all.begin && any.end == all.end;
+  tiles.sliding = {first_window, all};
+  if (same_keys && globals != GlobalRows::kSome && pattern.global_bits == nullptr) {
+    tiles.slides = {shared ? pattern.lead.length : 0, kUnlimited};
+  }
+
   // Leading keys seen by some row. On an axis of its own, keys that the window of every row covers
   // are left to the main view.
-  int32_t last_p = slice.position(rows.end - 1);
   Interval lead_seen = bounds.any;
-  if (pattern.causal) lead_seen.end = imin(lead_seen.end, last_p + 1);
-  bool shared = pattern.shared_axis();
+  if (pattern.causal) lead_seen.end = imin(lead_seen.end, slice.position(rows.end - 1) + 1);
   if (!shared && pattern.dilation == 1 && pattern.causal && pattern.right >= 0) {
     lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
   }
   Interval lead = pattern.lead.inside(lead_seen);
+  tiles.seen_lead = pattern.global_bits == nullptr ? lead : Interval{0, kUnlimited};
   if (lead.empty()) return tiles;
   Interval lead_tiles = {lead.begin / block, ceil_div(lead.end, block)};
   if (!shared || tiles.main.empty()) {
@@ -360,6 +349,14 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
     tiles.lead_left = {lead_tiles.begin, imin(lead_tiles.end, tiles.main.begin)};
     tiles.lead_right = {imax(lead_tiles.begin, tiles.main.end), lead_tiles.end};
   }
+
+  // Leading keys seen by every row, and on an axis of its own before every window.
+  Interval lead_full = bounds.all;
+  if (pattern.causal) lead_full.end = imin(lead_full.end, slice.position(rows.begin) + 1);
+  if (!shared && !seen.empty()) {
+    lead_full.end = imin(lead_full.end, slice.keys.at(seen.begin));
+  }
+  tiles.full_lead = pattern.lead.inside(lead_full);
   return tiles;
 }
 

@@ -68,6 +68,7 @@ class TileWalk {
       rows_.push_back(sparse_attn::make_row(pattern_, slice_, r, keys));
     }
     tiles_ = sparse_attn::visited_tiles(pattern_, slice_, rows, bounds, case_.tile_kv);
+    globals_ = sparse_attn::global_rows(pattern_, slice_, rows);
     CHECK(tiles_.main.begin <= tiles_.full.begin && tiles_.full.begin <= tiles_.full.end &&
               tiles_.full.end <= tiles_.main.end,
           case_.text() + ", unmasked tiles within the visited ones");
@@ -109,20 +110,49 @@ class TileWalk {
     if (case_.bounds.empty()) {
       CHECK(useful, case_.text() + ", idle tile " + std::to_string(tile));
     }
-    bool any_global = pattern_.global_count > 0 || pattern_.global_bits != nullptr;
-    if (!any_global) {
+    check_sliding({tile * case_.tile_kv, (tile + 1) * case_.tile_kv});
+    if (globals_ != sparse_attn::GlobalRows::kSome) {
       CHECK(unmasked == whole, case_.text() + ", needless mask on tile " + std::to_string(tile));
     }
   }
 
+  /// Where rows' windows slide, each row sees of the elements what its place in the tile says.
+  void check_sliding(Interval run) const {
+    bool scattered = pattern_.global_bits != nullptr;
+    bool uneven = !case_.bounds.empty() || scattered || globals_ == sparse_attn::GlobalRows::kSome;
+    int first = pattern_.shared_axis() ? pattern_.lead.length : 0;
+    CHECK(uneven || run.begin < first || tiles_.slides.holds(run), case_.text() + ", no sliding");
+    if (!tiles_.slides.holds(run)) return;
+    for (size_t x = 0; x < rows_.size(); ++x) {
+      Interval slid = tiles_.sliding.row(static_cast<int32_t>(x));
+      for (int v = run.begin; v < run.end; ++v) {
+        CHECK(slid.contains(v) == sees_main(x, v),
+              case_.text() + ", row " + std::to_string(x) + " slid to " + std::to_string(v));
+      }
+    }
+  }
+
   void visit_lead(int tile) {
+    Interval run = {tile * case_.tile_kv, (tile + 1) * case_.tile_kv};
+    bool unmasked = !tiles_.lead_needs_mask(run);
+    bool shared = tiles_.lead_is_shared(run);
+    bool whole = true;
     bool useful = false;
-    for (int u = tile * case_.tile_kv; u < (tile + 1) * case_.tile_kv; ++u) {
+    for (int u = run.begin; u < run.end; ++u) {
       for (size_t x = 0; x < rows_.size(); ++x) {
-        if (!sees_lead(x, u)) continue;
+        bool allowed = sees_lead(x, u);
+        CHECK(allowed || !unmasked, case_.text() + ", unmasked leading tile");
+        CHECK(!shared || allowed == tiles_.full_lead.contains(u),
+              case_.text() + ", rows differ on leading key " + std::to_string(u));
+        whole &= allowed;
+        if (!allowed) continue;
         useful = true;
         count(query_[x], pattern_.lead.at(u));
       }
+    }
+    bool exact = pattern_.shared_axis() || (pattern_.dilation == 1 && case_.bounds.empty());
+    if (exact && pattern_.global_bits == nullptr) {
+      CHECK(unmasked == whole, case_.text() + ", needless mask on leading tile");
     }
     // Two cases may idle: a class whose window holds all sinks of a tile, and a tile of scattered
     // global tokens beyond the causal end.
@@ -162,6 +192,7 @@ class TileWalk {
     }
     if (run.empty()) return;
     CHECK(masked == !whole, case_.text() + ", mask of the run at " + std::to_string(run.begin));
+    check_sliding(run);
     if (case_.bounds.empty()) CHECK(visited == useful, case_.text() + ", idle run");
   }
 
@@ -192,6 +223,7 @@ class TileWalk {
   sparse_attn::Pattern pattern_;
   sparse_attn::Slice slice_;
   sparse_attn::Tiles tiles_;
+  sparse_attn::GlobalRows globals_;     // of the query tile
   std::vector<sparse_attn::Row> rows_;  // of the query tile
   std::vector<int> query_;              // their query indices
   std::vector<int> seen_;               // [seq_q, seq_kv]

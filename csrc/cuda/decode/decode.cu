@@ -79,13 +79,14 @@ Status run(const AttentionParams& params, bool aligned) {
   plan.partials.state = reinterpret_cast<float2*>(memory);
   memory += state_bytes(params, plan.grid);
   plan.partials.chunks = reinterpret_cast<int32_t*>(memory);
+  plan.partials.rows = params.seq_q;
   plan.partials.max_chunks = plan.grid.max_chunks;
   plan.partials.head_dim = params.head_dim;
 
   Status status = with_config(params.head_dim, [&](auto config) {
     return launch<decltype(config)::HEAD_DIM>(params, plan);
   });
-  return status.ok() ? merge(params, plan.partials) : status;
+  return status.ok() ? merge_chunks(params, plan.partials) : status;
 }
 
 }  // namespace sparse_attn::cuda::decode

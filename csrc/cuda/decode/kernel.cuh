@@ -4,8 +4,8 @@
 // There the warps add up, in their order, and the chunk's result goes to the workspace.
 #pragma once
 
+#include "../common/partial.cuh"
 #include "../common/state.cuh"
-#include "partial.cuh"
 #include "scores.cuh"
 
 namespace sparse_attn::cuda::decode {

@@ -1,7 +1,7 @@
 // The split kernels of one compiled head dim, a file each so that they compile side by side.
 #pragma once
 
-#include "partial.cuh"
+#include "../common/partial.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {
@@ -19,8 +19,5 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan);
 extern template Status launch<64>(const AttentionParams&, const LaunchPlan&);
 extern template Status launch<128>(const AttentionParams&, const LaunchPlan&);
 extern template Status launch<256>(const AttentionParams&, const LaunchPlan&);
-
-/// Merges the partial results into out and lse.
-Status merge(const AttentionParams& params, const Partials& partials);
 
 }  // namespace sparse_attn::cuda::decode

@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-#include "../../params.h"
+#include "../common/partial.cuh"
+#include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -46,6 +47,9 @@ struct Arguments {
   int32_t section = 1;     // (head, class) pairs whose tiles alternate, so that they share L2
   bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
+
+  KeySplit split;  // its items come first
+  Partials partials;
 };
 
 }  // namespace sparse_attn::cuda::hopper

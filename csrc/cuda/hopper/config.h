@@ -46,8 +46,8 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM == 256;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
-  static constexpr int kStages = 2;             // of the key ring and of the value ring
-  static constexpr bool kMaskWriter = !kPlain;  // else consumers find their masks themselves
+  static constexpr int kStages = 2;  // of the key ring and of the value ring
+  static constexpr bool kMaskWriter = !kPlain;  // all masks of plain kernels slide
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
@@ -76,22 +76,26 @@ struct Work {
   int32_t batch = -1;  // -1: there is no more
   int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
+  int32_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
-  bool masked = false;  // some of its key tiles may need a mask
+  bool written = false;  // some of its key tiles may need a mask that is written
   Slice slice;
   Tiles tiles;
+  ListedRuns runs;  // of a list
 };
 
-enum class TileKind : int32_t { kWhole, kMasked, kLead };
+/// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
+/// the mask writer writes.
+enum class MaskKind : int32_t { kNone, kSliding, kWritten };
 
 /// What follows a key tile in its query tile.
 enum class Follows : int32_t { kNothing, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
-struct alignas(16) StepInfo {
-  int32_t masked;
+struct StepInfo {
+  MaskKind mask;
   Follows follows;
-  int32_t key;  // its first, in a plain kernel
+  Sliding columns;  // of the tile, that its rows see; where the mask slides
 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.
@@ -111,7 +115,7 @@ struct SharedStorage {
   alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
   uint8_t value[C::kStages][C::kKeyBytes];
-  RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // of the masked tile that comes next
+  RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
   Work work[kWorkSlots];
   StepInfo info[kInfoSlots];
 

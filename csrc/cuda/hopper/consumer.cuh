@@ -191,36 +191,25 @@ class Consumer {
 
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
-    if (!info_.masked) return;
-    if (C::kMaskWriter) {
-      read_mask();
+    if (info_.mask == MaskKind::kNone) return;
+    const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
+    if (C::kPlain || info_.mask == MaskKind::kSliding) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        visible_[r] = columns_in(info_.columns.row(row + 8 * r), 2 * (lane_ % 4));
+      }
       return;
     }
-    const Work& work = smem_.work[work_.index];
-    const int32_t v = work.first_row + work.slice.shift + row_in_tile();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      visible_[r] = window_columns(args_.params.pattern, v + 8 * r, work.slice.keys.length,
-                                   info_.key + 2 * (lane_ % 4));
-    }
-  }
-
-  __device__ __forceinline__ void read_mask() {
     ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row_in_tile() + 8 * r].word[lane_ % 4];
+    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
     ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_empty));  // a lane vouches for its reads
     mask_.advance();
   }
 
-  /// The first of this thread's two rows; the other is 8 further on.
-  __device__ __forceinline__ int32_t row_in_tile() const {
-    return consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
-  }
-
   __device__ __forceinline__ void prepare_scores() {
     if (args_.transform) transform_scores(s_, args_.params.scale, args_.params.softcap);
-    if (info_.masked) mask_scores(s_, visible_);
+    if (info_.mask != MaskKind::kNone) mask_scores(s_, visible_);
   }
 
   __device__ __forceinline__ void pack_probabilities() {
@@ -242,7 +231,11 @@ class Consumer {
   }
 
   __device__ __forceinline__ void write_out(const SoftmaxState& rows, int32_t finished) {
-    epilogue_.write(o_, rows, smem_.work[finished]);
+    if (!C::kPlain && smem_.work[finished].chunk >= 0) {
+      epilogue_.write_partial(o_, rows, smem_.work[finished]);
+    } else {
+      epilogue_.write(o_, rows, smem_.work[finished]);
+    }
     arrive_warp(&smem_.work_empty[finished]);
   }
 

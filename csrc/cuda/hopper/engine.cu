@@ -1,8 +1,12 @@
 // The Hopper engine: chooses the tile shape of a call and launches its kernel. What it does not
 // serve (capability.h keeps such calls away) is float32, other head dims, attn_mask, scattered
 // global tokens, token top-k, lists of query blocks that no tile height divides.
+#include <algorithm>
+#include <initializer_list>
+
 #include "../common/launch.cuh"
 #include "../engines.h"
+#include "config.h"
 #include "launch.h"
 
 namespace sparse_attn::cuda {
@@ -58,7 +62,24 @@ bool is_plain(const Arguments& args) {
          pattern.lead.length == 0 && pattern.global_count == 0;
 }
 
-int64_t workspace_bytes(const AttentionParams&) { return kCounterBytes; }
+/// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
+/// where key tiles are smaller.
+int64_t most_partials(const AttentionParams& params) {
+  constexpr int32_t kLeastKeys = 64;
+  int64_t most = 0;
+  for (int32_t consumers : {2, 3}) {
+    const TileShape tile = {consumers * kConsumerRows, kLeastKeys};
+    const KeySplit split = plan_key_split(params, tile);
+    const int64_t rows = int64_t{params.batch} * params.heads_q * split.rows(tile);
+    most = std::max(most, rows * split.chunks);
+  }
+  return most;
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  const int64_t partial_bytes = sizeof(float2) + params.head_dim * sizeof(float);
+  return kCounterBytes + most_partials(params) * partial_bytes;
+}
 
 Status run(const AttentionParams& params) {
   if (params.batch == 0 || params.heads_q == 0 || params.seq_q == 0) return {};
@@ -81,7 +102,19 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   args->classes = pattern.classes(params.seq_q);
   args->row_blocks = ceil_div(ceil_div(params.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.batch * params.heads_q * args->classes;
-  args->num_tiles = problems * args->row_blocks;
+  args->split = plan_key_split(params, tile);
+  args->num_tiles = problems * (args->split.items() + args->row_blocks);
+  if (args->split.chunks > 0) {
+    Partials& partials = args->partials;
+    partials.rows = args->split.rows(tile);
+    partials.max_chunks = args->split.chunks;
+    partials.head_dim = params.head_dim;
+    partials.tile_rows = tile.block_q;
+    const int64_t states = int64_t{problems} * partials.rows * partials.max_chunks;
+    partials.state =
+        reinterpret_cast<float2*>(static_cast<char*>(params.workspace) + kCounterBytes);
+    partials.out = reinterpret_cast<float*>(partials.state + states);
+  }
 
   args->box_rows = tile.block_kv;
   if (pattern.list.present()) {
@@ -91,7 +124,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   // A query head's tiles follow each other, but where their lengths differ the longest of several
   // heads come first: under causal of as many as fit L2, with global rows of all.
   constexpr int64_t kCacheBytes = int64_t{32} << 20;
-  if (pattern.global_count > 0 && !pattern.causal) {
+  if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
     args->section = problems;
     args->last_first = false;
   } else if (pattern.causal && pattern.left >= params.seq_kv) {

@@ -57,6 +57,26 @@ class Epilogue {
     __syncwarp();
   }
 
+  /// Stores what the rows of a chunk leave to the merge.
+  __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
+                                                const SoftmaxState& rows, const Work& work) {
+    const Partials& partials = args_.partials;
+    const int32_t first = work.first_row - partials.first_query(work.slice.offset) + row_;
+    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t at = partials.at(head * partials.rows + first + lane_ / 4 + 8 * r, work.chunk);
+      const float l = quad_sum(rows.l[r]);
+      if (lane_ % 4 == 0) partials.state[at] = {rows.m[r] * args_.scale_log2, l};
+      float* out = partials.out + at * C::HEAD_DIM + lane_ % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
+        *reinterpret_cast<float2*>(out + 8 * i) = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};
+      }
+    }
+    if (!C::kCrossTile) release_query();
+  }
+
   /// Waits until everything is stored.
   __device__ __forceinline__ void drain() {
     if (lane_ == 0) ptx::tma_store_wait();
@@ -94,8 +114,14 @@ class Epilogue {
     ptx::tma_store_commit();
     if (!C::kCrossTile) {
       ptx::tma_store_wait_read();
-      ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
+      release_query();
     }
+  }
+
+  /// The consumer's Q may be loaded anew. Only lane 0 of each warp speaks.
+  __device__ __forceinline__ void release_query() const {
+    if (lane_ != 0) return;
+    ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
   }
 
   /// Byte of a 16-byte chunk of a row in a swizzled tile of a warp's rows.

@@ -44,6 +44,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     pattern.global_count = 0;
     pattern.global_bits = nullptr;
     all.params.bounds = {};
+    all.split = {};
     all.transform = false;
     all.box_rows = C::BLOCK_KV;
   }

@@ -47,7 +47,8 @@ Status launch(Arguments args) {
   }
   const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
   attention<C><<<blocks, C::kThreads, sizeof(SharedStorage<C>), stream>>>(maps, args);
-  return launched();
+  status = launched();
+  return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;
 }
 
 }  // namespace sparse_attn::cuda::hopper

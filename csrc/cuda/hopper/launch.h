@@ -6,10 +6,6 @@
 
 namespace sparse_attn::cuda::hopper {
 
-struct TileShape {
-  int32_t block_q, block_kv;
-};
-
 /// Fills what Arguments say about tiles: how many, and in which order.
 void arrange_tiles(TileShape tile, Arguments* args);
 

@@ -53,32 +53,32 @@ class Loader {
     const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
     const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step, work.head_kv,
                         work.batch};
+    if (kKeys && kQueryFirst) load_query(work);
     TileSource<C> source(args_, work);
     Step step = source.first();
+    StepMask mask = kKeys ? source.mask(step) : StepMask{};
     bool first = true;
     while (step.valid) {
       Step ahead = source.next();
-      if (kKeys) describe(step, ahead);
+      StepMask mask_ahead = kKeys && ahead.valid ? source.mask(ahead) : StepMask{};
+      if (kKeys) describe(mask, ahead.valid, mask_ahead.kind);
       Place place = main;
-      if (step.kind == TileKind::kLead) place.map = &maps[kLeadView], place.class_at = 0;
-      if (kKeys && first && kQueryFirst) load_query(work);
+      if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
       load_stage(place, step);
       if (kKeys && first && !kQueryFirst) load_query(work);
       first = false;
       step = ahead;
+      mask = mask_ahead;
     }
   }
 
   /// Tells the consumers what to know of the tile. The slot is free: its last reader has since
   /// released a younger stage.
-  __device__ __forceinline__ void describe(const Step& step, const Step& ahead) {
+  __device__ __forceinline__ void describe(const StepMask& mask, bool more, MaskKind next) {
     StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
     if (lane_ != 0) return;
-    info.key = step.key;
-    info.masked = step.kind != TileKind::kWhole;
-    info.follows = !ahead.valid                     ? Follows::kNothing
-                   : ahead.kind == TileKind::kWhole ? Follows::kWhole
-                                                    : Follows::kMasked;
+    Follows follows = next == MaskKind::kNone ? Follows::kWhole : Follows::kMasked;
+    info = {mask.kind, more ? follows : Follows::kNothing, mask.columns};
   }
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.
@@ -89,7 +89,7 @@ class Loader {
     const uint32_t empty =
         ptx::smem_address(&(kKeys ? smem_.key_empty : smem_.value_empty)[ring_.index]);
     const uint32_t box = ptx::smem_address(stages[ring_.index]) + lane_ * box_bytes_;
-    const bool copies = lane_ < (step.kind == TileKind::kLead ? 1 : boxes_);
+    const bool copies = lane_ < (step.lead ? 1 : boxes_);
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
     if (copies) {

@@ -7,12 +7,6 @@
 
 namespace sparse_attn::cuda::hopper {
 
-/// What one row sees: intervals of the main and of the lead view.
-struct RowLimits {
-  Interval keys;
-  Interval lead;
-};
-
 /// Bits of the columns below `x`.
 SPARSE_ATTN_HD uint32_t columns_below(int32_t x) {
   int32_t count = x <= 0 ? 0 : 2 * (x >> 3) + imin(x & 7, 2);
@@ -24,23 +18,12 @@ SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
   return columns_below(x.end - first) & ~columns_below(x.begin - first);
 }
 
-/// The bits of a row that sees [v - left, v + right] of `count` keys, where column 0 is key
-/// `first`.
-SPARSE_ATTN_HD uint32_t window_columns(const Pattern& pattern, int32_t v, int32_t count,
-                                       int32_t first) {
-  const int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
-  const Interval seen = {imax(0, v - pattern.left), imax(0, imin(count, v + right + 1))};
-  return columns_in(seen, first);
-}
-
-/// A tile of the lead view.
-SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
-                                     const RowLimits& row, int32_t first) {
-  Seen seen = seen_lead(pattern, slice, {row.keys, row.lead, {}});
-  uint32_t word = columns_in(seen.first, first);
-  uint32_t counted = word & columns_in(seen.counted, first);
-  if (pattern.dilation == 1) return word & ~counted;
-  for (uint32_t rest = counted; rest != 0; rest &= rest - 1) {
+/// `word` of lead elements from `first` on, without those among `counted` that a main tile has.
+SPARSE_ATTN_HD uint32_t without_counted(const Pattern& pattern, const Slice& slice, uint32_t word,
+                                        Interval counted, int32_t first) {
+  uint32_t rest = word & columns_in(counted, first);
+  if (pattern.dilation == 1) return word & ~rest;
+  for (; rest != 0; rest &= rest - 1) {
 #ifdef __CUDA_ARCH__
     int32_t column = __ffs(static_cast<int>(rest)) - 1;
 #else
@@ -49,13 +32,6 @@ SPARSE_ATTN_HD uint32_t lead_columns(const Pattern& pattern, const Slice& slice,
     if (in_class(pattern, slice, first + 8 * (column / 2) + column % 2)) word &= ~(1u << column);
   }
   return word;
-}
-
-/// A tile of the main view.
-SPARSE_ATTN_HD uint32_t main_columns(const Pattern& pattern, const RowLimits& row, int32_t first) {
-  if (pattern.lead.length == 0) return columns_in(row.keys, first);
-  Seen seen = seen_main(pattern, {row.keys, row.lead, {}});
-  return columns_in(seen.first, first) | columns_in(seen.second, first);
 }
 
 }  // namespace sparse_attn::cuda::hopper

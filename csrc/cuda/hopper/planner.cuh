@@ -4,8 +4,8 @@
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
-#include "arguments.h"
-#include "config.h"
+#include "../common/ptx/prefetch.cuh"
+#include "tile_source.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -15,7 +15,7 @@ class Planner {
 
  public:
   __device__ __forceinline__ Planner(const Arguments& args, SharedStorage<C>& smem)
-      : args_(args), smem_(smem), lane_(threadIdx.x % kWarp) {
+      : args_(args), list_(args.params.pattern.list), smem_(smem), lane_(threadIdx.x % kWarp) {
     slot_.parity = 1;  // the first pass over the ring finds every slot empty
   }
 
@@ -23,28 +23,68 @@ class Planner {
     for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile = next_tile(tile)) {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
-      if (rows.empty()) continue;  // behind the end of a short class
+      // Behind the end of a short class, or split over its keys.
+      if (rows.empty() || (!C::kPlain && work.chunk < 0 && is_split(work))) continue;
       work.tiles =
           visited_tiles(args_.params.pattern, work.slice, rows, bounds_of(work, rows), C::BLOCK_KV);
-      work.masked = needs_masks(work.tiles);
+      if (!C::kPlain && work.chunk >= 0) {
+        const int32_t first = work.chunk * args_.split.chunk_tiles;
+        work.tiles.main = intersect(work.tiles.main, {first, first + args_.split.chunk_tiles});
+        if (work.chunk > 0) work.tiles.lead_left = work.tiles.lead_right = {};
+      }
+      if (list_.present()) {
+        work.runs =
+            list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
+      }
+      work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work);
+      fetch_list(work.runs);
       wait_turn(work);
     }
     publish(Work{});
   }
 
  private:
-  /// Heads of a section take turns, so that their keys and values are in L2 together.
   __device__ __forceinline__ Work decode(int32_t tile) {
-    const AttentionParams& params = args_.params;
-    int32_t problems = params.batch * params.heads_q * args_.classes;
+    if (C::kPlain) return decode_whole(tile);
+    const int32_t items = args_.params.batch * args_.params.heads_q * args_.split.items();
+    return tile < items ? decode_split(tile) : decode_whole(tile - items);
+  }
+
+  /// A chunk of the keys of a query tile with global rows.
+  __device__ __forceinline__ Work decode_split(int32_t item) {
+    const KeySplit& split = args_.split;
+    const int32_t problem = item / split.items();
+    const int32_t in_problem = item - problem * split.items();
+    Work work = place(problem);
+    work.first_row =
+        args_.partials.first_query(work.slice.offset) + in_problem / split.chunks * C::BLOCK_Q;
+    work.chunk = in_problem % split.chunks;
+    return work;
+  }
+
+  __device__ __forceinline__ bool is_split(const Work& work) const {
+    const int32_t first = args_.partials.first_query(work.slice.offset);
+    return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
+  }
+
+  /// Heads of a section take turns, so that their keys and values are in L2 together.
+  __device__ __forceinline__ Work decode_whole(int32_t tile) {
+    const int32_t problems = args_.params.batch * args_.params.heads_q * args_.classes;
     int32_t section = tile / (args_.section * args_.row_blocks);
     int32_t in_section = tile - section * args_.section * args_.row_blocks;
     int32_t width = imin(args_.section, problems - section * args_.section);
     int32_t row_block = in_section / width;
     int32_t problem = section * args_.section + in_section - row_block * width;
     if (args_.last_first) row_block = args_.row_blocks - 1 - row_block;
+    Work work = place(problem);
+    work.first_row = row_block * C::BLOCK_Q;
+    return work;
+  }
 
+  /// The (batch entry, head, class) of a number.
+  __device__ __forceinline__ Work place(int32_t problem) {
+    const AttentionParams& params = args_.params;
     Work work;
     int32_t class_idx = 0;
     if (args_.classes > 1) {
@@ -54,7 +94,6 @@ class Planner {
     work.batch = problem / params.heads_q;
     work.head = problem - work.batch * params.heads_q;
     work.head_kv = work.head / args_.group;
-    work.first_row = row_block * C::BLOCK_Q;
     find_slice(class_idx, params.offset(work.batch));
     work.slice = slice_;
     work.query_rows = query_rows_;
@@ -83,9 +122,16 @@ class Planner {
     key_rows_ = class_kind(slice_.keys, params.seq_kv);
   }
 
-  __device__ __forceinline__ bool needs_masks(const Tiles& tiles) const {
-    return args_.params.pattern.list.present() || tiles.full.size() < tiles.count() ||
-           tiles.count() == 0;
+  /// Brings the end of the list, where the walk begins, near the warps that walk it.
+  __device__ __forceinline__ void fetch_list(const ListedRuns& runs) const {
+    const int32_t at = runs.count - 1 - lane_;
+    if (at >= 0) ptx::prefetch_l1(runs.blocks + at / runs.per_block);
+  }
+
+  /// Tiles of keys that a query tile visits, at most.
+  __device__ __forceinline__ int32_t visits(const Work& work) const {
+    if (!list_.present()) return work.tiles.count();
+    return ceil_div(work.runs.count * args_.box_rows, C::BLOCK_KV);
   }
 
   /// Whether the class is one of those with one row more.
@@ -113,7 +159,7 @@ class Planner {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);
     };
     wait(slot_);
-    if (work.tiles.count() <= kShortTile) return;
+    if (visits(work) <= kShortTile) return;
     auto before = slot_;
     before.advance();
     wait(before);
@@ -136,6 +182,7 @@ class Planner {
   }
 
   const Arguments& args_;
+  const BlockList& list_;
   SharedStorage<C>& smem_;
   const int lane_;
   Ring<SharedStorage<C>::kWorkSlots> slot_;

@@ -1,6 +1,6 @@
 // The key tiles of a query tile, one a call, in the order in which they are visited: main tiles
-// right to left, named by a range or by a list, then lead tiles. Run by each warp that walks them;
-// a lane holds the key of one run.
+// right to left, named by a range or by a list, then lead tiles; and the mask that each needs. Run
+// by each warp that walks them; a lane holds the key of one run.
 #pragma once
 
 #include "arguments.h"
@@ -10,80 +10,93 @@ namespace sparse_attn::cuda::hopper {
 
 /// A key tile. A tile of a list is made of several runs (boxes) of keys.
 struct Step {
-  TileKind kind;
   bool valid = false;
-  int32_t key;  // first element of this lane's box in its view; kUnlimited loads zeros
+  bool lead = false;
+  int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
 };
+
+/// The mask of a key tile; `columns` are those of the tile, where the mask slides.
+struct StepMask {
+  MaskKind kind = MaskKind::kNone;
+  Sliding columns;
+};
+
+/// Whether TileSource may name a written mask for one of the tiles.
+template <class C>
+__device__ __forceinline__ bool may_write_masks(const Arguments& args, const Tiles& tiles) {
+  if (args.params.pattern.list.present() && args.box_rows < C::BLOCK_KV) return true;
+  const Interval main = {tiles.main.begin * C::BLOCK_KV, tiles.main.end * C::BLOCK_KV};
+  return !tiles.slides.holds(main) || !tiles.full_lead.holds(tiles.seen_lead);
+}
 
 template <class C>
 class TileSource {
  public:
   __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
-      : list_(args.params.pattern.list),
-        tiles_(work.tiles),
-        main_left_(work.tiles.main.size()),
-        box_rows_(args.box_rows) {
-    if (!list_.present()) return;
-    int32_t row = work.first_row / list_.block_q;
-    runs_ = list_.runs(work.batch, work.head, row, box_rows_);
-    main_left_ = runs_.count;
-  }
+      : tiles_(work.tiles),
+        runs_(work.runs),
+        listed_(args.params.pattern.list.present()),
+        box_rows_(args.box_rows),
+        main_left_(listed_ ? work.runs.count : work.tiles.main.size()),
+        lead_left_(work.tiles.lead_left),
+        lead_right_(work.tiles.lead_right) {}
 
   /// The first tile. There always is one: where nothing is visited, zeros that no row sees.
   __device__ __forceinline__ Step first() {
     Step step = next();
-    if (!step.valid) step = {TileKind::kMasked, true, kUnlimited};
+    step.valid = true;
     return step;
   }
 
   /// The next tile; not valid when there is none.
   __device__ __forceinline__ Step next() {
     Step step;
-    if (list_.present()) {
+    if (listed_) {
       step = next_listed();
     } else if (main_left_ > 0) {
-      int32_t tile = tiles_.main.begin + --main_left_;
-      step.kind = tiles_.full.contains(tile) ? TileKind::kWhole : TileKind::kMasked;
-      step.key = tile * C::BLOCK_KV;
-      step.valid = true;
+      step = {true, false, (tiles_.main.begin + --main_left_) * C::BLOCK_KV};
     }
     if (!step.valid) step = next_lead();
     return step;
   }
 
- private:
-  __device__ __forceinline__ Step next_lead() {
-    Step step;
-    step.kind = TileKind::kLead;
-    step.valid = true;
-    if (!tiles_.lead_right.empty()) {
-      step.key = --tiles_.lead_right.end * C::BLOCK_KV;
-    } else if (!tiles_.lead_left.empty()) {
-      step.key = --tiles_.lead_left.end * C::BLOCK_KV;
-    } else {
-      step.valid = false;
+  /// The mask of a tile that was named.
+  __device__ __forceinline__ StepMask mask(const Step& step) const {
+    if (listed_) return listed_mask(step.key);
+    if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
+    const Interval run = {step.key, step.key + C::BLOCK_KV};
+    if (step.lead) {
+      if (!tiles_.lead_needs_mask(run)) return {};
+      return tiles_.lead_is_shared(run) ? same_for_all(tiles_.full_lead, step.key) : written();
     }
-    return step;
+    if (!tiles_.needs_mask(run)) return {};
+    return C::kPlain || tiles_.slides.holds(run) ? sliding(tiles_.sliding, step.key) : written();
   }
 
-  /// Fills a tile with the last boxes of the window of candidates.
+ private:
+  __device__ __forceinline__ Step next_lead() {
+    if (!lead_right_.empty()) return {true, true, --lead_right_.end * C::BLOCK_KV};
+    if (!lead_left_.empty()) return {true, true, --lead_left_.end * C::BLOCK_KV};
+    return {};
+  }
+
+  // ---- Lists ------------------------------------------------------------------------------------
+
+  /// Fills a tile with the last boxes of the window of candidates, in the order of their keys.
   __device__ __forceinline__ Step next_listed() {
     Step step;
     while (candidates_ == 0) {
       if (main_left_ == 0) return step;
       read_candidates();
     }
-    int32_t boxes = C::BLOCK_KV / box_rows_;
-    int32_t box = threadIdx.x % kWarp;
-    step.key = kUnlimited;
-    for (int32_t i = 0; i < boxes; ++i) {
+    const int32_t boxes = imin(C::BLOCK_KV / box_rows_, __popc(candidates_));
+    const int32_t box = threadIdx.x % kWarp;
+    for (int32_t i = boxes - 1; i >= 0; --i) {
       int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
-      int32_t key = __shfl_sync(~0u, candidate_, imax(from, 0));
-      if (i == box && candidates_ != 0) step.key = key;
-      if (candidates_ != 0) candidates_ &= ~(1u << from);
+      int32_t key = __shfl_sync(~0u, candidate_, from);
+      if (i == box) step.key = key;
+      candidates_ &= ~(1u << from);
     }
-    bool masked = box < boxes && tiles_.needs_mask({step.key, step.key + box_rows_});
-    step.kind = __any_sync(~0u, masked) ? TileKind::kMasked : TileKind::kWhole;
     step.valid = true;
     return step;
   }
@@ -103,11 +116,44 @@ class TileSource {
     main_left_ = first;
   }
 
-  const BlockList& list_;
-  Tiles tiles_;
+  /// Boxes that follow each other slide as one; columns behind the last box count for no row.
+  __device__ __forceinline__ StepMask listed_mask(int32_t key) const {
+    const int32_t box = threadIdx.x % kWarp;
+    const bool filled = key != kUnlimited;
+    const int32_t columns = __popc(__ballot_sync(~0u, filled)) * box_rows_;
+    const bool masked = filled && tiles_.needs_mask({key, key + box_rows_});
+    if (!__any_sync(~0u, masked)) {
+      return columns == C::BLOCK_KV ? StepMask{} : same_for_all({0, columns}, 0);
+    }
+    const int32_t first = __shfl_sync(~0u, key, 0);
+    const bool adjacent = __all_sync(~0u, !filled || key == first + box * box_rows_);
+    if (!adjacent || !tiles_.slides.holds({first, first + columns})) return written();
+    StepMask mask = sliding(tiles_.sliding, first);
+    mask.columns.keys.end = imin(mask.columns.keys.end, columns);
+    return mask;
+  }
+
+  // ---- Masks ------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ static StepMask written() { return {MaskKind::kWritten, {}}; }
+
+  /// Brought to columns of a tile that begins with element `key`.
+  __device__ __forceinline__ static StepMask sliding(const Sliding& seen, int32_t key) {
+    auto column = [key](int32_t x) { return imax(-C::BLOCK_Q, imin(x - key, C::BLOCK_KV)); };
+    return {MaskKind::kSliding,
+            {{column(seen.window.begin), column(seen.window.end)},
+             {column(seen.keys.begin), column(seen.keys.end)}}};
+  }
+  __device__ __forceinline__ static StepMask same_for_all(Interval seen, int32_t key) {
+    return sliding({{-kUnlimited, kUnlimited}, seen}, key);
+  }
+
+  const Tiles& tiles_;
+  const ListedRuns& runs_;
+  const bool listed_;
+  const int32_t box_rows_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
-  int32_t box_rows_;
-  ListedRuns runs_;
+  Interval lead_left_, lead_right_;
   int32_t candidate_ = kUnlimited;
   uint32_t candidates_ = 0;
 };

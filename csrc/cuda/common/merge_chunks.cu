@@ -2,12 +2,12 @@
 //   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
 // Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
 // bits do not depend on which chunks the other rows of a tile visited.
-#include "../common/launch.cuh"
-#include "../common/state.cuh"
-#include "../common/types.cuh"
-#include "launch.h"
+#include "launch.cuh"
+#include "partial.cuh"
+#include "state.cuh"
+#include "types.cuh"
 
-namespace sparse_attn::cuda::decode {
+namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kMostThreads = 256;  // the largest head dim
@@ -29,13 +29,15 @@ template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
   const uint32_t row = blockIdx.x;
-  const uint32_t head_index = row / params.seq_q;
-  const int64_t i = row - head_index * params.seq_q;
+  const uint32_t head_index = row / partials.rows;
   const int64_t batch = head_index / params.heads_q;
   const int64_t head = head_index % params.heads_q;
+  const int32_t first = partials.first_query(params.offset(batch));
+  const int64_t i = first + static_cast<int64_t>(row - head_index * partials.rows);
+  if (i >= params.seq_q) return;
   const int32_t d = threadIdx.x;
   const bool exists = d < params.head_dim;
-  const int32_t chunks = partials.chunks[row];
+  const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
   const float2* chunk_state = partials.state + partials.at(row, 0);
   const float* chunk_out = partials.out + partials.at(row, 0) * params.head_dim;
 
@@ -47,15 +49,15 @@ __global__ void __launch_bounds__(kMostThreads)
   float acc = 0.0f;
   const float* from = chunk_out + (exists ? d : 0);
 #pragma unroll 1
-  for (int32_t first = 0; first < chunks; first += kAtOnce) {
+  for (int32_t begin = 0; begin < chunks; begin += kAtOnce) {
     float parts[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      parts[i] = first + i < chunks ? from[i * params.head_dim] : 0.0f;
+      parts[i] = begin + i < chunks ? from[i * params.head_dim] : 0.0f;
     }
     from += kAtOnce * params.head_dim;
-    if (first == 0) m = find_maximum(chunk_state, chunks);
-    int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
+    if (begin == 0) m = find_maximum(chunk_state, chunks);
+    int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
     float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
     float weight = chunk.x == -INFINITY ? 0.0f : ptx::exp2_approx(chunk.x - m);
     float sum = weight * chunk.y;
@@ -81,8 +83,8 @@ __global__ void __launch_bounds__(kMostThreads)
 
 }  // namespace
 
-Status merge(const AttentionParams& params, const Partials& partials) {
-  int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+Status merge_chunks(const AttentionParams& params, const Partials& partials) {
+  int64_t rows = int64_t{params.batch} * params.heads_q * partials.rows;
   int32_t threads = ceil_div(params.head_dim, 32) * 32;
   auto kernel =
       params.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
@@ -90,4 +92,4 @@ Status merge(const AttentionParams& params, const Partials& partials) {
   return launched();
 }
 
-}  // namespace sparse_attn::cuda::decode
+}  // namespace sparse_attn::cuda
