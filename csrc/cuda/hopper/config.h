@@ -46,7 +46,7 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM == 256;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
-  static constexpr int kStages = 2;  // of the key ring and of the value ring
+  static constexpr int kStages = 2;             // of the key ring and of the value ring
   static constexpr bool kMaskWriter = !kPlain;  // all masks of plain kernels slide
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged

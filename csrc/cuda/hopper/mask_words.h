@@ -7,10 +7,12 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// The lowest `count` bits.
+SPARSE_ATTN_HD uint32_t low_bits(uint32_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
+
 /// Bits of the columns below `x`.
 SPARSE_ATTN_HD uint32_t columns_below(int32_t x) {
-  int32_t count = x <= 0 ? 0 : 2 * (x >> 3) + imin(x & 7, 2);
-  return count >= 32 ? ~0u : (1u << count) - 1;
+  return x <= 0 ? 0 : low_bits(2 * (x >> 3) + imin(x & 7, 2));
 }
 
 /// Bits of the columns whose elements lie in `x`, where column 0 is element `first`.
@@ -18,12 +20,29 @@ SPARSE_ATTN_HD uint32_t columns_in(Interval x, int32_t first) {
   return columns_below(x.end - first) & ~columns_below(x.begin - first);
 }
 
-/// `word` of lead elements from `first` on, without those among `counted` that a main tile has.
-SPARSE_ATTN_HD uint32_t without_counted(const Pattern& pattern, const Slice& slice, uint32_t word,
-                                        Interval counted, int32_t first) {
-  uint32_t rest = word & columns_in(counted, first);
-  if (pattern.dilation == 1) return word & ~rest;
-  for (; rest != 0; rest &= rest - 1) {
+/// How many of their columns of a tile's row lie below `x`, for each of the four threads a byte.
+SPARSE_ATTN_HD uint32_t counts_below(int32_t x) {
+  constexpr uint32_t kTwoEach = 0x02020202u;
+  x = imax(0, imin(x, 128));
+  const uint32_t rest = x & 7, thread = rest / 2 * 8;  // the thread that has one of its two or none
+  return (x >> 3) * kTwoEach + (kTwoEach & low_bits(thread)) + ((rest & 1) << thread);
+}
+
+/// The columns of a tile whose elements lie in `x`, where the tile begins with element `first`.
+SPARSE_ATTN_HD RowMask row_columns(Interval x, int32_t first) {
+  const uint32_t begin = counts_below(x.begin - first), end = counts_below(x.end - first);
+  RowMask mask;
+#pragma unroll
+  for (int i = 0; i < RowMask::kWords; ++i) {
+    mask.word[i] = low_bits(end >> 8 * i & 0xff) & ~low_bits(begin >> 8 * i & 0xff);
+  }
+  return mask;
+}
+
+/// Takes from `word`, of lead elements from `first` on, those that a main tile has.
+SPARSE_ATTN_HD uint32_t without_class(const Pattern& pattern, const Slice& slice, uint32_t word,
+                                      Interval counted, int32_t first) {
+  for (uint32_t rest = word & columns_in(counted, first); rest != 0; rest &= rest - 1) {
 #ifdef __CUDA_ARCH__
     int32_t column = __ffs(static_cast<int>(rest)) - 1;
 #else

@@ -11,8 +11,6 @@ namespace sparse_attn::cuda::hopper {
 
 template <class C>
 class MaskWriter {
-  static constexpr int kRows = C::BLOCK_Q / kWarp;  // of a lane: lane, lane + 32, ...
-
  public:
   __device__ __forceinline__ MaskWriter(const Arguments& args, SharedStorage<C>& smem)
       : args_(args), smem_(smem), lane_(threadIdx.x % kWarp) {
@@ -33,93 +31,74 @@ class MaskWriter {
 
  private:
   __device__ __forceinline__ void write_masks(const Work& work) {
-    bool found = false;
     TileSource<C> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
       if (source.mask(step).kind != MaskKind::kWritten) continue;
-      if (!found) find_seen(work);
-      found = true;
       ptx::mbarrier_wait(ptx::smem_address(smem_.mask_empty), mask_.parity);
-      if (step.lead) {
-        write_lead(work, step.key);
-      } else {
-        write_main(work, step.key);
+#pragma unroll 1
+      for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {
+        smem_.mask[row] = mask_of(work, step, work.first_row + row);
       }
       ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_full));  // a lane vouches for its rows
       mask_.advance();
     }
   }
 
-  /// What each of the lane's rows sees of both views. Divisions are done here, once a query tile.
-  __device__ __forceinline__ void find_seen(const Work& work) {
+  /// What row r of the slice sees of the tile. Short code that is run again beats long code that is
+  /// fetched: nothing is kept from tile to tile.
+  __device__ __forceinline__ RowMask mask_of(const Work& work, const Step& step, int32_t r) const {
     const AttentionParams& params = args_.params;
+    const bool exists = r < work.slice.rows.length;
+    const int32_t i = exists ? work.slice.rows.at(r) : 0;
+    Interval bounds = params.bounds.row(work.batch, work.head, i, params.seq_kv);
+    Row row = make_row(params.pattern, work.slice, r, bounds);
+    if (!exists) row = {};
+    return step.lead ? lead_mask(work, row, step.key) : main_mask(work, row, step.key);
+  }
+
+  __device__ __forceinline__ RowMask lead_mask(const Work& work, const Row& row,
+                                               int32_t key) const {
+    const Pattern& pattern = args_.params.pattern;
+    const Seen seen = seen_lead(pattern, work.slice, row);
+    RowMask mask = row_columns(seen.first, key);
+    if (pattern.dilation == 1) {
+      const RowMask counted = row_columns(seen.counted, key);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int32_t r = work.first_row + i * kWarp + lane_;
-      main_[i] = lead_[i] = counted_[i] = {};
-      if (r >= work.slice.rows.length) continue;
-      Interval bounds =
-          params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
-      Row row = make_row(params.pattern, work.slice, r, bounds);
-      main_[i] = seen_main(params.pattern, row).second;
-      if (params.pattern.lead.length == 0) continue;
-      Seen lead = seen_lead(params.pattern, work.slice, row);
-      lead_[i] = lead.first;
-      counted_[i] = lead.counted;
+      for (int i = 0; i < RowMask::kWords; ++i) mask.word[i] &= ~counted.word[i];
+      return mask;
     }
+#pragma unroll 1
+    for (int i = 0; i < RowMask::kWords; ++i) {
+      mask.word[i] = without_class(pattern, work.slice, mask.word[i], seen.counted, key + 2 * i);
+    }
+    return mask;
   }
 
   /// A tile of the main view, made of one box or, in a list, of several; lane i holds the key of
-  /// box i. On an axis of both views rows see what they see of either.
-  __device__ __forceinline__ void write_main(const Work& work, int32_t key) {
-    const bool both = args_.params.pattern.lead.length > 0 && args_.params.pattern.shared_axis();
+  /// box i.
+  __device__ __forceinline__ RowMask main_mask(const Work& work, const Row& row,
+                                               int32_t key) const {
+    const Seen seen = seen_main(args_.params.pattern, row);
     const int32_t bits = args_.box_rows / 4;  // of a box in a word
-    const uint32_t whole_box = columns_below(args_.box_rows);
+    const uint32_t whole_box = low_bits(bits);
+    RowMask mask = {};
 #pragma unroll 1
-    for (int w = 0; w < RowMask::kWords; ++w) {
-      uint32_t word[kRows] = {};
-#pragma unroll 1
-      for (int32_t box = 0; box * args_.box_rows < C::BLOCK_KV; ++box) {
-        const int32_t first = __shfl_sync(~0u, key, box);
-        if (first == kUnlimited) break;
-        const bool whole = !work.tiles.needs_mask({first, first + args_.box_rows});
+    for (int32_t box = 0; box * args_.box_rows < C::BLOCK_KV; ++box) {
+      const int32_t first = __shfl_sync(~0u, key, box);
+      if (first == kUnlimited) break;
+      const RowMask window = row_columns(seen.second, first);
+      const RowMask lead = row_columns(seen.first, first);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          uint32_t columns = whole ? ~0u : columns_in(main_[i], first + 2 * w);
-          if (both) columns |= columns_in(lead_[i], first + 2 * w);
-          word[i] |= (columns & whole_box) << (box * bits);
-        }
+      for (int i = 0; i < RowMask::kWords; ++i) {
+        mask.word[i] |= ((window.word[i] | lead.word[i]) & whole_box) << (box * bits);
       }
-      store(word, w);
     }
-  }
-
-  __device__ __forceinline__ void write_lead(const Work& work, int32_t key) {
-#pragma unroll 1
-    for (int w = 0; w < RowMask::kWords; ++w) {
-      uint32_t word[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) word[i] = columns_in(lead_[i], key + 2 * w);
-      if (!args_.params.pattern.shared_axis()) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          word[i] =
-              without_counted(args_.params.pattern, work.slice, word[i], counted_[i], key + 2 * w);
-        }
-      }
-      store(word, w);
-    }
-  }
-
-  __device__ __forceinline__ void store(const uint32_t (&word)[kRows], int w) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) smem_.mask[i * kWarp + lane_].word[w] = word[i];
+    return mask;
   }
 
   const Arguments& args_;
   SharedStorage<C>& smem_;
   const int lane_;
-  Interval main_[kRows], lead_[kRows], counted_[kRows];  // what rows see, see pattern.h's Seen
   Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
