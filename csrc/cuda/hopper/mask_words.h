@@ -32,7 +32,6 @@ SPARSE_ATTN_HD uint32_t counts_below(int32_t x) {
 SPARSE_ATTN_HD RowMask row_columns(Interval x, int32_t first) {
   const uint32_t begin = counts_below(x.begin - first), end = counts_below(x.end - first);
   RowMask mask;
-#pragma unroll
   for (int i = 0; i < RowMask::kWords; ++i) {
     mask.word[i] = low_bits(end >> 8 * i & 0xff) & ~low_bits(begin >> 8 * i & 0xff);
   }
