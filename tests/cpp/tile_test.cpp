@@ -9,30 +9,57 @@ using namespace sparse_attn::cuda::portable;
 
 namespace {
 
+constexpr KernelKind kWanted[] = {KernelKind::kDense, KernelKind::kDense64, KernelKind::kDense32,
+                                  KernelKind::kDense16, KernelKind::kGeneral};
+
 void test_choice(int32_t limit, int32_t head_dim) {
   std::string text = "limit " + std::to_string(limit) + ", head dim " + std::to_string(head_dim);
   for (Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
-    for (bool dense_suffices : {false, true}) {
-      KernelKind kind = choose_kernel(dtype, dense_suffices, head_dim, limit);
-      TileShape shape = tile_shape(kind, head_dim);
-      CHECK(shape.fits(limit), text);
-      CHECK(shape.head_dim >= head_dim, text);
-      CHECK((kind == KernelKind::kFloat) == (dtype == Dtype::kFloat32), text);
-      CHECK(kind != KernelKind::kDense || dense_suffices, text);
+    for (KernelKind wanted : kWanted) {
+      if (!is_dense(wanted) || wanted == KernelKind::kDense || head_dim <= 128) {
+        KernelKind kind = choose_kernel(dtype, wanted, head_dim, limit);
+        TileShape shape = tile_shape(kind, head_dim);
+        CHECK(shape.fits(limit), text);
+        CHECK(shape.head_dim >= head_dim, text);
+        CHECK((kind == KernelKind::kFloat) == (dtype == Dtype::kFloat32), text);
+        CHECK(!is_dense(kind) || kind == wanted, text);
+      }
     }
   }
-  bool dense = choose_kernel(Dtype::kFloat16, true, head_dim, limit) == KernelKind::kDense;
+  bool dense =
+      choose_kernel(Dtype::kFloat16, KernelKind::kDense, head_dim, limit) == KernelKind::kDense;
   CHECK(dense == tile_shape(KernelKind::kDense, head_dim).fits(limit), text);
 }
 
-/// The tuned tiles where they belong: head dim 128 everywhere from 99 KB, 256 from 163 KB.
+/// A dense kernel takes whole blocks only, and computes no more rows than the general one.
+void test_blocks(int32_t block_q, int32_t block_kv, int32_t head_dim) {
+  std::string text = "blocks " + std::to_string(block_q) + " x " + std::to_string(block_kv) +
+                     ", head dim " + std::to_string(head_dim);
+  KernelKind kind = kernel_for_blocks(block_q, block_kv, head_dim);
+  auto rows = [block_q](KernelKind kind) {
+    int32_t tile = tile_shape(kind, 128).block_q;
+    return (block_q + tile - 1) / tile * tile;
+  };
+  CHECK(block_kv % tile_shape(kind, head_dim).granule == 0, text);
+  CHECK(rows(kind) <= rows(KernelKind::kGeneral), text);
+  CHECK(head_dim <= 128 || kind == KernelKind::kDense || kind == KernelKind::kGeneral, text);
+}
+
+/// The tuned tiles where they belong: head dim 128 everywhere from 99 KB, 256 from 163 KB; lists by
+/// the height of their query blocks.
 void test_tuned_tiles() {
   auto choice = [](int32_t head_dim, int32_t kilobytes) {
-    return choose_kernel(Dtype::kBFloat16, true, head_dim, kilobytes << 10);
+    return choose_kernel(Dtype::kBFloat16, KernelKind::kDense, head_dim, kilobytes << 10);
   };
   CHECK(choice(128, 99) == KernelKind::kDense, "head dim 128");
   CHECK(choice(256, 163) == KernelKind::kDense, "head dim 256");
   CHECK(choice(256, 99) == KernelKind::kGeneral, "head dim 256 in little memory");
+  CHECK(kernel_for_blocks(128, 64, 128) == KernelKind::kDense, "128 x 64");
+  CHECK(kernel_for_blocks(64, 64, 128) == KernelKind::kDense64, "64 x 64");
+  CHECK(kernel_for_blocks(64, 32, 128) == KernelKind::kGeneral, "64 x 32");
+  CHECK(kernel_for_blocks(32, 64, 96) == KernelKind::kDense32, "32 x 64");
+  CHECK(kernel_for_blocks(16, 16, 64) == KernelKind::kDense16, "16 x 16");
+  CHECK(kernel_for_blocks(16, 16, 256) == KernelKind::kGeneral, "16 x 16 at head dim 256");
 }
 
 /// Two thread blocks of the dense kernels share a multiprocessor with 164 KB, each with the 1 KB
@@ -50,6 +77,11 @@ int main() {
   for (int32_t kilobytes : {64, 99, 163, 227}) {
     for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       test_choice(kilobytes << 10, head_dim);
+    }
+  }
+  for (int32_t block_q = 16; block_q <= 256; block_q += 16) {
+    for (int32_t block_kv = 16; block_kv <= 256; block_kv += 16) {
+      for (int32_t head_dim : {64, 96, 128, 256}) test_blocks(block_q, block_kv, head_dim);
     }
   }
   test_tuned_tiles();

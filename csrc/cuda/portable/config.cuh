@@ -25,7 +25,7 @@ struct Config {
   static constexpr int DT = HEAD_DIM / 8;
 
   static constexpr bool kFloat = std::is_same_v<T, float>;
-  static constexpr bool kGeneral = kKind != KernelKind::kDense;
+  static constexpr bool kGeneral = !is_dense(kKind);
   /// Exponentials between the second product's steps: measured better at small head dims, where
   /// they weigh more, and worse at large ones.
   static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;

@@ -15,7 +15,6 @@ namespace {
 
 using portable::KernelKind;
 using portable::LaunchChoice;
-using portable::TileShape;
 
 constexpr int64_t kAlignment = 16;  // bytes
 
@@ -31,25 +30,15 @@ bool all_aligned(const AttentionParams& params) {
          is_aligned(params.value, bytes) && is_aligned(params.out, bytes);
 }
 
-/// Rows computed for a row of blocks by tiles of `block_q`.
-int32_t padded_rows(int32_t layout_block_q, int32_t block_q) {
-  return ceil_div(layout_block_q, block_q) * block_q;
-}
-
-/// Whether the dense kernel takes the list: its tiles lie inside blocks, and no more rows are
-/// padded.
-bool dense_takes_list(const BlockList& list, const TileShape& dense, const TileShape& general) {
-  return list.block_kv % dense.granule == 0 &&
-         padded_rows(list.block_q, dense.block_q) <= padded_rows(list.block_q, general.block_q);
-}
-
-bool dense_suffices(const AttentionParams& params, bool aligned) {
+/// The kernel that the call's pattern and features ask for.
+KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
   const Pattern& pattern = params.pattern;
-  return aligned && params.scale > 0.0f && params.softcap == 0.0f &&
-         params.mask.kind == MaskKind::kNone && pattern.topk == 0 &&
-         (!pattern.list.present() ||
-          dense_takes_list(pattern.list, tile_shape(KernelKind::kDense, params.head_dim),
-                           tile_shape(KernelKind::kGeneral, params.head_dim)));
+  bool dense_suffices = aligned && params.scale > 0.0f && params.softcap == 0.0f &&
+                        params.mask.kind == MaskKind::kNone && pattern.topk == 0;
+  if (!dense_suffices) return KernelKind::kGeneral;
+  if (!pattern.list.present()) return KernelKind::kDense;
+  int32_t block_q = imin(pattern.list.block_q, params.seq_q);
+  return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.head_dim);
 }
 
 __global__ void code_probe() {}
@@ -72,7 +61,7 @@ LaunchChoice choose(const AttentionParams& params) {
   LaunchChoice choice;
   choice.aligned = all_aligned(params);
   choice.smem_limit = smem_limit(params.device);
-  choice.kind = portable::choose_kernel(params.dtype, dense_suffices(params, choice.aligned),
+  choice.kind = portable::choose_kernel(params.dtype, wanted_kernel(params, choice.aligned),
                                         params.head_dim, choice.smem_limit);
   return choice;
 }

@@ -37,24 +37,34 @@ __device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource
   }
 }
 
+/// The 16-byte chunks of a tile that a thread copies: `chunk` and every kThreadsPerRow-th behind
+/// it, of `row` and every kRowsAtOnce-th below, so that a row's threads read whole 128-byte lines.
+template <typename T, int HEAD_DIM, int kThreads>
+struct ThreadChunks {
+  static constexpr int kElements = kChunkBytes / sizeof(T);
+  static constexpr int kChunks = HEAD_DIM / kElements;
+  static constexpr int kThreadsPerRow = kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
+  static_assert(kChunks % kThreadsPerRow == 0, "a row is whole rounds of its threads");
+
+  int row = threadIdx.x / kThreadsPerRow;
+  int chunk = threadIdx.x % kThreadsPerRow;
+};
+
 /// Copies ROWS aligned rows that all exist, from element `first` on, of a head dim without padding.
 template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch>
 __device__ __forceinline__ void load_run(uint32_t to, const RowSource<T>& source, int32_t first) {
-  constexpr int kElements = kChunkBytes / sizeof(T);
-  constexpr int kChunks = HEAD_DIM / kElements;
-  constexpr int kThreadsPerRow = kChunks % 8 == 0 ? 8 : 4;
-  constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
-  static_assert(ROWS % kRowsAtOnce == 0, "a tile is whole passes of its threads");
-  int row = threadIdx.x / kThreadsPerRow;
-  int chunk = threadIdx.x % kThreadsPerRow;
-  const T* from = source.data + (first + row) * source.stride + chunk * kElements;
-  const int64_t pass_stride = source.stride * kRowsAtOnce;
+  using Own = ThreadChunks<T, HEAD_DIM, kThreads>;
+  static_assert(ROWS % Own::kRowsAtOnce == 0, "a tile is whole passes of its threads");
+  const Own own;
+  const T* from = source.data + (first + own.row) * source.stride + own.chunk * Own::kElements;
+  const int64_t pass_stride = source.stride * Own::kRowsAtOnce;
 #pragma unroll
-  for (int pass = 0; pass < ROWS / kRowsAtOnce; ++pass) {
+  for (int pass = 0; pass < ROWS / Own::kRowsAtOnce; ++pass) {
 #pragma unroll
-    for (int c = 0; c < kChunks; c += kThreadsPerRow) {
-      ptx::cp_async_16(to + swizzled<kPitch>(row + pass * kRowsAtOnce, chunk + c),
-                       from + c * kElements, true);
+    for (int c = 0; c < Own::kChunks; c += Own::kThreadsPerRow) {
+      ptx::cp_async_16(to + swizzled<kPitch>(own.row + pass * Own::kRowsAtOnce, own.chunk + c),
+                       from + c * Own::kElements, true);
     }
     from += pass_stride;
   }
@@ -64,25 +74,21 @@ __device__ __forceinline__ void load_run(uint32_t to, const RowSource<T>& source
 template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch, typename RowOf>
 __device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& source, int32_t head_dim,
                                           const RowOf& row_of) {
-  constexpr int kElements = kChunkBytes / sizeof(T);
-  constexpr int kChunks = HEAD_DIM / kElements;
-  constexpr int kThreadsPerRow = kChunks % 8 == 0 ? 8 : 4;
-  constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
-  static_assert(kChunks % kThreadsPerRow == 0, "a row is whole rounds of its threads");
-  int first_row = threadIdx.x / kThreadsPerRow;
-  int first_chunk = threadIdx.x % kThreadsPerRow;
+  using Own = ThreadChunks<T, HEAD_DIM, kThreads>;
+  constexpr int kRowsAtOnce = Own::kRowsAtOnce;
+  const Own own;
 #pragma unroll
   for (int pass = 0; pass < (ROWS + kRowsAtOnce - 1) / kRowsAtOnce; ++pass) {
-    int row = first_row + pass * kRowsAtOnce;
+    int row = own.row + pass * kRowsAtOnce;
     if (ROWS % kRowsAtOnce != 0 && row >= ROWS) break;
     int32_t element = row_of(row);
     bool exists = source.valid.contains(element);
-    const T* from = source.data + (exists ? element : 0) * source.stride + first_chunk * kElements;
+    const T* from =
+        source.data + (exists ? element : 0) * source.stride + own.chunk * Own::kElements;
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; chunk += kThreadsPerRow) {
-      bool valid = exists && (chunk + first_chunk) * kElements < head_dim;
-      ptx::cp_async_16(to + swizzled<kPitch>(row, chunk + first_chunk), from + chunk * kElements,
-                       valid);
+    for (int c = 0; c < Own::kChunks; c += Own::kThreadsPerRow) {
+      bool valid = exists && (own.chunk + c) * Own::kElements < head_dim;
+      ptx::cp_async_16(to + swizzled<kPitch>(row, own.chunk + c), from + c * Own::kElements, valid);
     }
   }
 }

@@ -37,12 +37,17 @@ struct TileShape {
   constexpr bool fits(int32_t smem_limit) const { return smem_bytes() <= smem_limit; }
 };
 
-/// The kinds of kernel: `kDense` for ranges and lists of large blocks on tensor cores, `kGeneral`
-/// for all of the contract, `kFloat` for float32. The last two fit every device.
-enum class KernelKind : int32_t { kDense, kGeneral, kFloat };
+/// The kinds of kernel: dense ones for ranges and lists of large blocks on tensor cores, with tiles
+/// of 128 queries or, for lists of lower query blocks, of 64, 32 and 16; `kGeneral` for all of the
+/// contract, `kFloat` for float32. The last two fit every device.
+enum class KernelKind : int32_t { kDense, kDense64, kDense32, kDense16, kGeneral, kFloat };
 
-/// The head dim that a kernel is compiled for: the dense ones are tuned at five, the others at
-/// three.
+constexpr bool is_dense(KernelKind kind) {
+  return kind != KernelKind::kGeneral && kind != KernelKind::kFloat;
+}
+
+/// The head dim that a kernel is compiled for: the dense ones of 128 queries are tuned at five, the
+/// general ones at three, the low ones at two.
 constexpr int32_t head_dim_bucket(KernelKind kind, int32_t head_dim) {
   if (head_dim <= 64) return 64;
   if (kind == KernelKind::kDense && head_dim <= 96) return 96;
@@ -58,6 +63,12 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
     case KernelKind::kDense:  // 32 rows a warp halve the reads of keys, where registers allow
       if (head_dim == 64) return {64, 128, 128, 4, 3, 64, false, 2};
       return {head_dim, 128, 64, small ? 4 : 8, 3, 64, false, 2};
+    case KernelKind::kDense64:
+      return {head_dim, 64, 64, 2, 3, 64, false, 2};
+    case KernelKind::kDense32:  // few keys a tile: more thread blocks share a multiprocessor
+      return {head_dim, 32, 48, 2, 3, 16, false, 2};
+    case KernelKind::kDense16:
+      return {head_dim, 16, 32, 1, 3, 16, false, 2};
     case KernelKind::kGeneral:
       return {head_dim, 64, small ? 64 : 16, 4, 3, 16, small, 2};
     default:
@@ -67,12 +78,26 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
   }
 }
 
-/// Which kernel serves a case within `smem_limit` bytes of shared memory a thread block.
-constexpr KernelKind choose_kernel(Dtype dtype, bool dense_suffices, int32_t head_dim,
+/// The dense kernel for query blocks of `block_q` rows and key blocks of `block_kv`, or the general
+/// one where it takes them better.
+constexpr KernelKind kernel_for_blocks(int32_t block_q, int32_t block_kv, int32_t head_dim) {
+  auto padded = [block_q](int32_t tile) { return (block_q + tile - 1) / tile * tile; };
+  bool large_keys = block_kv % 64 == 0;
+  if (large_keys && padded(128) <= padded(64)) return KernelKind::kDense;
+  if (head_dim > 128) return KernelKind::kGeneral;
+  if (2 * padded(16) <= padded(32)) return KernelKind::kDense16;
+  if (padded(32) < padded(64)) return KernelKind::kDense32;
+  return large_keys ? KernelKind::kDense64 : KernelKind::kGeneral;
+}
+
+/// Which kernel serves a case within `smem_limit` bytes of shared memory a thread block; `kind` is
+/// the one that the pattern asks for. Devices that have no room for the dense kernel of 128 queries
+/// may be older than the instructions of them all.
+constexpr KernelKind choose_kernel(Dtype dtype, KernelKind kind, int32_t head_dim,
                                    int32_t smem_limit) {
   if (dtype == Dtype::kFloat32) return KernelKind::kFloat;
   bool fits = tile_shape(KernelKind::kDense, head_dim).fits(smem_limit);
-  return dense_suffices && fits ? KernelKind::kDense : KernelKind::kGeneral;
+  return fits ? kind : KernelKind::kGeneral;
 }
 
 }  // namespace sparse_attn::cuda::portable
