@@ -26,6 +26,7 @@ struct Config {
 
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr bool kGeneral = !is_dense(kKind);
+  static constexpr bool kTop = kKind == KernelKind::kTop;
   /// Exponentials between the second product's steps: measured better at small head dims, where
   /// they weigh more, and worse at large ones.
   static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;
@@ -42,8 +43,9 @@ struct Config {
   static_assert(kWarpRows % 16 == 0, "a warp holds whole 16-row fragments");
   static_assert(!kFloat || MT == 1, "the FMA products take one fragment of rows");
   static_assert(!kShape.query_registers ||
-                    kShape.query_bytes() <= (kShape.slots - 1) * kShape.slot_bytes(),
-                "queries pass through the ring's slots behind the first");
+                    kShape.query_bytes() <=
+                        (kShape.slots - (kKind != KernelKind::kRank)) * kShape.slot_bytes(),
+                "queries pass through the ring's slots, behind the first where keys are there");
 };
 
 }  // namespace sparse_attn::cuda::portable

@@ -5,6 +5,7 @@
 
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
+#include "../common/state.cuh"
 #include "../decode/decode.h"
 #include "../engines.h"
 #include "../select/global_tokens.h"
@@ -41,6 +42,15 @@ KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
   return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.head_dim);
 }
 
+/// Top-k among plain ranges of keys, by scores that the dense kernel takes as they are.
+bool is_plain_topk(const AttentionParams& params, bool aligned) {
+  const Pattern& pattern = params.pattern;
+  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && aligned && params.scale > 0.0f &&
+         params.scale < kLargeScale && params.softcap == 0.0f &&
+         params.mask.kind == MaskKind::kNone && !pattern.list.present() &&
+         pattern.lead.length == 0 && params.num_global_tokens == 0;
+}
+
 __global__ void code_probe() {}
 
 /// The device's limit, or the smaller one that a test sets in SPARSE_ATTN_SMEM_LIMIT. Code older
@@ -63,6 +73,10 @@ LaunchChoice choose(const AttentionParams& params) {
   choice.smem_limit = smem_limit(params.device);
   choice.kind = portable::choose_kernel(params.dtype, wanted_kernel(params, choice.aligned),
                                         params.head_dim, choice.smem_limit);
+  if (is_plain_topk(params, choice.aligned) &&
+      portable::topk_fits(params.head_dim, choice.smem_limit)) {
+    choice.kind = KernelKind::kTop;
+  }
   return choice;
 }
 
@@ -90,7 +104,13 @@ Status run(const AttentionParams& given) {
   Status status =
       mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
   if (!status.ok()) return status;
-  switch (portable::head_dim_bucket(choice.kind, params.head_dim)) {
+  int32_t head_dim = portable::head_dim_bucket(choice.kind, params.head_dim);
+  if (choice.kind == KernelKind::kTop) {
+    if (head_dim == 64) return portable::launch_topk<64>(params, choice);
+    if (head_dim == 128) return portable::launch_topk<128>(params, choice);
+    return portable::launch_topk<256>(params, choice);
+  }
+  switch (head_dim) {
     case 64:
       return portable::launch<64>(params, choice);
     case 96:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "store.cuh"
+#include "topk_keep.cuh"
 #include "transform.cuh"
 
 namespace sparse_attn::cuda::portable {
@@ -62,6 +63,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (step.exists()) tile.load_values(value_slot, step);
   ptx::cp_async_commit();
 
+  KeptScores<Config> kept;
+  if constexpr (Config::kTop) kept.load(tile, thresholds);
   SoftmaxState<Config::MT, Config::kFloat> state;
   state.init();
   Output<Config> rO = {};
@@ -83,6 +86,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (warp_step.visited) {
       products.scores(rS, key_slot);
       if (warp_step.masked) mask_scores(rS, tile, step);
+      if constexpr (Config::kTop) kept.drop_others(rS, tile, step);
       if (transformed) transform_scores(rS, tile, step, thresholds);
       state.raise(rS, exponent, rescale);
       rescale_output<Config>(rO, rescale);

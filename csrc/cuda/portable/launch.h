@@ -19,4 +19,8 @@ struct LaunchChoice {
 template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice);
 
+/// The same for a plain token top-k, kind kTop.
+template <int HEAD_DIM>
+Status launch_topk(const AttentionParams& params, const LaunchChoice& choice);
+
 }  // namespace sparse_attn::cuda::portable

@@ -39,8 +39,18 @@ struct TileShape {
 
 /// The kinds of kernel: dense ones for ranges and lists of large blocks on tensor cores, with tiles
 /// of 128 queries or, for lists of lower query blocks, of 64, 32 and 16; `kGeneral` for all of the
-/// contract, `kFloat` for float32. The last two fit every device.
-enum class KernelKind : int32_t { kDense, kDense64, kDense32, kDense16, kGeneral, kFloat };
+/// contract, `kFloat` for float32. The last two fit every device. `kRank` finds the thresholds of a
+/// plain top-k and `kTop` is the dense kernel that keeps the scores above them.
+enum class KernelKind : int32_t {
+  kDense,
+  kDense64,
+  kDense32,
+  kDense16,
+  kGeneral,
+  kFloat,
+  kRank,
+  kTop
+};
 
 constexpr bool is_dense(KernelKind kind) {
   return kind != KernelKind::kGeneral && kind != KernelKind::kFloat;
@@ -69,6 +79,12 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
       return {head_dim, 32, 48, 2, 3, 16, false, 2};
     case KernelKind::kDense16:
       return {head_dim, 16, 32, 1, 3, 16, false, 2};
+    case KernelKind::kTop:  // no lists: a tile is one granule
+      if (head_dim == 64) return {64, 128, 128, 4, 3, 128, false, 2};
+      return {head_dim, 128, 64, small ? 4 : 8, 3, 64, false, 2};
+    case KernelKind::kRank:
+      if (head_dim == 64) return {64, 128, 128, 4, 2, 128, true, 2};
+      return {head_dim, 128, 64, small ? 4 : 8, 2, 64, true, 2};
     case KernelKind::kGeneral:
       return {head_dim, 64, small ? 64 : 16, 4, 3, 16, small, 2};
     default:
@@ -76,6 +92,16 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
       if (head_dim == 128) return {128, 64, 16, 4, 3, 16, false, 4};
       return {256, 32, 8, 2, 3, 8, false, 4};
   }
+}
+
+/// Bytes that the ranking pass of top-k holds for each query row, behind the tiles.
+constexpr int32_t kRankRowBytes = 568;
+
+/// Whether both kernels of a plain top-k fit.
+constexpr bool topk_fits(int32_t head_dim, int32_t smem_limit) {
+  TileShape rank = tile_shape(KernelKind::kRank, head_dim);
+  return rank.fits(smem_limit - kRankRowBytes * rank.block_q) &&
+         tile_shape(KernelKind::kTop, head_dim).fits(smem_limit);
 }
 
 /// The dense kernel for query blocks of `block_q` rows and key blocks of `block_kv`, or the general

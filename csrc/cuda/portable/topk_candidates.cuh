@@ -1,0 +1,134 @@
+// The end of the ranking pass of token top-k: the scores of a row's last interval are gathered and
+// ranked one by one. Where more equal scores stand there than candidates fit, the row's keys are
+// counted in their order.
+#pragma once
+
+#include "topk_rows.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// A score of the last interval.
+struct Candidate {
+  uint32_t key;
+  int32_t j;  // position on the key axis
+  __device__ bool before(const Candidate& other) const {
+    return key > other.key || (key == other.key && j < other.j);
+  }
+};
+
+/// Collects the candidates of the warp's rows, in any order.
+template <typename Config>
+__device__ void gather_candidates(const QueryTile<Config>& tile,
+                                  const typename Config::Products& products, uint32_t ring,
+                                  int32_t steps, RowRank* rows, Candidate* candidates) {
+  // Scores are looked at in groups: two operations each tell whether any lies near its interval.
+  constexpr int kGroup = 8;
+  constexpr float kWider = 1.0f + 1e-6f;
+  float middle[Config::MT][2], reach[Config::MT][2];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    const RowRank& rank = rows[lane_row<Config>(row / 2, row % 2)];
+    float low = fmaxf(score_of(rank.low), -FLT_MAX), high = fminf(score_of(rank.high), FLT_MAX);
+    float centre = low + (0.5f * high - 0.5f * low);
+    middle[row / 2][row % 2] = centre;
+    reach[row / 2][row % 2] =
+        rank.few() ? fmaxf(high - centre, centre - low) * kWider + FLT_MIN : -1.0f;
+  }
+  visit_scores<Config>(
+      tile, products, ring, Stride::all(steps),
+      [&](typename Config::Scores& rS, const typename Config::Step& step) {
+#pragma unroll
+        for (int row = 0; row < 2 * Config::MT; ++row) {
+          const int mt = row / 2, h = row % 2;
+#pragma unroll
+          for (int group = 0; group < 2 * Config::NT; group += kGroup) {
+            bool near = false;
+#pragma unroll
+            for (int k = group; k < group + kGroup; ++k) {
+              near |= fabsf(rS[mt][k / 2][2 * h + k % 2] - middle[mt][h]) <= reach[mt][h];
+            }
+            if (!near) continue;
+            const int r = lane_row<Config>(mt, h);
+            RowRank& rank = rows[r];
+#pragma unroll
+            for (int k = group; k < group + kGroup; ++k) {
+              uint32_t key = ordered_key(rS[mt][k / 2][2 * h + k % 2]);
+              if (key < rank.low || key > rank.high) continue;
+              uint32_t slot = atomicAdd(&rank.gathered, 1u);
+              if (slot < kCandidates) {
+                candidates[r * kCandidates + slot] = {key, tile.key_position(step, lane_column(k))};
+              }
+            }
+          }
+        }
+      });
+  __syncwarp();
+}
+
+/// The threshold of one row from its candidates; a whole warp calls it, one lane gets `found`.
+__device__ inline bool choose_candidate(const RowRank& rank, const Candidate* candidates,
+                                        Threshold* threshold) {
+  static_assert(kCandidates <= 64, "a lane has two candidates");
+  const uint32_t count = rank.gathered < kCandidates ? rank.gathered : kCandidates;
+  bool found = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t own = threadIdx.x % 32 + 32 * half;
+    if (own >= count) continue;
+    const Candidate mine = candidates[own];
+    uint32_t place = 1;
+    bool tied = false;
+    for (uint32_t i = 0; i < count; ++i) {
+      const Candidate other = candidates[i];
+      place += other.before(mine);
+      tied |= other.key == mine.key && other.j > mine.j;
+    }
+    if (place != rank.wanted) continue;
+    *threshold = {mine.key, tied ? mine.j : kUnlimited};
+    found = true;
+  }
+  return found;
+}
+
+/// Finds the last key kept of the rows whose interval is one score with many keys.
+template <typename Config>
+__device__ void find_last_ties(const QueryTile<Config>& tile,
+                               const typename Config::Products& products, uint32_t ring,
+                               int32_t steps, const RowRank* rows, Threshold* thresholds) {
+  constexpr int kColumns = 64;  // whose ties fit a word
+  uint32_t seen[Config::MT][2] = {};
+  visit_scores<Config>(tile, products, ring, Stride::all(steps),
+                       [&](typename Config::Scores& rS, const typename Config::Step& step) {
+#pragma unroll
+                         for (int row = 0; row < 2 * Config::MT; ++row) {
+                           const int r = lane_row<Config>(row / 2, row % 2);
+                           const RowRank& rank = rows[r];
+                           uint32_t& before = seen[row / 2][row % 2];
+#pragma unroll
+                           for (int part = 0; part < Config::BLOCK_KV / kColumns; ++part) {
+                             uint64_t ties = 0;
+#pragma unroll
+                             for (int k = 0; k < kColumns / 4; ++k) {
+                               const int nt = part * (kColumns / 8) + k / 2;
+                               bool tie =
+                                   ordered_key(rS[row / 2][nt][row % 2 * 2 + k % 2]) == rank.low;
+                               if (tie) ties |= uint64_t{1} << lane_column(k);
+                             }
+                             ties |= __shfl_xor_sync(~0u, ties, 1);
+                             ties |= __shfl_xor_sync(~0u, ties, 2);
+                             uint32_t count = __popcll(ties);
+                             if (threadIdx.x % 4 == 0 && rank.tied() && before < rank.wanted &&
+                                 before + count >= rank.wanted) {
+                               for (uint32_t skip = rank.wanted - before - 1; skip > 0; --skip)
+                                 ties &= ties - 1;
+                               int column = part * kColumns + __ffsll(ties) - 1;
+                               thresholds[r] = {rank.low, tile.key_position(step, column)};
+                             }
+                             before += count;
+                           }
+                         }
+                       });
+  __syncwarp();
+}
+
+}  // namespace sparse_attn::cuda::portable

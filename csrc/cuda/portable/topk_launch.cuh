@@ -1,0 +1,34 @@
+// Plain token top-k by its two kernels, for the files that instantiate them.
+#pragma once
+
+#include "launch.cuh"
+#include "topk_rank.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+template <typename T, int HEAD_DIM>
+Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice) {
+  using Rank = Config<T, KernelKind::kRank, HEAD_DIM>;
+  using Top = Config<T, KernelKind::kTop, HEAD_DIM>;
+  static_assert(Rank::BLOCK_Q == Top::BLOCK_Q, "both walk the same grid");
+  constexpr int32_t kRankBytes = kRankRowBytes * Rank::BLOCK_Q;
+  static_assert(sizeof(RankStorage<Rank>) == kRankBytes, "topk_fits counts what the pass holds");
+  GridPlan plan = plan_grid<Rank::BLOCK_Q>(params);
+  const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
+                    ceil_div(plan.heads, plan.heads_at_once));
+  Threshold* thresholds = static_cast<Threshold*>(choice.thresholds);
+  Status status = launch_kernel(rank_kernel<Rank>, blocks, Rank::kThreads,
+                                Rank::kShape.smem_bytes() + kRankBytes, params.stream, params, plan,
+                                thresholds);
+  if (!status.ok()) return status;
+  return launch_kernel(attention_kernel<Top>, blocks, Top::kThreads, Top::kShape.smem_bytes(),
+                       params.stream, params, plan, thresholds, true);
+}
+
+template <int HEAD_DIM>
+Status launch_topk(const AttentionParams& params, const LaunchChoice& choice) {
+  if (params.dtype == Dtype::kFloat16) return launch_topk_as<__half, HEAD_DIM>(params, choice);
+  return launch_topk_as<__nv_bfloat16, HEAD_DIM>(params, choice);
+}
+
+}  // namespace sparse_attn::cuda::portable

@@ -1,0 +1,149 @@
+// The ranking pass of token top-k for cases that the dense kernel serves (Config kRank): per row
+// the k-th highest q.k and the last key that an exact tie still admits.
+//   1 sample   the spread of two tiles' scores, then a histogram of some sixteen tiles
+//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores
+//   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
+//   4 choose   one more walk gathers the bin's scores, which are ranked one by one
+// Counts are exact, so that a poor sample costs time and nothing else.
+#pragma once
+
+#include "topk_bracket.cuh"
+#include "topk_candidates.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// The ranking kernel's shared memory behind the tiles.
+template <typename Config>
+struct RankStorage {
+  RowRank rows[Config::BLOCK_Q];
+  Threshold thresholds[Config::BLOCK_Q];
+  union {
+    alignas(16) uint32_t histograms[Config::BLOCK_Q * kBinPitch];
+    Candidate candidates[Config::BLOCK_Q * kCandidates];
+  };
+};
+
+/// The interval of the bin that holds the row's k-th score, after a histogram over `bins`.
+__device__ inline void narrow(RowRank& row, const LinearBins& bins, const uint32_t* histogram,
+                              uint32_t k) {
+  RankedBin found[2];
+  rank_bins(histogram, {k, k}, found);
+  const RankedBin& place = found[0];
+  row.low = place.bin < 0 ? kLowestKey + 1 : bins.first_key(place.bin);
+  row.high = place.bin == kBins ? kHighestKey : bins.first_key(place.bin + 1) - 1;
+  row.wanted = place.bin < 0 ? ~0u : place.wanted;
+  row.count = place.bin < 0 ? ~1u : place.count;  // not known, many
+}
+
+/// The same over bins of keys, which lie inside the row's interval; `k` of all scores are wanted.
+__device__ inline void narrow(RowRank& row, const KeyBins& bins, const uint32_t* histogram,
+                              uint32_t k) {
+  RankedBin found[2];
+  rank_bins(histogram, {k, k}, found);
+  const RankedBin& place = found[0];
+  if (place.bin < 0 || place.bin == kBins) {  // scores that are no numbers
+    row.wanted = row.count = 1;
+    return;
+  }
+  row.low = bins.low + (static_cast<uint32_t>(place.bin) << bins.shift);
+  const uint32_t rest = (1u << bins.shift) - 1;
+  row.high = bins.high - row.low < rest ? bins.high : row.low + rest;
+  row.wanted = place.wanted;
+  row.count = place.count;
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    rank_kernel(const __grid_constant__ AttentionParams params,
+                const __grid_constant__ GridPlan plan, Threshold* thresholds) {
+#if __CUDA_ARCH__ >= 800
+  constexpr TileShape kShape = Config::kShape;
+  constexpr int32_t kSampleTiles = 1024 / Config::BLOCK_KV;
+  extern __shared__ __align__(128) char dynamic_smem[];
+  char* smem = held_address(dynamic_smem);
+  auto& storage = *reinterpret_cast<RankStorage<Config>*>(smem + kShape.smem_bytes());
+  QueryTile<Config> tile(params, smem, true);
+  if (!tile.find(plan)) return;
+  const uint32_t ring = ptx::shared_address(smem);
+  tile.load_queries(ring);
+  ptx::cp_async_commit();
+  tile.prepare();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  const int first_row = threadIdx.x / 32 * Config::kWarpRows;
+  typename Config::Products products;
+  products.start(ring + first_row * Config::kPitch);
+  __syncthreads();
+
+  // A lane looks after one row of its warp.
+  const bool has_row = threadIdx.x % 32 < Config::kWarpRows;
+  const int own = first_row + threadIdx.x % Config::kWarpRows;
+  RowRank& row = storage.rows[own];
+  uint32_t* histogram = storage.histograms + own * kBinPitch;
+  const Interval keys = tile.lane_keys();
+  const uint32_t k = params.pattern.topk;
+  const bool ranked = has_row && keys.size() > params.pattern.topk;
+  if (has_row) {
+    row = RowRank{};
+    storage.thresholds[own] = {kLowestKey, kUnlimited};
+  }
+  const int32_t steps = tile.state.walk.steps;
+  if (__syncthreads_or(ranked)) {
+    spread_bins<Config>(tile, products, ring, steps, storage.rows);
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      const bool sampling = pass == 0;
+      Stride stride = sampling ? Stride::sample(steps, kSampleTiles) : Stride::all(steps);
+      if (has_row && !ranked) row.bins = {};
+      __syncwarp();
+      count_scores<Config>(tile, products, ring, stride, storage.rows, storage.histograms,
+                           [&](int r) { return storage.rows[r].bins; });
+      if (!ranked) continue;
+      if (sampling) {
+        int32_t sampled = 0;
+        for (int32_t i = 0; i < stride.count; ++i) {
+          int32_t begin = (stride.at(i) + tile.state.walk.tile_offset) * Config::BLOCK_KV;
+          sampled += intersect(keys, {begin, begin + Config::BLOCK_KV}).size();
+        }
+        row.bins = bracket_bins(row.bins, histogram, sampled, keys.size(), k);
+      } else {
+        narrow(row, row.bins, histogram, k);
+      }
+    }
+    while (__syncthreads_or(ranked && row.open())) {
+      auto make_bins = [&](int r) {
+        const RowRank& rank = storage.rows[r];
+        return rank.open() ? KeyBins::over(rank.low, rank.high) : KeyBins{};
+      };
+      __syncwarp();
+      const bool open = ranked && row.open();
+      count_scores<Config>(tile, products, ring, Stride::all(steps), storage.rows,
+                           storage.histograms, make_bins);
+      if (open) narrow(row, make_bins(own), histogram, k);
+      __syncwarp();
+    }
+    if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
+    if (__syncthreads_or(ranked && row.few())) {
+      gather_candidates<Config>(tile, products, ring, steps, storage.rows, storage.candidates);
+      for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
+        if (!storage.rows[r].few()) continue;
+        Threshold threshold;
+        if (choose_candidate(storage.rows[r], storage.candidates + r * kCandidates, &threshold)) {
+          storage.thresholds[r] = threshold;
+        }
+      }
+    }
+    if (__syncthreads_or(ranked && row.tied())) {
+      find_last_ties<Config>(tile, products, ring, steps, storage.rows, storage.thresholds);
+    }
+  }
+  __syncwarp();
+  if (has_row && own < tile.work.rows.size()) {
+    int64_t head = int64_t{tile.work.batch} * params.heads_q + tile.work.head;
+    int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + own);
+    thresholds[head * params.seq_q + i] = storage.thresholds[own];
+  }
+#endif
+}
+
+}  // namespace sparse_attn::cuda::portable

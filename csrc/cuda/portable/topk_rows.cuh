@@ -1,0 +1,142 @@
+// Where the ranking pass of token top-k stands with each row of a query tile, and the walks over
+// score tiles that move it on: the spread of a few scores, then histograms. Each warp works on its
+// own rows; only the tiles of keys are the thread block's.
+#pragma once
+
+#include "../common/ptx/red.cuh"
+#include "mask.cuh"
+#include "topk_bins.cuh"
+
+namespace sparse_attn::cuda::portable {
+
+/// The k-th score of a row lies between two keys.
+struct RowRank {
+  LinearBins bins;             // of the next histogram
+  uint32_t low = 0, high = 0;  // keys
+  uint32_t wanted = 0;         // place of the k-th score among those from low to high
+  uint32_t count = 0;          // how many those are; 0 for a row that keeps all
+  uint32_t above = 0;          // scores above the histogram's bins
+  uint32_t gathered = 0;       // candidates so far
+
+  /// Everything from `low` on is kept.
+  __device__ bool settled() const { return count == wanted; }
+  __device__ bool few() const { return !settled() && count <= kCandidates; }
+  /// More equal scores than candidates: the keys' order decides.
+  __device__ bool tied() const { return !settled() && !few() && low == high; }
+  __device__ bool open() const { return !settled() && !few() && low != high; }
+};
+
+/// Which of a query tile's steps a walk visits: `count` of them, evenly spread.
+struct Stride {
+  int32_t step = 1, count = 0;
+
+  __device__ static Stride all(int32_t steps) { return {1, steps}; }
+  __device__ static Stride sample(int32_t steps, int32_t least) {
+    int32_t step = imax(steps / imax(least, 1), 1);
+    return {step, ceil_div(steps - step / 2, step)};
+  }
+  __device__ __forceinline__ int32_t at(int32_t i) const { return step / 2 + i * step; }
+};
+
+/// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where not
+/// allowed. Nothing is scaled: a positive scale changes no order.
+template <typename Config, typename Function>
+__device__ __forceinline__ void visit_scores(const QueryTile<Config>& tile,
+                                             const typename Config::Products& products,
+                                             uint32_t ring, Stride stride,
+                                             const Function& function) {
+  const auto walk = tile.walk();
+  auto step_at = [&](int32_t i) {
+    typename Config::Step step;
+    if (i >= stride.count) return step;
+    int32_t position = stride.at(i);
+    return walk.next(position);
+  };
+  uint32_t slot = ring;
+  uint32_t other = ring + Config::kShape.slot_bytes();
+  typename Config::Step step = step_at(0);
+  if (step.exists()) tile.load_keys(slot, step);
+  ptx::cp_async_commit();
+#pragma unroll 1
+  for (int32_t i = 0; step.exists(); ++i) {
+    const typename Config::Step next_step = step_at(i + 1);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // keys have landed; the tile before them has been read
+    if (next_step.exists()) tile.load_keys(other, next_step);
+    ptx::cp_async_commit();
+    const WarpStep warp_step = refine(tile, step);
+    if (warp_step.visited) {
+      typename Config::Scores rS;
+      products.scores(rS, slot);
+      if (warp_step.masked) mask_scores(rS, tile, step);
+      function(rS, step);
+    }
+    uint32_t swap = slot;
+    slot = other;
+    other = swap;
+    step = next_step;
+  }
+  __syncthreads();
+}
+
+/// Bins of about five standard deviations around the mean of a few tiles' scores.
+template <typename Config>
+__device__ void spread_bins(const QueryTile<Config>& tile,
+                            const typename Config::Products& products, uint32_t ring, int32_t steps,
+                            RowRank* rows) {
+  constexpr int32_t kTiles = 2;
+  constexpr float kDeviations = 5.0f;
+  float n[Config::MT][2] = {}, sum[Config::MT][2] = {}, squares[Config::MT][2] = {};
+  visit_scores<Config>(tile, products, ring, Stride::sample(steps, kTiles),
+                       [&](typename Config::Scores& rS, const typename Config::Step&) {
+                         for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+                           if (score == -INFINITY) return;
+                           n[mt][h] += 1.0f;
+                           sum[mt][h] += score;
+                           squares[mt][h] += score * score;
+                         });
+                       });
+  auto add = [](float a, float b) { return a + b; };
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    int mt = row / 2, h = row % 2;
+    float keys = fmaxf(reduce_quad(n[mt][h], add), 1.0f);
+    float mean = reduce_quad(sum[mt][h], add) / keys;
+    float variance = fmaxf(reduce_quad(squares[mt][h], add) / keys - mean * mean, 0.0f);
+    float reach = kDeviations * sqrtf(variance);
+    if (threadIdx.x % 4 == 0) {
+      rows[lane_row<Config>(mt, h)].bins = LinearBins::over(mean - reach, mean + reach);
+    }
+  }
+  __syncwarp();
+}
+
+/// The warp's rows' histograms over the visited tiles; make_bins(r) gives a row's bins.
+template <typename Config, typename MakeBins>
+__device__ __forceinline__ void count_scores(const QueryTile<Config>& tile,
+                                             const typename Config::Products& products,
+                                             uint32_t ring, Stride stride, RowRank* rows,
+                                             uint32_t* histograms, const MakeBins& make_bins) {
+  const int first = threadIdx.x / 32 * Config::kWarpRows;
+  uint4* own = reinterpret_cast<uint4*>(histograms + first * kBinPitch);
+  for (int i = threadIdx.x % 32; i < Config::kWarpRows * kBinPitch / 4; i += 32) own[i] = {};
+  __syncwarp();
+  decltype(make_bins(0)) bins[Config::MT][2];
+  uint32_t words[Config::MT][2];  // where code 0 would be
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    const int r = lane_row<Config>(row / 2, row % 2);
+    bins[row / 2][row % 2] = make_bins(r);
+    words[row / 2][row % 2] =
+        ptx::shared_address(histograms + r * kBinPitch) - uint32_t{4} * kFirstCode;
+  }
+  visit_scores<Config>(tile, products, ring, stride,
+                       [&](typename Config::Scores& rS, const typename Config::Step&) {
+                         for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+                           ptx::count_shared(words[mt][h] + 4 * bins[mt][h].code(score));
+                         });
+                       });
+  __syncwarp();
+}
+
+}  // namespace sparse_attn::cuda::portable
