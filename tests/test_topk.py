@@ -119,3 +119,61 @@ def test_rows_sorted_by_score(attend, device, k, order):
     allowed = torch.zeros(5, 2700, dtype=torch.bool, device=device).scatter(1, best, True)
     out = attend(sa.TopK(k), query, key, value, scale=2.0**-10)
     assert_close_to_reference(out, query, key, value, attn_mask=allowed, scale=2.0**-10)
+
+
+def skewed(kind, shape, device):
+    """Queries and keys whose scores are spread unlike a normal sample's."""
+    query, key, value = shape.make(device)
+    if kind == "few values":
+        query, key = query.sign(), (key * 1.3).round().clamp(-2, 2)
+        query[..., 5:] = 0
+    elif kind == "equal keys":
+        key = key[:, :, :1].expand_as(key).clone()
+    elif kind == "zero":
+        query = query * 0
+    elif kind == "sink":
+        key[:, :, 0] = 20 * query[:, ::2].mean(2)
+    elif kind == "heavy tail":
+        key = key * torch.randn_like(key[..., :1]).mul(2).exp()
+    elif kind == "drift":
+        slope = torch.linspace(-9, 9, shape.Skv, device=device)[:, None]
+        key = key + slope * query.mean(2)[:, ::2, None]
+    return query, key, value
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "kind", ["normal", "few values", "equal keys", "zero", "sink", "heavy tail", "drift"]
+)
+@pytest.mark.parametrize("k", [1, 64, 1000, 2047])
+def test_rows_of_any_distribution(attend, device, dtype, kind, k):
+    shape = Shape(1, 2, 1, 70, 2100, 64)
+    query, key, value = (x.to(dtype) for x in skewed(kind, shape, device))
+    result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
+
+
+@pytest.mark.parametrize("D", [72, 96, 128, 160, 192, 256])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_head_dims_in_half_precision(attend, device, D, is_causal):
+    query, key, value = Shape(2, 2, 1, 130, 700, D).make(device, torch.float16)
+    result = attend(sa.TopK(100), query, key, value, is_causal=is_causal, return_lse=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(100), is_causal=is_causal)
+
+
+def test_bounds_of_keys_in_half_precision(attend, device):
+    query, key, value = Shape(2, 2, 1, 140, 900, 64).make(device, torch.float16)
+    bounds = torch.randint(0, 901, (2, 1, 140, 2), device=device, dtype=torch.int32).sort(-1).values
+    common = {"key_bounds": bounds, "is_causal": True, "query_offset": 500}
+    result = attend(sa.TopK(40), query, key, value, return_lse=True, **common)
+    assert_close_to_reference(result, query, key, value, sa.TopK(40), **common)
+
+
+def test_more_keys_than_a_counter_of_16_bits(attend, device):
+    """All scores of long rows lie in one bin."""
+    query = torch.ones(1, 1, 3, 64, device=device, dtype=torch.float16)
+    key = torch.ones(1, 1, 70_000, 64, device=device, dtype=torch.float16)
+    value = torch.zeros_like(key)
+    value[:, :, 65_999, 0] = value[:, :, 66_000, 1] = 2.0**14
+    out = attend(sa.TopK(66_000), query, key, value)
+    assert (out[..., 0] > 0).all() and (out[..., 1] == 0).all()

@@ -21,8 +21,8 @@ template <typename Config>
 __device__ void gather_candidates(const QueryTile<Config>& tile,
                                   const typename Config::Products& products, uint32_t ring,
                                   int32_t steps, RowRank* rows, Candidate* candidates) {
-  // Scores are looked at in groups: two operations each tell whether any lies near its interval.
-  constexpr int kGroup = 8;
+  // Two operations a score tell whether any of a group lies near its interval; few groups have one.
+  constexpr int kGroup = 4;
   constexpr float kWider = 1.0f + 1e-6f;
   float middle[Config::MT][2], reach[Config::MT][2];
 #pragma unroll
@@ -34,34 +34,41 @@ __device__ void gather_candidates(const QueryTile<Config>& tile,
     reach[row / 2][row % 2] =
         rank.few() ? fmaxf(high - centre, centre - low) * kWider + FLT_MIN : -1.0f;
   }
-  visit_scores<Config>(
-      tile, products, ring, Stride::all(steps),
-      [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  visit_scores<Config>(tile, products, ring, Stride::all(steps),
+                       [&](typename Config::Scores& rS, const typename Config::Step& step) {
 #pragma unroll
-        for (int row = 0; row < 2 * Config::MT; ++row) {
-          const int mt = row / 2, h = row % 2;
+                         for (int row = 0; row < 2 * Config::MT; ++row) {
+                           const int mt = row / 2, h = row % 2;
 #pragma unroll
-          for (int group = 0; group < 2 * Config::NT; group += kGroup) {
-            bool near = false;
+                           for (int group = 0; group < 2 * Config::NT; group += kGroup) {
+                             bool near = false;
+                             float scores[kGroup];
 #pragma unroll
-            for (int k = group; k < group + kGroup; ++k) {
-              near |= fabsf(rS[mt][k / 2][2 * h + k % 2] - middle[mt][h]) <= reach[mt][h];
-            }
-            if (!near) continue;
-            const int r = lane_row<Config>(mt, h);
-            RowRank& rank = rows[r];
+                             for (int i = 0; i < kGroup; ++i) {
+                               scores[i] = rS[mt][(group + i) / 2][2 * h + i % 2];
+                               near |= fabsf(scores[i] - middle[mt][h]) <= reach[mt][h];
+                             }
+                             if (!__any_sync(~0u, near)) continue;
+                             RowRank& rank = rows[lane_row<Config>(mt, h)];
+#pragma unroll 1
+                             for (int i = 0; i < kGroup;
+                                  ++i) {  // short code, that the main loop jumps over
+                               float score = scores[0];
 #pragma unroll
-            for (int k = group; k < group + kGroup; ++k) {
-              uint32_t key = ordered_key(rS[mt][k / 2][2 * h + k % 2]);
-              if (key < rank.low || key > rank.high) continue;
-              uint32_t slot = atomicAdd(&rank.gathered, 1u);
-              if (slot < kCandidates) {
-                candidates[r * kCandidates + slot] = {key, tile.key_position(step, lane_column(k))};
-              }
-            }
-          }
-        }
-      });
+                               for (int other = 1; other < kGroup; ++other) {
+                                 score = i == other ? scores[other] : score;
+                               }
+                               uint32_t key = ordered_key(score);
+                               if (!near || key < rank.low || key > rank.high) continue;
+                               uint32_t slot = atomicAdd(&rank.gathered, 1u);
+                               if (slot < kCandidates) {
+                                 candidates[lane_row<Config>(mt, h) * kCandidates + slot] = {
+                                     key, tile.key_position(step, lane_column(group + i))};
+                               }
+                             }
+                           }
+                         }
+                       });
   __syncwarp();
 }
 
