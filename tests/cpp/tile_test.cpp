@@ -26,6 +26,7 @@ void test_choice(int32_t limit, int32_t head_dim) {
       }
     }
   }
+  CHECK(!topk_fits(head_dim, limit) || tile_shape(KernelKind::kTop, head_dim).fits(limit), text);
   bool dense =
       choose_kernel(Dtype::kFloat16, KernelKind::kDense, head_dim, limit) == KernelKind::kDense;
   CHECK(dense == tile_shape(KernelKind::kDense, head_dim).fits(limit), text);
@@ -53,6 +54,7 @@ void test_tuned_tiles() {
   };
   CHECK(choice(128, 99) == KernelKind::kDense, "head dim 128");
   CHECK(choice(256, 163) == KernelKind::kDense, "head dim 256");
+  CHECK(topk_fits(256, 163 << 10) && !topk_fits(64, 99 << 10), "both passes of top-k");
   CHECK(choice(256, 99) == KernelKind::kGeneral, "head dim 256 in little memory");
   CHECK(kernel_for_blocks(128, 64, 128) == KernelKind::kDense, "128 x 64");
   CHECK(kernel_for_blocks(64, 64, 128) == KernelKind::kDense64, "64 x 64");
