@@ -40,6 +40,7 @@ struct Arguments {
   bool plain = false;  // KernelKind::kPlain serves the call
 
   int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
+  int32_t boxes = 1;     // copies that make a tile of the main view
   int32_t group = 1;     // query heads that share a key head
   int32_t classes = 1;   // residue classes that own a query
   int32_t row_blocks = 0;  // query tiles of the longest class

@@ -120,6 +120,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   if (pattern.list.present()) {
     while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
   }
+  args->boxes = tile.block_kv / args->box_rows;
 
   // A query head's tiles follow each other, but where their lengths differ the longest of several
   // heads come first: under causal of as many as fit L2, with global rows of all.

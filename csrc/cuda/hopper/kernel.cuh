@@ -47,6 +47,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.split = {};
     all.transform = false;
     all.box_rows = C::BLOCK_KV;
+    all.boxes = 1;
   }
   return all;
 }

@@ -24,7 +24,7 @@ class Loader {
         maps_(maps),
         smem_(smem),
         lane_(threadIdx.x % kWarp),
-        boxes_(C::BLOCK_KV / args.box_rows),
+        boxes_(args.boxes),
         box_bytes_(args.box_rows * C::kRowBytes) {
     query_.parity = ring_.parity = 1;  // the first pass over a ring finds every stage empty
   }

@@ -13,6 +13,7 @@ struct Step {
   bool valid = false;
   bool lead = false;
   int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
+  bool masked = false;       // of a list: some box needs a mask, or some columns have none
 };
 
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
@@ -37,6 +38,7 @@ class TileSource {
         runs_(work.runs),
         listed_(args.params.pattern.list.present()),
         box_rows_(args.box_rows),
+        boxes_(args.boxes),
         main_left_(listed_ ? work.runs.count : work.tiles.main.size()),
         lead_left_(work.tiles.lead_left),
         lead_right_(work.tiles.lead_right) {}
@@ -44,6 +46,7 @@ class TileSource {
   /// The first tile. There always is one: where nothing is visited, zeros that no row sees.
   __device__ __forceinline__ Step first() {
     Step step = next();
+    step.masked |= !step.valid;
     step.valid = true;
     return step;
   }
@@ -62,7 +65,7 @@ class TileSource {
 
   /// The mask of a tile that was named.
   __device__ __forceinline__ StepMask mask(const Step& step) const {
-    if (listed_) return listed_mask(step.key);
+    if (listed_) return step.masked ? listed_mask(step.key) : StepMask{};
     if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     if (step.lead) {
@@ -89,30 +92,50 @@ class TileSource {
       if (main_left_ == 0) return step;
       read_candidates();
     }
-    const int32_t boxes = imin(C::BLOCK_KV / box_rows_, __popc(candidates_));
     const int32_t box = threadIdx.x % kWarp;
-    for (int32_t i = boxes - 1; i >= 0; --i) {
-      int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
-      int32_t key = __shfl_sync(~0u, candidate_, from);
-      if (i == box) step.key = key;
-      candidates_ &= ~(1u << from);
+    const int32_t last = kWarp - 1 - __clz(static_cast<int>(candidates_));
+    const int32_t first = last + 1 - boxes_;
+    const uint32_t neighbours = first < 0 ? 0 : ((1u << boxes_) - 1) << first;
+    if (first >= 0 && (candidates_ & neighbours) == neighbours) {
+      const int32_t key = __shfl_sync(~0u, candidate_, first + box);
+      if (box < boxes_) step.key = key;
+      step.masked = (masked_ & neighbours) != 0;
+      candidates_ ^= neighbours;
+    } else {
+      gather(step);
     }
     step.valid = true;
     return step;
   }
 
-  /// The window of candidates: a lane holds a box of the list, and a bit says whether it is
-  /// visited.
+  /// Fills the tile with boxes that are not neighbours in the window, or too few.
+  __device__ __forceinline__ void gather(Step& step) {
+    const int32_t box = threadIdx.x % kWarp;
+    const int32_t boxes = imin(boxes_, __popc(candidates_));
+    step.masked = boxes < boxes_;
+    for (int32_t i = boxes - 1; i >= 0; --i) {
+      const int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
+      const int32_t key = __shfl_sync(~0u, candidate_, from);
+      if (i == box) step.key = key;
+      step.masked |= masked_ >> from & 1;
+      candidates_ ^= 1u << from;
+    }
+  }
+
+  /// The window of candidates: a lane holds a box of the list, and bits say whether it is visited
+  /// and whether it needs a mask.
   __device__ __forceinline__ void read_candidates() {
     int32_t first = imax(main_left_ - kWarp, 0);
     int32_t at = first + threadIdx.x % kWarp;
-    bool visited = false;
+    bool visited = false, masked = false;
     if (at < main_left_) {
       Interval run = runs_.keys(at);
       candidate_ = run.begin;
       visited = tiles_.visits(run);
+      masked = tiles_.needs_mask(run);
     }
     candidates_ = __ballot_sync(~0u, visited);
+    masked_ = __ballot_sync(~0u, masked);
     main_left_ = first;
   }
 
@@ -151,11 +174,11 @@ class TileSource {
   const Tiles& tiles_;
   const ListedRuns& runs_;
   const bool listed_;
-  const int32_t box_rows_;
+  const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
   Interval lead_left_, lead_right_;
   int32_t candidate_ = kUnlimited;
-  uint32_t candidates_ = 0;
+  uint32_t candidates_ = 0, masked_ = 0;
 };
 
 }  // namespace sparse_attn::cuda::hopper
