@@ -20,8 +20,8 @@ from reference import DTYPES, PATTERNS, Shape
 from sparse_attn.testing import assert_close_to_reference
 
 torch.manual_seed(0)
-for rows in (1, 70):
-    shape = Shape(1, 2, 1, rows, 70, 40)
+for rows, head_dim in ((1, 40), (70, 40), (70, 64)):
+    shape = Shape(1, 2, 1, rows, 70, head_dim)
     for dtype in DTYPES.values():
         query, key, value = shape.make("cpu", dtype)
         for make in PATTERNS.values():
@@ -34,7 +34,7 @@ for rows in (1, 70):
 """
 
 
-@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512", "amx"])
 def test_forced_instruction_set(isa):
     environment = {**os.environ, "SPARSE_ATTN_CPU_ISA": isa}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])

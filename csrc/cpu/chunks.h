@@ -22,6 +22,7 @@ struct Run {
 /// Columns of a tile of scores, run after run.
 struct Chunk {
   static constexpr int32_t kMaxRuns = 32;
+  static constexpr int32_t kMaxColumns = 512;
   Axis axis = Axis::kMain;
   int32_t num_runs = 0;
   int32_t columns = 0;

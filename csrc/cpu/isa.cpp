@@ -2,6 +2,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef SPARSE_ATTN_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "vector_math.h"
 
 namespace sparse_attn::cpu {
@@ -18,7 +23,33 @@ extern const VectorMath kVectorMath;
 }
 #endif
 
+#ifdef SPARSE_ATTN_AMX
+namespace amx {
+extern const BfloatMath kBfloatMath;
+}
+#endif
+
 namespace {
+
+#ifdef SPARSE_ATTN_AMX
+/// Linux lends the tile registers to processes that ask (Documentation/arch/x86/xstate.rst).
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         __builtin_cpu_supports("avx512bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+const VectorMath& avx512_with_tiles() {
+  static const VectorMath math = [] {
+    VectorMath with_tiles = avx512::kVectorMath;
+    with_tiles.isa = "amx";
+    with_tiles.bfloat = &amx::kBfloatMath;
+    return with_tiles;
+  }();
+  return math;
+}
+#endif
 
 const VectorMath& choose() {
 #ifdef SPARSE_ATTN_X86
@@ -29,8 +60,12 @@ const VectorMath& choose() {
   bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512dq");
-  if (has_avx512 && wanted("avx512")) return avx512::kVectorMath;
-  if (has_avx2 && (wanted("avx2") || wanted("avx512"))) return avx2::kVectorMath;
+#ifdef SPARSE_ATTN_AMX
+  if (has_avx512 && wanted("amx") && may_use_tiles()) return avx512_with_tiles();
+#endif
+  bool at_least_avx512 = wanted("avx512") || wanted("amx");
+  if (has_avx512 && at_least_avx512) return avx512::kVectorMath;
+  if (has_avx2 && (wanted("avx2") || at_least_avx512)) return avx2::kVectorMath;
 #endif
   return plain::kVectorMath;
 }

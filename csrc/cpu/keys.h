@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
+#include "bfloat_rows.h"
 #include "chunks.h"
 #include "vector_math.h"
 
@@ -39,17 +41,31 @@ inline void copy_rows(const VectorMath& math, const Rows& rows, int64_t count, i
 /// Copies `count` rows to panels, with zeros behind them in the last.
 inline void copy_panels(const VectorMath& math, const Rows& rows, int64_t count, int32_t head_dim,
                         float* target) {
-  constexpr int32_t kMaxHeadDim = 256;
   for (int64_t row = 0; row < count; row += kPanelKeys, target += kPanelKeys * head_dim) {
     Rows keys = strided(rows, row, 1);
     if (keys.element == Element::kFloat32 && count - row >= kPanelKeys) {
       math.pack_panel(static_cast<const float*>(keys.data), keys.stride, head_dim, target);
       continue;
     }
-    float packed[kPanelKeys * kMaxHeadDim] = {};
-    copy_rows(math, keys, count - row < kPanelKeys ? count - row : kPanelKeys, head_dim, packed);
+    float packed[kPanelKeys * kMaxHeadDim];
+    int64_t there = count - row < kPanelKeys ? count - row : kPanelKeys;
+    copy_rows(math, keys, there, head_dim, packed);
+    std::memset(packed + there * head_dim, 0, (kPanelKeys - there) * head_dim * sizeof(float));
     math.pack_panel(packed, head_dim, head_dim, target);
   }
+}
+
+/// What packed rows are. Each of a head's rows takes as much space in all of them, half of it for
+/// bfloat16.
+enum class Form { kRows, kPanels, kBfloatPanels, kBfloatPairs };
+
+inline void copy_as(Form form, const VectorMath& math, const Rows& rows, int64_t count,
+                    int32_t head_dim, float* target) {
+  if (form == Form::kRows) copy_rows(math, rows, count, head_dim, target);
+  if (form == Form::kPanels) copy_panels(math, rows, count, head_dim, target);
+  uint16_t* bits = reinterpret_cast<uint16_t*>(target);
+  if (form == Form::kBfloatPanels) copy_bfloat_panels(math, rows, count, head_dim, bits);
+  if (form == Form::kBfloatPairs) copy_bfloat_pairs(rows, count, head_dim, bits);
 }
 
 /// The packed rows of one key head; null where the caller's own are used.
@@ -67,8 +83,8 @@ struct PackedHeads {
   bool has_key = false, has_value = false;
 
   PackedHeads(const PackCut& cut, int32_t head_dim)
-      : main_floats(round_up(cut.main_rows * head_dim, 16)),
-        side_floats(round_up(cut.side_rows * head_dim, 16)),
+      : main_floats(round_up(cut.main_rows * cut.row_floats(head_dim), 16)),
+        side_floats(round_up(cut.side_rows * cut.row_floats(head_dim), 16)),
         has_key(cut.key),
         has_value(cut.value) {}
   int64_t head_floats() const { return (has_key + has_value) * main_floats + 2 * side_floats; }
@@ -114,14 +130,25 @@ class HeadRows {
 
   /// The packed panel that holds element `first` of the axis, and its place there.
   const float* panel(Axis axis, const Slice& slice, int32_t first, int32_t* place) const {
-    int64_t row = in_main(axis) ? slice.keys.offset * cut_.class_rows + first : first;
+    int64_t row = packed_row(axis, slice, first);
     *place = static_cast<int32_t>(row % kPanelKeys);
-    return (in_main(axis) ? main_ : side_) + (row - *place) * head_dim_;
+    return (in_main(axis) ? main_ : side_) + (row - *place) * cut_.row_floats(head_dim_);
+  }
+
+  /// The packed pair of bfloat16 rows that holds element `first` of the axis, and its place there.
+  const uint16_t* pair(Axis axis, const Slice& slice, int32_t first, int32_t* place) const {
+    int64_t row = packed_row(axis, slice, first);
+    *place = static_cast<int32_t>(row % 2);
+    return reinterpret_cast<const uint16_t*>(in_main(axis) ? main_ : side_) +
+           (row - *place) * head_dim_;
   }
 
  private:
   bool in_main(Axis axis) const {
     return axis == Axis::kMain || (axis == Axis::kLead && pattern_.shared_axis());
+  }
+  int64_t packed_row(Axis axis, const Slice& slice, int32_t first) const {
+    return in_main(axis) ? slice.keys.offset * cut_.class_rows + first : first;
   }
   Rows packed(const float* rows, int64_t first) const {
     return {rows + first * head_dim_, head_dim_, Element::kFloat32};
@@ -152,16 +179,15 @@ class Packer {
     Rows key = rows_of(params_.key, params_.dtype, batch, head);
     Rows value = rows_of(params_.value, params_.dtype, batch, head);
     int64_t in_main = cut_.key || cut_.value ? main_units() : 0;
+    Form keys = cut_.bfloat ? Form::kBfloatPanels : cut_.panels ? Form::kPanels : Form::kRows;
+    Form values = cut_.bfloat ? Form::kBfloatPairs : Form::kRows;
     if (unit < in_main) {
       Interval reached = reached_keys(batch);
-      pack_main(math, key, target.key, unit, reached, cut_.panels);
-      pack_main(math, value, target.value, unit, reached, false);
-    } else if (cut_.panels) {
-      pack_side<kPanelKeys>(math, key, target.side_key, unit - in_main);
-      pack_side<1>(math, value, target.side_value, unit - in_main);
+      pack_main(math, keys, key, target.key, unit, reached);
+      pack_main(math, values, value, target.value, unit, reached);
     } else {
-      pack_side<1>(math, key, target.side_key, unit - in_main);
-      pack_side<1>(math, value, target.side_value, unit - in_main);
+      pack_side(math, keys, key, target.side_key, unit - in_main);
+      pack_side(math, values, value, target.side_value, unit - in_main);
     }
   }
 
@@ -176,8 +202,8 @@ class Packer {
     if (!windows_only) return {0, params_.seq_kv};
     int64_t left = pattern_.left, right = pattern_.right, keys = params_.seq_kv;
     if (pattern_.causal && right > 0) right = 0;
-    // Tiles for BLAS are widened to whole multiples of 16 keys.
-    int64_t wider = cut_.panels ? 0 : 16;
+    // Tiles are widened to whole multiples of 16 keys, which only panels of floats leave out again.
+    int64_t wider = cut_.panels && !cut_.bfloat ? 0 : 16;
     int64_t first = params_.offset(batch) - (left + wider) * pattern_.dilation;
     int64_t last =
         int64_t{params_.offset(batch)} + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
@@ -186,8 +212,8 @@ class Packer {
   }
 
   /// Rows of the unit that are reached, class after class; the last rows of a class may be padding.
-  void pack_main(const VectorMath& math, const Rows& source, float* target, int64_t unit,
-                 Interval reached, bool panels) const {
+  void pack_main(const VectorMath& math, Form form, const Rows& source, float* target, int64_t unit,
+                 Interval reached) const {
     if (target == nullptr) return;
     int64_t end = (unit + 1) * kPackRows < cut_.main_rows ? (unit + 1) * kPackRows : cut_.main_rows;
     for (int64_t row = unit * kPackRows; row < end;) {
@@ -196,45 +222,38 @@ class Packer {
       View view = residue_class(residue, pattern_.dilation, params_.seq_kv);
       int64_t in_class = cut_.class_rows - first < end - row ? cut_.class_rows - first : end - row;
       Interval wanted = view.inside(reached);
-      if (panels) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
+      if (form != Form::kRows) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
       wanted = intersect(wanted, {first, first + static_cast<int32_t>(in_class)});
-      if (panels) wanted.end = imin(view.length, ceil_div(wanted.end, kPanelKeys) * kPanelKeys);
+      if (form != Form::kRows) {
+        wanted.end = imin(view.length, ceil_div(wanted.end, kPanelKeys) * kPanelKeys);
+      }
       if (!wanted.empty()) {
-        Rows rows = strided(source, view.at(wanted.begin), view.step);
-        float* packed = target + (row + wanted.begin - first) * params_.head_dim;
-        if (panels) {
-          copy_panels(math, rows, wanted.size(), params_.head_dim, packed);
-        } else {
-          copy_rows(math, rows, wanted.size(), params_.head_dim, packed);
-        }
+        int64_t place = row + wanted.begin - first;
+        copy_as(form, math, strided(source, view.at(wanted.begin), view.step), wanted.size(),
+                params_.head_dim, target + place * cut_.row_floats(params_.head_dim));
       }
       row += in_class;
     }
   }
 
-  /// Leading keys or global tokens, as rows or as panels of kTogether.
-  template <int32_t kTogether>
-  void pack_side(const VectorMath& math, const Rows& source, float* target, int64_t unit) const {
-    constexpr int32_t kMaxHeadDim = 256;
-    float packed[kTogether * kMaxHeadDim];
+  /// Leading keys or global tokens, 16 at a time.
+  void pack_side(const VectorMath& math, Form form, const Rows& source, float* target,
+                 int64_t unit) const {
+    alignas(64) char gathered[kPanelKeys * kMaxHeadDim * sizeof(float)];
     bool globals = pattern_.num_global_tiles != nullptr;
     int32_t head_dim = params_.head_dim;
+    int64_t bytes = int64_t{head_dim} * size_of(params_.dtype);
     int64_t rows = globals ? *pattern_.num_global_tiles : pattern_.lead.length;
     int64_t end = (unit + 1) * kPackRows < rows ? (unit + 1) * kPackRows : rows;
-    for (int64_t row = unit * kPackRows; row < end; row += kTogether) {
-      int64_t count = end - row < kTogether ? end - row : kTogether;
+    for (int64_t row = unit * kPackRows; row < end; row += kPanelKeys) {
+      int64_t count = end - row < kPanelKeys ? end - row : kPanelKeys;
       for (int64_t i = 0; i < count; ++i) {
         int32_t u = static_cast<int32_t>(row + i);
         int32_t key = globals ? pattern_.global_tiles[u] : pattern_.lead.at(u);
-        copy_rows(math, strided(source, key, 1), 1, head_dim, packed + i * head_dim);
+        std::memcpy(gathered + i * bytes, strided(source, key, 1).data, bytes);
       }
-      Rows together = {packed, head_dim, Element::kFloat32};
-      float* next = target + row * head_dim;
-      if (kTogether > 1) {
-        copy_panels(math, together, count, head_dim, next);
-      } else {
-        copy_rows(math, together, count, head_dim, next);
-      }
+      copy_as(form, math, {gathered, head_dim, source.element}, count, head_dim,
+              target + row * cut_.row_floats(head_dim));
     }
   }
 

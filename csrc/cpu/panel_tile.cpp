@@ -12,12 +12,8 @@ void QueryTile::for_each_group(const Chunk& chunk, const Span* seen, const Visit
   int32_t each = tile_.size() / groups, more = tile_.size() % groups;
   for (int32_t group = 0, row = 0; group < groups; ++group) {
     int32_t rows = each + (group < more);
-    Interval columns = {chunk.columns, 0};
-    for (int32_t i = row; i < row + rows && seen != nullptr; ++i) {
-      if (seen[i].begin >= seen[i].end) continue;
-      columns = {imin(columns.begin, seen[i].begin), imax(columns.end, seen[i].end)};
-    }
-    if (seen == nullptr) columns = {0, chunk.columns};
+    Interval columns = {0, chunk.columns};
+    if (seen != nullptr) columns = seen_by(seen + row, rows, chunk.columns);
     if (!columns.empty()) visit(row, rows, columns);
     row += rows;
   }

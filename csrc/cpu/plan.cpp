@@ -1,12 +1,13 @@
 // Tile sizes, from measurements on 2 cores of an EPYC 7003 with 512 KiB of L2 a core.
 #include "plan.h"
 
+#include "chunks.h"
 #include "vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr int32_t kChunkKeys = 512;
+constexpr int32_t kChunkKeys = Chunk::kMaxColumns;
 constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
 constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
 constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
@@ -30,8 +31,15 @@ bool use_panels(const AttentionParams& params) {
          (few_rows || params.head_dim <= math.panel_head_dim);
 }
 
+/// Whether products take bfloat16 as it is. Top-k ranks float32 sums of its own order.
+bool use_bfloat(const AttentionParams& params) {
+  return vector_math().bfloat != nullptr && params.dtype == Dtype::kBFloat16 &&
+         params.head_dim % kBfloatRows == 0 && params.pattern.topk == 0;
+}
+
 int32_t chunk_keys(const AttentionParams& params) {
-  int32_t fit = use_panels(params) ? kChunkFloats / params.head_dim / 16 * 16 : kChunkKeys;
+  bool float_panels = use_panels(params) && !use_bfloat(params);
+  int32_t fit = float_panels ? kChunkFloats / params.head_dim / 16 * 16 : kChunkKeys;
   return imin(imin(fit, kChunkKeys), static_cast<int32_t>(round_up(params.seq_kv, 16)));
 }
 
@@ -47,7 +55,7 @@ int32_t preferred_rows(const AttentionParams& params) {
     int64_t fit = kTopkFloats / (2 * topk_room(params).stride);
     return static_cast<int32_t>(fit < 16 ? 16 : fit > kPanelRows ? kPanelRows : fit);
   }
-  if (use_panels(params)) return kPanelRows;
+  if (use_panels(params) || use_bfloat(params)) return kPanelRows;
   int32_t keys = reach(params);
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
 }
@@ -89,10 +97,11 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   int64_t heads = int64_t{params.batch} * params.heads_kv;
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
-  pack.panels = use_panels(params);
+  pack.bfloat = use_bfloat(params);
+  pack.panels = pack.bfloat || use_panels(params);
   // Panels that few rows share are made when a tile needs them, in the cache.
   int64_t sharing = int64_t{ceil_div(params.seq_q, pattern.dilation)} * params.group();
-  pack.key = pack.panels ? sharing > kPanelRows : !is_packed(params, params.key);
+  pack.key = pack.bfloat || (pack.panels ? sharing > kPanelRows : !is_packed(params, params.key));
   pack.value = !is_packed(params, params.value);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
   int32_t together = pack.panels ? kPanelKeys : 2;
@@ -104,7 +113,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
     pack.side_rows = round_up(imin(params.num_global_tokens, params.seq_kv), together);
   }
   int64_t rows = (pack.key + pack.value) * pack.main_rows + 2 * pack.side_rows;
-  int64_t fit = rows == 0 ? heads : kPackedFloats / (rows * params.head_dim);
+  int64_t fit = rows == 0 ? heads : kPackedFloats / (rows * pack.row_floats(params.head_dim));
   pack.heads_per_round = fit < 1 ? 1 : fit < heads ? fit : heads;
   return pack;
 }

@@ -44,14 +44,18 @@ struct QueryCut {
   int32_t max_rows() const { return tile_rows * heads_per_tile; }
 };
 
-/// Keys and values packed to contiguous float32 rows, per key head: the main view class by class,
-/// and the side view (leading keys on an axis of their own, or scattered global tokens).
+/// Keys and values packed to contiguous rows of float32 (or of bfloat16), per key head: the main
+/// view class by class, and the side view (leading keys on an axis of their own, or scattered
+/// global tokens).
 struct PackCut {
   bool key = false, value = false;  // of the main view; else they lie so already, or rows are few
   bool panels = false;     // keys as panels, packed here or by tiles, for products without BLAS
+  bool bfloat = false;     // panels of bfloat16, and values in pairs of rows, packed here
   int64_t class_rows = 0;  // rows from one class to the next
   int64_t main_rows = 0;
   int64_t side_rows = 0;
+  /// Floats' room that a packed row takes.
+  int64_t row_floats(int32_t head_dim) const { return bfloat ? head_dim / 2 : head_dim; }
   int64_t heads_per_round = 0;  // heads packed at a time, so that the space stays bounded
 };
 

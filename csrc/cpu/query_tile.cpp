@@ -13,7 +13,7 @@ constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product
 }  // namespace
 
 TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
-  int64_t max_rows = plan.query.max_rows();
+  int64_t max_rows = round_up(plan.query.max_rows(), kBfloatRows);  // whole groups of bfloat16
   int64_t chunk = int64_t{plan.chunk_keys} * params.head_dim;
   query = arena->take<float>(max_rows * params.head_dim);
   out = arena->take<float>(max_rows * params.head_dim);
@@ -28,6 +28,12 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(chunk);
     value = arena->take<float>(plan.pack.panels ? 0 : chunk);
+  }
+  if (plan.pack.bfloat) {
+    int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
+    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * params.head_dim);
+    int64_t blocks = plan.chunk_keys / kBfloatRows + 2 * runs;
+    rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
   }
   if (params.pattern.topk == 0) return;
   kept = arena->take<TopkRow>(max_rows);
@@ -53,6 +59,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
               rows_of(params.value, params.dtype, tile.batch, tile.head_kv), packed.value,
               packed.side_value),
       mask_(params, pattern, math, scratch.mask),
+      bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
       row_by_row_(!panels_ && tile.rows.size() <= kFewRows) {}
 
@@ -62,7 +69,9 @@ bool QueryTile::transforms() const {
 
 bool QueryTile::run() {
   load_queries();
+  if (bfloat_) math_.bfloat->begin();
   bool ran = pattern_.topk > 0 ? run_topk() : run_online();
+  if (bfloat_) math_.bfloat->end();
   finish();
   return ran;
 }
@@ -80,10 +89,13 @@ void QueryTile::load_queries() {
   }
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int32_t query = tile_.query_of(row);
-    if (copies) {
-      Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
-      copy_rows(math_, strided(head, query, 1), 1, params_.head_dim,
-                scratch_.query + int64_t{row} * params_.head_dim);
+    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
+    int64_t target = int64_t{row} * params_.head_dim;
+    if (bfloat_) {
+      std::memcpy(reinterpret_cast<uint16_t*>(scratch_.query) + target, bfloat_row(head, query),
+                  params_.head_dim * sizeof(uint16_t));
+    } else if (copies) {
+      copy_rows(math_, strided(head, query, 1), 1, params_.head_dim, scratch_.query + target);
     }
     Interval bounds = params_.bounds.row(tile_.batch, tile_.head_of(row), query, params_.seq_kv);
     scratch_.rows[row] = make_row(pattern_, tile_.slice, tile_.slice_row(row), bounds);
@@ -112,7 +124,7 @@ void QueryTile::gather(const Chunk& chunk) {
 bool QueryTile::multiply_keys(const Chunk& chunk) {
   int32_t head_dim = params_.head_dim;
   if (panels_) {
-    panel_keys(chunk);
+    bfloat_ ? bfloat_keys(chunk) : panel_keys(chunk);
     return true;
   }
   Matrix query(scratch_.query, tile_.size(), head_dim, head_dim);
@@ -137,7 +149,7 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
 bool QueryTile::multiply_values(const Chunk& chunk, const Span* seen, bool first) {
   int32_t head_dim = params_.head_dim;
   if (panels_) {
-    panel_values(chunk, seen);
+    bfloat_ ? bfloat_values(chunk) : panel_values(chunk, seen);
     return true;
   }
   Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);

@@ -25,6 +25,9 @@ struct TileScratch {
   float* mask = nullptr;    // [chunk_keys], one row of attn_mask
   float* key = nullptr;     // [chunk_keys, D], gathered blocks, or panels of a run
   float* value = nullptr;   // [chunk_keys, D]
+  // For products of bfloat16, whose queries lie in `query`:
+  uint16_t* edges = nullptr;    // [2 runs, 32, D], blocks of values with rows outside their run
+  uint16_t* rounded = nullptr;  // [32 rows, blocks of a chunk, 32], P
   // For top-k:
   TopkRow* kept = nullptr;          // [rows]
   float* kept_scores = nullptr;     // [rows, topk.stride]
@@ -34,6 +37,16 @@ struct TileScratch {
 
   TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena);
 };
+
+/// The columns that some of the rows see.
+inline Interval seen_by(const Span* seen, int32_t rows, int32_t num_columns) {
+  Interval columns = {num_columns, 0};
+  for (int32_t row = 0; row < rows; ++row) {
+    if (seen[row].begin >= seen[row].end) continue;
+    columns = {imin(columns.begin, seen[row].begin), imax(columns.end, seen[row].end)};
+  }
+  return columns;
+}
 
 class QueryTile {
  public:
@@ -52,6 +65,8 @@ class QueryTile {
   bool score(const Chunk& chunk);
   bool multiply_keys(const Chunk& chunk);
   bool multiply_values(const Chunk& chunk, const Span* seen, bool first);
+  void bfloat_keys(const Chunk& chunk);
+  void bfloat_values(const Chunk& chunk);
   void panel_keys(const Chunk& chunk);
   void panel_values(const Chunk& chunk, const Span* seen);
   template <class Visit>
@@ -85,7 +100,8 @@ class QueryTile {
   HeadRows keys_;
   HeadRows values_;
   DenseMask mask_;
-  bool panels_;         // products with panels of keys ...
+  bool bfloat_;         // products of bfloat16 ...
+  bool panels_;         // ... or with panels of keys ...
   bool row_by_row_;     // ... or by rows, instead of BLAS
   const float* query_;  // of the tile's first row: scratch_.query, or the caller's
   int64_t query_stride_;

@@ -268,6 +268,7 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
 
 extern const VectorMath kVectorMath;
 const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
+                                nullptr,
                                 to_float,
                                 from_float,
                                 transform,

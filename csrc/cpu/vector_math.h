@@ -52,8 +52,33 @@ struct SoftmaxTile {
   int32_t head_dim = 0;
 };
 
+/// Rows of values that a bfloat16 product takes at a time.
+constexpr int32_t kBfloatRows = 32;
+
+/// A block of values in pairs (bfloat_rows.h): row i, if inside, has the weight of column
+/// `column` + i.
+struct BfloatBlock {
+  const uint16_t* values = nullptr;
+  int32_t column = 0;
+  Span inside;
+};
+
+/// Products of bfloat16 with float32 sums, for up to 32 rows and head dims in steps of 32; rows are
+/// computed in steps of 16, so what lies behind them is read and written too.
+struct BfloatMath {
+  void (*begin)();  // before and after a thread's products
+  void (*end)();
+  /// scores[row, key] = query[row] . key for the keys of consecutive panels.
+  void (*scores)(const uint16_t* query, int32_t rows, int32_t head_dim, const uint16_t* panels,
+                 int32_t num_panels, float* scores, int64_t stride);
+  /// out[row] += weights[row] . values over the blocks; `rounded` is scratch, [rows, blocks, 32].
+  void (*values)(const float* weights, int64_t stride, int32_t rows, const BfloatBlock* blocks,
+                 int32_t num_blocks, int32_t head_dim, uint16_t* rounded, float* out);
+};
+
 struct VectorMath {
   const char* isa;
+  const BfloatMath* bfloat;  // null where float32 products are as fast
   void (*to_float)(Element element, const void* source, float* target, int64_t n);
   /// target = factor * source
   void (*from_float)(Element element, const float* source, float factor, void* target, int64_t n);
@@ -92,7 +117,7 @@ struct VectorMath {
                           float* threshold);
 };
 
-/// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512 forces a lesser set.
+/// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512|amx forces a lesser set.
 const VectorMath& vector_math();
 
 }  // namespace sparse_attn::cpu

@@ -1,0 +1,65 @@
+// The products of a query tile with bfloat16 keys and values: groups of 32 rows, each with the
+// columns that some row of the group sees. Values come in blocks of 32 rows, of which those outside
+// the run are zeros: P is 0 there, but 0 times NaN is not.
+#include "query_tile.h"
+
+namespace sparse_attn::cpu {
+
+void QueryTile::bfloat_keys(const Chunk& chunk) {
+  int32_t head_dim = params_.head_dim, column = 0;
+  const uint16_t* query = reinterpret_cast<const uint16_t*>(scratch_.query);
+  for (int32_t i = 0; i < chunk.num_runs; ++i) {
+    const Run& run = chunk.runs[i];
+    for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
+      int32_t rows = imin(kBfloatRows, tile_.size() - row);
+      Interval piece = intersect(seen_by(scratch_.visible + row, rows, chunk.columns),
+                                 {column, column + run.length});
+      if (piece.empty()) continue;
+      int32_t place;
+      const float* panel =
+          keys_.panel(chunk.axis, tile_.slice, run.begin + piece.begin - column, &place);
+      math_.bfloat->scores(
+          query + int64_t{row} * head_dim, rows, head_dim, reinterpret_cast<const uint16_t*>(panel),
+          ceil_div(place + piece.size(), kPanelKeys),
+          scratch_.scores + row * plan_.score_stride + piece.begin - place, plan_.score_stride);
+    }
+    column += run.length;
+  }
+}
+
+void QueryTile::bfloat_values(const Chunk& chunk) {
+  constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
+  int32_t head_dim = params_.head_dim, num_blocks = 0, column = 0;
+  BfloatBlock blocks[kMaxBlocks];
+  uint16_t* edge = scratch_.edges;
+  for (int32_t i = 0; i < chunk.num_runs; ++i) {
+    const Run& run = chunk.runs[i];
+    int32_t place;
+    const uint16_t* values = values_.pair(chunk.axis, tile_.slice, run.begin, &place);
+    for (int32_t first = -place; first < run.length; first += kBfloatRows) {
+      Span inside = {imax(-first, 0), imin(run.length - first, kBfloatRows)};
+      blocks[num_blocks] = {values, column + first, inside};
+      if (inside.end - inside.begin < kBfloatRows) {
+        copy_inside(values, inside, kBfloatRows, head_dim, edge);
+        blocks[num_blocks].values = edge;
+        edge += kBfloatRows * head_dim;
+      }
+      ++num_blocks;
+      values += kBfloatRows * head_dim;
+    }
+    column += run.length;
+  }
+  for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
+    int32_t rows = imin(kBfloatRows, tile_.size() - row);
+    Interval seen = seen_by(scratch_.visible + row, rows, chunk.columns);
+    int32_t first = 0, end = num_blocks;
+    while (first < end && blocks[first].column + kBfloatRows <= seen.begin) ++first;
+    while (first < end && blocks[end - 1].column >= seen.end) --end;
+    if (first == end || seen.empty()) continue;
+    math_.bfloat->values(scratch_.scores + row * plan_.score_stride, plan_.score_stride, rows,
+                         blocks + first, end - first, head_dim, scratch_.rounded,
+                         scratch_.out + int64_t{row} * head_dim);
+  }
+}
+
+}  // namespace sparse_attn::cpu
