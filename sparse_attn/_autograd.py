@@ -1,8 +1,8 @@
 """What differentiation meets: the ops are for inference and say so, one sentence each.
 
 An output requires grad where an input does, and its backward raises. Forward-mode differentiation,
-which would lose the tangents without a word, and ``out=`` for inputs that require grad raise at
-once. Registered by ``ops``.
+which would lose the tangents without a word, the gradients of ``torch.func``, and ``out=`` for
+inputs that require grad raise at once. Registered by ``ops``.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ def _kernel(name: str) -> Callable[..., Any]:
         if torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in args
         ):
+            if torch._C._are_functorch_transforms_active():  # they take no such Function
+                raise InferenceOnly(
+                    f"sparse_attn::{name}: expected inference (no torch.func.grad or vjp), "
+                    "got an input that it differentiates"
+                )
             return Refusing.apply(kwargs, *args)
         return below(*args, **kwargs)
 

@@ -7,6 +7,7 @@ the ops alone.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, cast
@@ -41,8 +42,10 @@ Number = (int, float, Real, torch.SymInt, torch.SymFloat)
 
 
 def kind_of(value: object) -> str:
-    """Name of a value's kind, for sentences."""
-    return type(value).__name__
+    """Name of a value's kind, for sentences; with its module where Python has one of that name."""
+    kind = type(value)
+    same_name = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
+    return f"{kind.__module__}.{kind.__name__}" if same_name else kind.__name__
 
 
 def refuse(owner: str, what: str, got: object) -> ValueError:
@@ -115,9 +118,11 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         what = "an int or a pair (left, right)"
         check_kind(owner, name, window, Integer, what)
         left = right = window
-    for side, value in (("left", left), ("right", right)):
-        if value is not None:
-            check_integer(owner, f"{name}'s {side} side", value, 0)
+    sides = (("left", left), ("right", right))
+    left, right = (
+        None if value is None else check_integer(owner, f"{name}'s {side} side", value, 0)
+        for side, value in sides
+    )
     return left, right
 
 

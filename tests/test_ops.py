@@ -207,6 +207,24 @@ def test_straight_calls_refuse_forward_mode(device, name):
         getattr(OPS, op)(query, key, value, **arguments)  # no dual among its inputs
 
 
+@pytest.mark.parametrize("transform", ["grad", "vjp", "hessian"])
+def test_gradients_of_torch_func_raise_one_sentence(device, transform):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    call = {
+        "grad": lambda function: torch.func.grad(function)(query),
+        "vjp": lambda function: torch.func.vjp(function, query),
+        "hessian": lambda function: torch.func.hessian(function)(query),
+    }[transform]
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::fused: expected inference .*differ"):
+        call(lambda q: sa.fused_attention(q, key, value).sum())
+
+
+def test_vmap(device):
+    query, key, value = Shape(3, 2, 1, 20, 37, 64).make(device)
+    got = torch.vmap(lambda *t: sa.band_attention(*(x[None] for x in t), 5)[0])(query, key, value)
+    assert torch.equal(got, sa.band_attention(query, key, value, 5))
+
+
 @pytest.mark.parametrize("position", [2**31, 2**32, 2**32 + 3, 3 - 2**32, -1, 100])
 def test_global_tokens_beyond_the_keys_are_none(device, position):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)

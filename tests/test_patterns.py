@@ -237,3 +237,12 @@ def test_a_band_keeps_its_own_copy_of_the_global_tokens(device):
     pattern = sa.Band(3, global_tokens=tokens)
     tokens.fill_(0)
     assert pattern.global_tokens.tolist() == [4, 1]
+
+
+def test_numbers_of_numpy_become_ints():
+    numpy = pytest.importorskip("numpy")
+    band = sa.Band((numpy.int64(3), None), sinks=numpy.int8(2))
+    assert band == sa.Band((3, None), sinks=2) and repr(band) == repr(sa.Band((3, None), sinks=2))
+    query = torch.zeros(1, 1, 4, 16)
+    with pytest.raises(TypeError, match=r"is_causal to be a bool, got numpy\.bool"):
+        sa.fused_attention(query, query, query, is_causal=numpy.bool_(True))
