@@ -1,6 +1,6 @@
 // The products of a query tile with bfloat16 keys and values: groups of 32 rows, each with the
-// columns that some row of the group sees. Values come in blocks of 32 rows, of which those outside
-// the run are zeros: P is 0 there, but 0 times NaN is not.
+// columns that some row of the group sees. Values come in blocks of 32 rows, of which those that no
+// row of the tile sees are zeros: P is 0 there, but 0 times NaN is not.
 #include "query_tile.h"
 
 namespace sparse_attn::cpu {
@@ -32,13 +32,15 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
   int32_t head_dim = params_.head_dim, num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t* edge = scratch_.edges;
-  for (int32_t i = 0; i < chunk.num_runs; ++i) {
-    const Run& run = chunk.runs[i];
-    int32_t place;
-    const uint16_t* values = values_.pair(chunk.axis, tile_.slice, run.begin, &place);
-    for (int32_t first = -place; first < run.length; first += kBfloatRows) {
-      Span inside = {imax(-first, 0), imin(run.length - first, kBfloatRows)};
-      blocks[num_blocks] = {values, column + first, inside};
+  for (int32_t i = 0; i < chunk.num_runs; column += chunk.runs[i++].length) {
+    Interval run = chunk.runs[i].interval(), keys = run;
+    if (chunk.axis == Axis::kMain) keys = intersect(run, tile_.visited.seen_keys);
+    if (keys.empty()) continue;
+    int32_t place, first_column = column + keys.begin - run.begin;
+    const uint16_t* values = values_.pair(chunk.axis, tile_.slice, keys.begin, &place);
+    for (int32_t first = -place; first < keys.size(); first += kBfloatRows) {
+      Span inside = {imax(-first, 0), imin(keys.size() - first, kBfloatRows)};
+      blocks[num_blocks] = {values, first_column + first, inside};
       if (inside.end - inside.begin < kBfloatRows) {
         copy_inside(values, inside, kBfloatRows, head_dim, edge);
         blocks[num_blocks].values = edge;
@@ -47,7 +49,6 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
       ++num_blocks;
       values += kBfloatRows * head_dim;
     }
-    column += run.length;
   }
   for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
     int32_t rows = imin(kBfloatRows, tile_.size() - row);

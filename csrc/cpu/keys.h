@@ -202,8 +202,8 @@ class Packer {
     if (!windows_only) return {0, params_.seq_kv};
     int64_t left = pattern_.left, right = pattern_.right, keys = params_.seq_kv;
     if (pattern_.causal && right > 0) right = 0;
-    // Tiles are widened to whole multiples of 16 keys, which only panels of floats leave out again.
-    int64_t wider = cut_.panels && !cut_.bfloat ? 0 : 16;
+    // Tiles for BLAS are widened to whole multiples of 16 keys.
+    int64_t wider = cut_.panels ? 0 : 16;
     int64_t first = params_.offset(batch) - (left + wider) * pattern_.dilation;
     int64_t last =
         int64_t{params_.offset(batch)} + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
