@@ -161,3 +161,16 @@ def test_windows_beyond_32_bits_are_simply_large(attend, device):
         torch.testing.assert_close(attend(sa.Dilated(large, large), query, key, value), own)
         torch.testing.assert_close(attend(sa.Strided(1, large), query, key, value), own)
         torch.testing.assert_close(attend(sa.TopK(large), query, key, value, is_causal=True), full)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("far", [2**31 - 1, -(2**31)])
+def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):
+    query, key, value = Shape(2, 2, 2, 70, 90, 64).make(device, dtype)
+    offsets = torch.tensor([far, 20], dtype=torch.int32, device=device)
+    plain = attend(sa.Full(), query, key, value)
+    full = attend(sa.Full(), query, key, value, query_offset=offsets)
+    torch.testing.assert_close(full, plain)
+    out = attend(sa.Full(), query, key, value, query_offset=offsets, is_causal=True)
+    torch.testing.assert_close(out[0], plain[0] if far > 0 else torch.zeros_like(out[0]))
+    assert (attend(sa.Band(3), query, key, value, query_offset=offsets)[0] == 0).all()

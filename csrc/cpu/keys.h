@@ -204,9 +204,10 @@ class Packer {
     if (pattern_.causal && right > 0) right = 0;
     // Tiles for BLAS are widened to whole multiples of 16 keys.
     int64_t wider = cut_.panels ? 0 : 16;
-    int64_t first = params_.offset(batch) - (left + wider) * pattern_.dilation;
-    int64_t last =
-        int64_t{params_.offset(batch)} + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
+    // As make_slice cuts it.
+    int64_t offset = imax(-kMaxLength, imin(params_.offset(batch), kMaxLength));
+    int64_t first = offset - (left + wider) * pattern_.dilation;
+    int64_t last = offset + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
     return {static_cast<int32_t>(std::clamp<int64_t>(first, 0, keys)),
             static_cast<int32_t>(std::clamp<int64_t>(last + 1, 0, keys))};
   }
