@@ -11,10 +11,11 @@ namespace sparse_attn::cuda::hopper {
 
 constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
-constexpr int kConsumerRows = 64;        // rows of a wgmma ...
-constexpr int kWarpRows = 16;            // ... and those that one of its warps holds
-constexpr int kMaxSharedBytes = 232448;  // that a block may have on sm_90
-constexpr int kMinBoxRows = 16;          // least keys that one copy of a list tile brings
+constexpr int kConsumerRows = 64;         // rows of a wgmma ...
+constexpr int kWarpRows = 16;             // ... and those that one of its warps holds
+constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
+constexpr int kReservedBytes = 1024;      // ... from each block
+constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
 
 /// What a kernel is compiled for. A plain one serves ranges whose rows each see a window one key
 /// behind that of the row above, of scores that are only scaled: full, causal, band, dilated.
@@ -27,9 +28,10 @@ struct Config {
   static constexpr int BLOCK_KV = BLOCK_KV_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kPlain = kKind == KernelKind::kPlain;
+  static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kBlocksPerSm = kConsumers == 1 ? 2 : 1;
+  static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   static constexpr int kSlabColumns = HEAD_DIM % 64 == 0 ? 64 : 32;
@@ -40,14 +42,18 @@ struct Config {
 
   // Schedule; figures in docs/kernel_ladder.md.
   static constexpr bool kWide = HEAD_DIM > 128;
-  // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory.
-  static constexpr bool kCrossTile = !kWide;
+  // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory,
+  // for which half tiles have no room but at head dim 64.
+  static constexpr bool kCrossTile = !kWide && (!kHalf || HEAD_DIM == 64);
   // O is rescaled while QK runs instead of behind PV.
   static constexpr bool kEarlyRescale = HEAD_DIM == 256;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
-  static constexpr int kStages = 2;             // of the key ring and of the value ring
-  static constexpr bool kMaskWriter = !kPlain;  // all masks of plain kernels slide
+  static constexpr int kKeyStages = kHalf && HEAD_DIM == 128 ? 1 : 2;  // V is held for longer
+  static constexpr int kValueStages = 2;
+  // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
+  static constexpr bool kMaskWriter = !kPlain && !kHalf;
+  static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
@@ -109,20 +115,21 @@ template <class C>
 struct SharedStorage {
   static constexpr int kWorkSlots = 3;
   static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
-  static_assert(kInfoSlots >= C::kStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
+  static_assert(kInfoSlots >= C::kKeyStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
                 "a step's info outlives the step's stage of K");
 
   alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
-  uint8_t key[C::kStages][C::kKeyBytes];
-  uint8_t value[C::kStages][C::kKeyBytes];
+  uint8_t key[C::kKeyStages][C::kKeyBytes];
+  uint8_t value[C::kValueStages][C::kKeyBytes];
   RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
   Work work[kWorkSlots];
   StepInfo info[kInfoSlots];
+  int32_t boxes[kInfoSlots][C::kMostBoxes];  // first keys of a list tile whose mask does not slide
 
   uint64_t query_full[C::kQueryBuffers][C::kConsumers],
       query_empty[C::kQueryBuffers][C::kConsumers];
-  uint64_t key_full[C::kStages], key_empty[C::kStages];
-  uint64_t value_full[C::kStages], value_empty[C::kStages];
+  uint64_t key_full[C::kKeyStages], key_empty[C::kKeyStages];
+  uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
   uint64_t mask_full[1], mask_empty[1];
 };

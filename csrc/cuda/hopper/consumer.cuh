@@ -200,11 +200,38 @@ class Consumer {
       }
       return;
     }
+    if (C::kHalf) {
+      find_mask(row);
+      return;
+    }
     ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
     ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_empty));  // a lane vouches for its reads
     mask_.advance();
+  }
+
+  /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
+  __device__ __forceinline__ void find_mask(int32_t first) {
+    const AttentionParams& params = args_.params;
+    const Work& work = smem_.work[work_.index];
+    const int32_t* boxes = smem_.boxes[(steps_ - 1) % SharedStorage<C>::kInfoSlots];
+#pragma unroll 1
+    for (int r = 0; r < 2; ++r) {
+      const int32_t row = work.first_row + first + 8 * r;
+      uint32_t word = 0;
+      if (row < work.slice.rows.length) {
+        const Interval bounds =
+            params.bounds.row(work.batch, work.head, work.slice.rows.at(row), params.seq_kv);
+        const Interval keys = make_row(params.pattern, work.slice, row, bounds).keys;
+#pragma unroll 1
+        for (int32_t box = 0; box < args_.boxes; ++box) {
+          const Interval own = intersect(keys, {boxes[box], boxes[box] + args_.box_rows});
+          word |= columns_in(own, boxes[box] - box * args_.box_rows + 2 * (lane_ % 4));
+        }
+      }
+      (r == 0 ? visible_[0] : visible_[1]) = word;
+    }
   }
 
   __device__ __forceinline__ void prepare_scores() {
@@ -296,7 +323,8 @@ class Consumer {
   StepInfo info_;        // of the tile whose K was waited for last
   uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
   Ring<C::kQueryBuffers> query_;
-  Ring<C::kStages> key_, value_;
+  Ring<C::kKeyStages> key_;
+  Ring<C::kValueStages> value_;
   Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;

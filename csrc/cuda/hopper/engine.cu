@@ -28,15 +28,15 @@ Status launch_for_head_dim(const Arguments& args) {
   const bool two_consumers = listed || (params.pattern.causal && params.seq_kv <= kShortCausal);
   switch (params.head_dim) {
     case 64:
-      if (half_tiles) return launch_tiles<kDtype, 64, 64, 1>(args);
+      if (half_tiles) return launch_tiles<kDtype, 64, 128, 1>(args);
       if (two_consumers) return launch_tiles<kDtype, 64, 128, 2>(args);
       return launch_tiles<kDtype, 64, 128, 3>(args);
     case 96:
-      if (half_tiles) return launch_tiles<kDtype, 96, 64, 1>(args);
+      if (half_tiles) return launch_tiles<kDtype, 96, 128, 1>(args);
       if (two_consumers) return launch_tiles<kDtype, 96, 128, 2>(args);
       return launch_tiles<kDtype, 96, 96, 3>(args);
     case 128:
-      if (half_tiles) return launch_tiles<kDtype, 128, 64, 1>(args);
+      if (half_tiles) return launch_tiles<kDtype, 128, 128, 1>(args);
       return launch_tiles<kDtype, 128, 128, 2>(args);
     case 192:
       if (listed) return launch_tiles<kDtype, 192, 64, 2>(args);

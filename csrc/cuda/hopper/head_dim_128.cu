@@ -4,6 +4,6 @@
 namespace sparse_attn::cuda::hopper {
 
 SPARSE_ATTN_HOPPER_TILES(128, 128, 2);
-SPARSE_ATTN_HOPPER_TILES(128, 64, 1);
+SPARSE_ATTN_HOPPER_TILES(128, 128, 1);
 
 }  // namespace sparse_attn::cuda::hopper

@@ -5,6 +5,6 @@ namespace sparse_attn::cuda::hopper {
 
 SPARSE_ATTN_HOPPER_TILES(64, 128, 3);
 SPARSE_ATTN_HOPPER_TILES(64, 128, 2);
-SPARSE_ATTN_HOPPER_TILES(64, 64, 1);
+SPARSE_ATTN_HOPPER_TILES(64, 128, 1);
 
 }  // namespace sparse_attn::cuda::hopper

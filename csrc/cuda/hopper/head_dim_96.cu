@@ -5,6 +5,6 @@ namespace sparse_attn::cuda::hopper {
 
 SPARSE_ATTN_HOPPER_TILES(96, 96, 3);
 SPARSE_ATTN_HOPPER_TILES(96, 128, 2);
-SPARSE_ATTN_HOPPER_TILES(96, 64, 1);
+SPARSE_ATTN_HOPPER_TILES(96, 128, 1);
 
 }  // namespace sparse_attn::cuda::hopper

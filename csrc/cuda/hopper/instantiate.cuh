@@ -7,7 +7,7 @@ namespace sparse_attn::cuda::hopper {
 
 template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
 Status launch_tiles(const Arguments& args) {
-  constexpr bool kListsAlone = BLOCK_KV == 64;  // no plain call takes such tiles
+  constexpr bool kListsAlone = BLOCK_KV == 64 || kConsumers == 1;  // no plain call takes them
   if constexpr (!kListsAlone) {
     if (args.plain) {
       return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kPlain>>(args);

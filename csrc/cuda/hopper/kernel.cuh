@@ -22,8 +22,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   for (int buffer = 0; buffer < C::kQueryBuffers; ++buffer) {
     init(smem.query_full[buffer], smem.query_empty[buffer], C::kConsumers, kWarps);
   }
-  init(smem.key_full, smem.key_empty, C::kStages, kWarps * C::kConsumers);
-  init(smem.value_full, smem.value_empty, C::kStages, kWarps * C::kConsumers);
+  init(smem.key_full, smem.key_empty, C::kKeyStages, kWarps * C::kConsumers);
+  init(smem.value_full, smem.value_empty, C::kValueStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
        kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
   ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);

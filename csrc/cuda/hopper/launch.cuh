@@ -26,7 +26,8 @@ cudaError_t allow_shared_memory(int32_t device) {
 
 template <class C>
 Status launch(Arguments args) {
-  static_assert(sizeof(SharedStorage<C>) <= kMaxSharedBytes, "shared memory of a block");
+  static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
+                "shared memory of an SM");
   const AttentionParams& params = args.params;
   arrange_tiles({C::BLOCK_Q, C::BLOCK_KV}, &args);
 

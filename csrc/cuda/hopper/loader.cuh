@@ -61,7 +61,7 @@ class Loader {
     while (step.valid) {
       Step ahead = source.next();
       StepMask mask_ahead = kKeys && ahead.valid ? source.mask(ahead) : StepMask{};
-      if (kKeys) describe(mask, ahead.valid, mask_ahead.kind);
+      if (kKeys) describe(step, mask, ahead.valid, mask_ahead.kind);
       Place place = main;
       if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
       load_stage(place, step);
@@ -72,10 +72,18 @@ class Loader {
     }
   }
 
-  /// Tells the consumers what to know of the tile. The slot is free: its last reader has since
-  /// released a younger stage.
-  __device__ __forceinline__ void describe(const StepMask& mask, bool more, MaskKind next) {
-    StepInfo& info = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
+  /// Tells the consumers what to know of the tile, and half tiles the boxes of a mask that does not
+  /// slide. The slot is free: its last reader has since released a younger stage.
+  __device__ __forceinline__ void describe(const Step& step, const StepMask& mask, bool more,
+                                           MaskKind next) {
+    const uint32_t slot = steps_++ % SharedStorage<C>::kInfoSlots;
+    if (C::kHalf && mask.kind == MaskKind::kWritten) {
+      for (int32_t box = 0; box < boxes_; ++box) {
+        const int32_t key = __shfl_sync(~0u, step.key, box);
+        if (lane_ == 0) smem_.boxes[slot][box] = key;
+      }
+    }
+    StepInfo& info = smem_.info[slot];
     if (lane_ != 0) return;
     Follows follows = next == MaskKind::kNone ? Follows::kWhole : Follows::kMasked;
     info = {mask.kind, more ? follows : Follows::kNothing, mask.columns};
@@ -83,12 +91,13 @@ class Loader {
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.
   __device__ __forceinline__ void load_stage(const Place& place, const Step& step) {
-    auto& stages = kKeys ? smem_.key : smem_.value;
+    uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t full =
-        ptx::smem_address(&(kKeys ? smem_.key_full : smem_.value_full)[ring_.index]);
+        ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index);
     const uint32_t empty =
-        ptx::smem_address(&(kKeys ? smem_.key_empty : smem_.value_empty)[ring_.index]);
-    const uint32_t box = ptx::smem_address(stages[ring_.index]) + lane_ * box_bytes_;
+        ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
+    const uint32_t box =
+        ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes_;
     const bool copies = lane_ < (step.lead ? 1 : boxes_);
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
@@ -133,7 +142,7 @@ class Loader {
   const int box_bytes_;
   uint32_t steps_ = 0;
   Ring<C::kQueryBuffers> query_;
-  Ring<C::kStages> ring_;  // of K or of V
+  Ring<kKeys ? C::kKeyStages : C::kValueStages> ring_;  // of K or of V
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
 
