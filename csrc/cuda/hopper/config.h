@@ -91,7 +91,7 @@ struct Work {
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
-/// the mask writer writes.
+/// the mask writer writes, and in half tiles the consumers.
 enum class MaskKind : int32_t { kNone, kSliding, kWritten };
 
 /// What follows a key tile in its query tile.
