@@ -100,6 +100,35 @@ def test_keys_in_tiles_that_nothing_visits_never_matter(attend, device, engine, 
     assert torch.isfinite(attend(listed, query, key, value)).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("Sq", [5, 300])
+@pytest.mark.parametrize("name", sorted(PATTERNS.keys() - {"block-topk"}))  # it pools whole blocks
+def test_nan_in_a_query_stays_in_its_row_and_shows(attend, device, name, Sq, dtype):
+    shape = Shape(1, 2, 1, Sq, 2100, 64)
+    query, key, value = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
+    want, want_lse = attend(pattern, query, key, value, return_lse=True)
+    for sink_logits in (None, torch.zeros(2, device=device)):
+        broken = query.clone()
+        broken[0, 1, 2, 3] = torch.nan
+        out, lse = attend(pattern, broken, key, value, return_lse=True, sink_logits=sink_logits)
+        sees = want_lse[0, 1, 2] > -torch.inf
+        assert out[0, 1, 2].isnan().all() == sees and lse[0, 1, 2].isnan() == sees
+        lse[0, 1, 2], out[0, 1, 2] = want_lse[0, 1, 2], want[0, 1, 2]
+        assert torch.equal(lse, want_lse) and (sink_logits is not None or torch.equal(out, want))
+
+
+@pytest.mark.parametrize("name", ["full", "topk"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("Sq", [5, 300])
+def test_nan_in_a_key_shows_in_every_row_that_keeps_all(attend, device, name, Sq, dtype):
+    query, key, value = Shape(1, 2, 1, Sq, 2100, 64).make(device, dtype)
+    key[0, 0, 1000, 5] = torch.nan
+    pattern = {"full": sa.Full(), "topk": sa.TopK(2100)}[name]
+    out, lse = attend(pattern, query, key, value, return_lse=True)
+    assert out.isnan().all() and lse.isnan().all()
+
+
 def test_large_scores_stay_finite(attend, device):
     query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device)
     result = attend(sa.Band(20), 100 * query, 100 * key, value, return_lse=True)

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMostThreads)
     if (begin == 0) m = find_maximum(chunk_state, chunks);
     int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
     float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
-    float weight = chunk.x == -INFINITY ? 0.0f : ptx::exp2_approx(chunk.x - m);
+    float weight = chunk.y == 0.0f ? 0.0f : ptx::exp2_approx(chunk.x - m);
     float sum = weight * chunk.y;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

@@ -145,15 +145,15 @@ struct SoftmaxState {
   /// What exponents are relative to: m, or 0 while there is no key and every P is 2^-inf.
   __device__ __forceinline__ static float shift(float m) { return m == -INFINITY ? 0.0f : m; }
 
-  /// The natural logarithm of the sum of exponentials; -inf for a row without keys.
+  /// The natural logarithm of the sum of exponentials; -inf for a row without keys, whose sum is 0.
   __device__ __forceinline__ float lse(int mt, int h) const {
-    return l[mt][h] > 0.0f ? kLn2 * (m[mt][h] + log2f(l[mt][h])) : -INFINITY;
+    return l[mt][h] == 0.0f ? -INFINITY : kLn2 * (m[mt][h] + log2f(l[mt][h]));
   }
 
   /// What the output must be multiplied by: 1 / l, with a sink logit (natural units, -inf for none)
   /// in the denominator; 0 for a row without keys.
   __device__ __forceinline__ float weight(int mt, int h, float sink) const {
-    if (!(l[mt][h] > 0.0f)) return 0.0f;
+    if (l[mt][h] == 0.0f) return 0.0f;
     if (sink == -INFINITY) return 1.0f / l[mt][h];
     sink *= kLog2e;
     float top = fmaxf(m[mt][h], sink);

@@ -26,6 +26,9 @@ __device__ float reduce_row(float value, const Combine& combine) {
   return value;
 }
 
+/// The larger one, or NaN: fmaxf would drop it.
+__device__ float larger(float a, float b) { return a > b || isnan(a) ? a : b; }
+
 __device__ Threshold find_row_threshold(const float* scores, int32_t keys, int32_t topk) {
   __shared__ SelectStorage storage;
   auto key = [&](int32_t j) { return scores[j] == -INFINITY ? 0u : ordered_key(scores[j]); };
@@ -51,9 +54,9 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
     score = kept ? capped(score, params.softcap) + mask_bias(params.mask, batch, head, i, j)
                  : -INFINITY;
     scores[j] = score;
-    m = fmaxf(m, score);
+    m = larger(m, score);
   }
-  m = reduce_row(m, [](float a, float b) { return fmaxf(a, b); });
+  m = reduce_row(m, larger);
   bool empty = m == -INFINITY;
 
   float l = 0.0f;

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_rows(const MergeParams para
   float lse_a = params.lse_a[row];
   float lse_b = params.lse_b[row];
   float top = fmaxf(lse_a, lse_b);
-  bool empty = top == -INFINITY;
+  bool empty = lse_a == -INFINITY && lse_b == -INFINITY;
   float a = empty ? 0.0f : expf(lse_a - top);
   float b = empty ? 0.0f : expf(lse_b - top);
   const T* out_a = static_cast<const T*>(params.out_a) + row * params.head_dim;
