@@ -36,7 +36,7 @@ struct KeptScores {
                                               const QueryTile<Config>& tile,
                                               const typename Config::Step& step) const {
     for_each_score<Config>(rS, [&](float& score, int mt, int h, int) {
-      score = score >= least[mt][h] ? score : -INFINITY;
+      score = score < least[mt][h] ? -INFINITY : score;  // NaN stays
     });
     if (!tied) return;
     int32_t last[Config::MT][2];
