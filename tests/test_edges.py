@@ -170,9 +170,10 @@ def test_huge_mask_terms_in_parts_of_rows_forbid(attend, device, name, term):
     assert_close_to_reference(result, query, key, value, pattern, attn_mask=mask, is_causal=True)
 
 
-@pytest.mark.parametrize("scale", [1e8, -1e8])
-def test_scales_that_leave_one_key(attend, device, scale):
-    query, key, value = Shape(1, 2, 2, 70, 70, 64).make(device)
+@pytest.mark.parametrize("scale", [1e8, -1e8, 1e5])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_scales_that_leave_one_key(attend, device, dtype, scale):
+    query, key, value = Shape(1, 2, 2, 70, 70, 64).make(device, dtype)
     out, lse = attend(sa.Full(), query, key, value, scale=scale, return_lse=True)
     top, index = (query.double() @ key.double().mT * scale).max(-1)
     torch.testing.assert_close(out, value.gather(2, index[..., None].expand_as(value)))

@@ -56,16 +56,20 @@ struct Config {
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kConsumers == 2 ? 224 : 200;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kWide && kPlain ? 40 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3   ? 160
+                                            : kConsumers == 1 ? 200
+                                            : kWide && kPlain ? 232
+                                                              : 224;
+  // What every thread has at launch, of which the roles are given theirs.
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocksPerSm) / 8 * 8;
 
   static_assert(HEAD_DIM % kSlabColumns == 0, "the head is a whole number of slabs");
   static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 128,
                 "a wgmma sums 16 keys, and a mask word holds 32 of a thread's columns");
-  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup *
-                        kBlocksPerSm <=
-                    65536,
-                "registers of an SM");
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                    (kConsumers + 1) * kLaunchRegisters,
+                "else a role waits for registers for ever");
 };
 
 /// Named barriers; 0 is __syncthreads. Each kind has one for each consumer.
@@ -132,6 +136,7 @@ struct SharedStorage {
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
   uint64_t mask_full[1], mask_empty[1];
+  uint64_t first_key;  // the first Q and K of the block have come
 };
 
 /// Position in a ring of `kSlots` slots and the parity of the phase to wait for there.

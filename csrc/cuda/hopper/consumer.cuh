@@ -45,14 +45,14 @@ class Consumer {
   __device__ __forceinline__ void run() {
     if (C::kPingPong && consumer_ == 0) pass_turn_to(0);
     if (!next_work()) return;
+    announce_first_key();
     begin_tile();
     for (;;) {
       while (info_.follows != Follows::kNothing) {
         while (info_.follows != Follows::kNothing && !plain_follows()) step<true>();
         while (plain_follows()) step<false>();
       }
-      int32_t finished = work_.index;
-      SoftmaxState rows = state_;
+      finished_ = work_.index;
       if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
       query_.advance();
       work_.advance();
@@ -62,7 +62,7 @@ class Consumer {
       } else {
         finish_products();
       }
-      write_out(rows, finished);
+      write_out();
       if (crosses) {
         pack_probabilities();
         clear_out();
@@ -88,7 +88,7 @@ class Consumer {
     ptx::pin(s_);
     release_key();
     prepare_scores();
-    update_maxima<true, true>(s_, state_, args_.scale_log2);
+    find_maxima<true, true>();
     exponentiate<0>(s_, state_, args_.scale_log2);
     exponentiate<1>(s_, state_, args_.scale_log2);
     pack_probabilities();
@@ -125,6 +125,7 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
+    finish_rows();
     wait_value();
     issue_pv();
     pass_turn();
@@ -139,7 +140,7 @@ class Consumer {
   /// P of the step, while the PV of the step before ends.
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void softmax_behind_pv() {
-    update_maxima<kFirst, kMasked>(s_, state_, args_.scale_log2);
+    find_maxima<kFirst, kMasked>();
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
@@ -152,6 +153,7 @@ class Consumer {
     wait_value();
     pin_all();
     issue_pv();
+    finish_rows();
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
@@ -239,6 +241,15 @@ class Consumer {
     if (info_.mask != MaskKind::kNone) mask_scores(s_, visible_);
   }
 
+  template <bool kFirst, bool kMasked>
+  __device__ __forceinline__ void find_maxima() {
+    if (kMasked && args_.transform && args_.params.softcap == 0.0f) {
+      take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
+    } else {
+      update_maxima<kFirst, kMasked>(s_, state_, args_.scale_log2);
+    }
+  }
+
   __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 4; ++i) p_[i] = pack<Element>(s_[2 * i], s_[2 * i + 1]);
@@ -257,13 +268,13 @@ class Consumer {
     if (C::kEarlyRescale) ptx::pin(o_);
   }
 
-  __device__ __forceinline__ void write_out(const SoftmaxState& rows, int32_t finished) {
-    if (!C::kPlain && smem_.work[finished].chunk >= 0) {
-      epilogue_.write_partial(o_, rows, smem_.work[finished]);
-    } else {
-      epilogue_.write(o_, rows, smem_.work[finished]);
-    }
-    arrive_warp(&smem_.work_empty[finished]);
+  __device__ __forceinline__ void finish_rows() {
+    epilogue_.finish_rows(state_, smem_.work[finished_], inverse_);
+  }
+
+  __device__ __forceinline__ void write_out() {
+    epilogue_.write(o_, inverse_, smem_.work[finished_]);
+    arrive_warp(&smem_.work_empty[finished_]);
   }
 
   // ---- Barriers ---------------------------------------------------------------------------------
@@ -276,6 +287,13 @@ class Consumer {
   __device__ __forceinline__ void wait_query() {
     ptx::mbarrier_wait(ptx::smem_address(&smem_.query_full[query_.index][consumer_]),
                        query_.parity);
+  }
+
+  /// Lets the loaders go on behind the block's first Q and K.
+  __device__ __forceinline__ void announce_first_key() {
+    wait_query();
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[0]), 0);
+    if (threadIdx.x == kWarpgroup) ptx::mbarrier_arrive(ptx::smem_address(&smem_.first_key));
   }
 
   /// Waits for K of the next step, and reads what is to be known of it.
@@ -328,6 +346,8 @@ class Consumer {
   Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
+  int32_t finished_;             // slot of the finished tile ...
+  float inverse_[2];             // ... and 1 / l of its rows
   float s_[C::BLOCK_KV / 2];     // S, then P in float32
   float o_[C::HEAD_DIM / 2];     // O
   uint32_t p_[C::BLOCK_KV / 4];  // P, as the A operand of PV

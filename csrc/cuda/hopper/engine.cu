@@ -16,6 +16,10 @@ namespace {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int64_t kCounterBytes = 256;
 
+/// From here on the maximum is taken off scores in natural units: as fma(s, scale, -m * scale)
+/// their difference would drown in the rounding of m * scale.
+constexpr float kLargeScale = 1024.0f;
+
 /// Most keys for which tiles of 128 rows beat those of 192 under causal (hd 64 and 96).
 constexpr int32_t kShortCausal = 1536;
 
@@ -85,7 +89,7 @@ Status run(const AttentionParams& params) {
   if (params.batch == 0 || params.heads_q == 0 || params.seq_q == 0) return {};
   Arguments args;
   args.params = params;
-  args.transform = params.softcap != 0.0f || params.scale <= 0.0f;
+  args.transform = params.softcap != 0.0f || params.scale <= 0.0f || params.scale >= kLargeScale;
   args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);

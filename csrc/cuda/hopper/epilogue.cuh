@@ -29,12 +29,39 @@ class Epilogue {
         row_(consumer * kConsumerRows + threadIdx.x % kWarpgroup / kWarp * kWarpRows),
         lane_(threadIdx.x % kWarp) {}
 
-  /// Stores the rows of a finished tile, whose O is `o`.
-  __device__ __forceinline__ void write(const float (&o)[C::HEAD_DIM / 2], const SoftmaxState& rows,
-                                        const Work& work) {
-    float inverse[2];
-    finish_rows(rows, work, inverse);
+  /// Writes lse, and finds 1 / l of both rows; of a chunk m and l, for the merge.
+  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, const Work& work,
+                                              float (&inverse)[2]) {
+    const AttentionParams& params = args_.params;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = quad_sum(rows.l[r]);
+      if (is_chunk(work)) {
+        if (lane_ % 4 == 0) {
+          args_.partials.state[partial(work, r)] = {rows.m[r] * args_.scale_log2, l};
+        }
+        continue;
+      }
+      const int32_t row = work.first_row + row_ + lane_ / 4 + 8 * r;
+      if (params.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
+        params.lse[work.batch * params.lse_stride_b + work.head * params.lse_stride_h +
+                   work.slice.rows.at(row) * params.lse_stride_s] =
+            l == 0.0f ? -INFINITY : rows.m[r] * args_.scale_log2 * kLn2 + __logf(l);
+      }
+      if (params.sink_logits != nullptr && l != 0.0f) {
+        l += exp2_approx(params.sink_logits[work.head] * kLog2e - rows.m[r] * args_.scale_log2);
+      }
+      inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
+    }
+  }
 
+  /// Stores O = `o` / l of a finished tile; of a chunk `o`.
+  __device__ __forceinline__ void write(const float (&o)[C::HEAD_DIM / 2],
+                                        const float (&inverse)[2], const Work& work) {
+    if (is_chunk(work)) {
+      write_partial(o, work);
+      return;
+    }
     uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::HEAD_DIM * 2;
     const uint32_t sO = ptx::smem_address(tile);
     if (C::kCrossTile) {
@@ -57,50 +84,36 @@ class Epilogue {
     __syncwarp();
   }
 
-  /// Stores what the rows of a chunk leave to the merge.
-  __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
-                                                const SoftmaxState& rows, const Work& work) {
-    const Partials& partials = args_.partials;
-    const int32_t first = work.first_row - partials.first_query(work.slice.offset) + row_;
-    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t at = partials.at(head * partials.rows + first + lane_ / 4 + 8 * r, work.chunk);
-      const float l = quad_sum(rows.l[r]);
-      if (lane_ % 4 == 0) partials.state[at] = {rows.m[r] * args_.scale_log2, l};
-      float* out = partials.out + at * C::HEAD_DIM + lane_ % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
-        *reinterpret_cast<float2*>(out + 8 * i) = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};
-      }
-    }
-    if (!C::kCrossTile) release_query();
-  }
-
   /// Waits until everything is stored.
   __device__ __forceinline__ void drain() {
     if (lane_ == 0) ptx::tma_store_wait();
   }
 
  private:
-  /// Writes lse, and finds 1 / l of both rows.
-  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, const Work& work,
-                                              float (&inverse)[2]) {
-    const AttentionParams& params = args_.params;
+  __device__ __forceinline__ static bool is_chunk(const Work& work) {
+    return !C::kPlain && work.chunk >= 0;
+  }
+
+  /// Where the results of row r of this thread and of a chunk lie.
+  __device__ __forceinline__ int64_t partial(const Work& work, int r) const {
+    const Partials& partials = args_.partials;
+    const int32_t first = work.first_row - partials.first_query(work.slice.offset) + row_;
+    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
+    return partials.at(head * partials.rows + first + lane_ / 4 + 8 * r, work.chunk);
+  }
+
+  __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
+                                                const Work& work) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = quad_sum(rows.l[r]);
-      const int32_t row = work.first_row + row_ + lane_ / 4 + 8 * r;
-      if (params.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
-        params.lse[work.batch * params.lse_stride_b + work.head * params.lse_stride_h +
-                   work.slice.rows.at(row) * params.lse_stride_s] =
-            l == 0.0f ? -INFINITY : rows.m[r] * args_.scale_log2 * kLn2 + __logf(l);
+      float* out = args_.partials.out + partial(work, r) * C::HEAD_DIM + lane_ % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
+        *reinterpret_cast<float2*>(out + 8 * i) = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};
       }
-      if (params.sink_logits != nullptr && l != 0.0f) {
-        l += exp2_approx(params.sink_logits[work.head] * kLog2e - rows.m[r] * args_.scale_log2);
-      }
-      inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
     }
+    if (!C::kCrossTile) release_query();
+    __syncwarp();  // before lane 0 gives the work's slot back
   }
 
   __device__ __forceinline__ void store(uint32_t sO, const Work& work) {

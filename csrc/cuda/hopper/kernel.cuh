@@ -28,6 +28,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
        kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
   ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);
   ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarp * kWarps * C::kConsumers);
+  ptx::mbarrier_init(ptx::smem_address(&smem.first_key), 1);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }

@@ -41,12 +41,13 @@ Status launch(Arguments args) {
   cudaError_t error =
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
+  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
+  if (blocks == args.num_tiles) args.counter = nullptr;  // one each
   cudaStream_t stream = to_stream(params.stream);
   if (args.counter != nullptr) {
     error = cudaMemsetAsync(args.counter, 0, sizeof(*args.counter), stream);
     if (error != cudaSuccess) return to_status(error);
   }
-  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
   attention<C><<<blocks, C::kThreads, sizeof(SharedStorage<C>), stream>>>(maps, args);
   status = launched();
   return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;

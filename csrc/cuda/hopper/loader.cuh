@@ -34,6 +34,7 @@ class Loader {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
+      if (!kKeys) wait_first_key();
       load_tile(work);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
@@ -66,6 +67,7 @@ class Loader {
       if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
       load_stage(place, step);
       if (kKeys && first && !kQueryFirst) load_query(work);
+      if (kKeys && first) wait_first_key();
       first = false;
       step = ahead;
       mask = mask_ahead;
@@ -112,6 +114,12 @@ class Loader {
     }
     __syncwarp();
     ring_.advance();
+  }
+
+  /// All blocks begin at once, and memory serves them all: what the first product does not need
+  /// waits until what it needs has come.
+  __device__ __forceinline__ void wait_first_key() const {
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.first_key), 0);
   }
 
   /// Each consumer's 64 rows have barriers of their own.

@@ -69,6 +69,28 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxS
   }
 }
 
+/// The same for scores so large that the rounding of the shift would show: m comes off the scores.
+template <bool kFirst, int kCount>
+__device__ __forceinline__ void take_maxima_off(float (&s)[kCount], SoftmaxState& state,
+                                                float scale) {
+  const SoftmaxState before = state;
+  update_maxima<kFirst, true>(s, state, scale);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float origin = state.m[r] == -INFINITY ? 0.0f : state.m[r];
+    if (!kFirst) {
+      state.rescale[r] = exp2_approx((before.m[r] - origin) * scale);
+      state.l[r] = before.l[r] * state.rescale[r];
+    }
+    state.shift[r] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      s[4 * i + 2 * r] -= origin;
+      s[4 * i + 2 * r + 1] -= origin;
+    }
+  }
+}
+
 /// Replaces the scores of row r by exp2(scale * (s - m)) and adds them to l.
 template <int r, int kCount>
 __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
