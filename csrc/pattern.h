@@ -37,10 +37,11 @@ struct ListedRuns {
   int32_t length = 0;     // of a run
   int32_t per_block = 1;  // runs of a block
   int32_t num_kv = 0;     // blocks
+  int32_t shift = 0;      // per_block is 2^shift; -1 where it is no power of 2
 
   /// Keys of run r; the last block may reach past Skv.
   SPARSE_ATTN_HD Interval keys(int32_t r) const {
-    int32_t entry = per_block == 1 ? r : r / per_block;
+    int32_t entry = shift >= 0 ? r >> shift : r / per_block;
     int32_t block = blocks[entry];
     if (block < 0 || block >= num_kv) {
       report_list("skips the entry", block);
@@ -67,8 +68,10 @@ struct BlockList {
     if (count != said) report_list("clamps the count", said);
     const int32_t* blocks =
         indices + batch * index_stride_b + head * index_stride_h + row * index_stride_q;
-    int32_t per_block = block_kv / length;
-    return {blocks, count * per_block, length, per_block, num_kv};
+    int32_t per_block = block_kv / length, shift = 0;
+    while (1 << shift < per_block) ++shift;
+    if (1 << shift != per_block) shift = -1;
+    return {blocks, count * per_block, length, per_block, num_kv, shift};
   }
 };
 
