@@ -201,6 +201,29 @@ def test_blocks_of_every_size(attend, device, block, head_dim):
             assert_close_to_reference(result, *tensors, pattern, is_causal=is_causal)
 
 
+def uneven_layout(num_q, num_kv, block, device):
+    """Lists of every length: the first row lists all blocks, the last none."""
+    mask = torch.rand(2, num_q, num_kv) < torch.rand(2, num_q, 1)
+    mask[:, 0], mask[:, -1] = True, False
+    return sa.BlockLayout.from_mask(mask[None].to(device), *block)
+
+
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 128), (256, 32)], ids=str)
+def test_lists_of_every_length_over_many_keys(attend, device, block):
+    """Engines may deal out long lists first; a graph's replay orders them anew."""
+    Sq, Skv = 700, 4300
+    tensors = Shape(1, 2, 1, Sq, Skv, 128).make(device, torch.bfloat16)
+    blocks = -(-Sq // block[0]), -(-Skv // block[1])
+    layout = uneven_layout(*blocks, block, device)
+    graph, out = captured(lambda: attend(sa.BlockSparse(layout), *tensors))
+    for _ in range(2):
+        graph.replay()
+        assert_close_to_reference(out, *tensors, sa.BlockSparse(layout))
+        other = uneven_layout(*blocks, block, device)
+        layout.counts.copy_(other.counts)
+        layout.indices.copy_(other.indices)
+
+
 @pytest.mark.parametrize("topk", [1, 100, 2048])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_topk_of_long_rows(attend, device, engine, topk, dtype):

@@ -8,6 +8,7 @@
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
+#include "tile_order.h"
 
 namespace sparse_attn::cuda {
 namespace hopper {
@@ -82,7 +83,10 @@ int64_t most_partials(const AttentionParams& params) {
 
 int64_t workspace_bytes(const AttentionParams& params) {
   const int64_t partial_bytes = sizeof(float2) + params.head_dim * sizeof(float);
-  return kCounterBytes + most_partials(params) * partial_bytes;
+  const int64_t most_tiles =
+      int64_t{params.batch} * params.heads_q * ceil_div(params.seq_q, kConsumerRows);
+  const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
+  return kCounterBytes + most_partials(params) * partial_bytes + order_bytes;
 }
 
 Status run(const AttentionParams& params) {
@@ -108,6 +112,8 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   const int32_t problems = params.batch * params.heads_q * args->classes;
   args->split = plan_key_split(params, tile);
   args->num_tiles = problems * (args->split.items() + args->row_blocks);
+  char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
+  if (orders_lists(params)) args->order = reinterpret_cast<int32_t*>(memory);
   if (args->split.chunks > 0) {
     Partials& partials = args->partials;
     partials.rows = args->split.rows(tile);
@@ -115,8 +121,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     partials.head_dim = params.head_dim;
     partials.tile_rows = tile.block_q;
     const int64_t states = int64_t{problems} * partials.rows * partials.max_chunks;
-    partials.state =
-        reinterpret_cast<float2*>(static_cast<char*>(params.workspace) + kCounterBytes);
+    partials.state = reinterpret_cast<float2*>(memory);
     partials.out = reinterpret_cast<float*>(partials.state + states);
   }
 

@@ -8,6 +8,7 @@
 #include "kernel.cuh"
 #include "launch.h"
 #include "tensor_maps.h"
+#include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -44,7 +45,10 @@ Status launch(Arguments args) {
   const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
   if (blocks == args.num_tiles) args.counter = nullptr;  // one each
   cudaStream_t stream = to_stream(params.stream);
-  if (args.counter != nullptr) {
+  if (args.order != nullptr) {
+    status = order_tiles(args, C::BLOCK_Q);
+    if (!status.ok()) return status;
+  } else if (args.counter != nullptr) {
     error = cudaMemsetAsync(args.counter, 0, sizeof(*args.counter), stream);
     if (error != cudaSuccess) return to_status(error);
   }

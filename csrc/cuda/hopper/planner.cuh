@@ -5,6 +5,7 @@
 
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/prefetch.cuh"
+#include "tile_order.h"
 #include "tile_source.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -20,8 +21,8 @@ class Planner {
   }
 
   __device__ __forceinline__ void run() {
-    for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile = next_tile(tile)) {
-      Work work = decode(tile);
+    for (int32_t turn = blockIdx.x; turn < args_.num_tiles; turn = next_turn(turn)) {
+      Work work = decode(!C::kPlain && args_.order != nullptr ? args_.order[turn] : turn);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
       if (rows.empty() || (!C::kPlain && work.chunk < 0 && is_split(work))) continue;
@@ -68,17 +69,10 @@ class Planner {
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
-  /// Heads of a section take turns, so that their keys and values are in L2 together.
   __device__ __forceinline__ Work decode_whole(int32_t tile) {
-    const int32_t problems = args_.params.batch * args_.params.heads_q * args_.classes;
-    int32_t section = tile / (args_.section * args_.row_blocks);
-    int32_t in_section = tile - section * args_.section * args_.row_blocks;
-    int32_t width = imin(args_.section, problems - section * args_.section);
-    int32_t row_block = in_section / width;
-    int32_t problem = section * args_.section + in_section - row_block * width;
-    if (args_.last_first) row_block = args_.row_blocks - 1 - row_block;
-    Work work = place(problem);
-    work.first_row = row_block * C::BLOCK_Q;
+    const TilePlace of = place_of(args_, tile);
+    Work work = place(of.problem);
+    work.first_row = of.row_block * C::BLOCK_Q;
     return work;
   }
 
@@ -174,9 +168,9 @@ class Planner {
     slot_.advance();
   }
 
-  __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
+  __device__ __forceinline__ int32_t next_turn(int32_t turn) const {
     int32_t grid = static_cast<int32_t>(gridDim.x);
-    if (args_.counter == nullptr) return tile + grid;
+    if (args_.counter == nullptr) return turn + grid;
     int32_t next = lane_ == 0 ? atomicAdd(args_.counter, 1) + grid : 0;
     return __shfl_sync(~0u, next, 0);
   }

@@ -1,0 +1,36 @@
+// In which order query tiles are dealt out to thread blocks. It changes no bit of a result.
+#pragma once
+
+#include "arguments.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// A query tile's (batch entry, head, class), and which of its tiles it is.
+struct TilePlace {
+  int32_t problem, row_block;
+};
+
+/// The tile of a number. Heads of a section take turns, so that their keys and values are in L2
+/// together.
+SPARSE_ATTN_HD TilePlace place_of(const Arguments& args, int32_t tile) {
+  const int32_t problems = args.params.batch * args.params.heads_q * args.classes;
+  const int32_t section = tile / (args.section * args.row_blocks);
+  const int32_t in_section = tile - section * args.section * args.row_blocks;
+  const int32_t width = imin(args.section, problems - section * args.section);
+  const int32_t row_block = in_section / width;
+  return {section * args.section + in_section - row_block * width,
+          args.last_first ? args.row_blocks - 1 - row_block : row_block};
+}
+
+/// Whether the tiles of a call's lists are worth an order: some may be long.
+inline bool orders_lists(const AttentionParams& params) {
+  constexpr int64_t kLongKeys = 4096;
+  const BlockList& list = params.pattern.list;
+  return list.present() && int64_t{list.max_count} * list.block_kv >= kLongKeys;
+}
+
+/// Writes args.order, the tiles of lists of similar length together, the longest first: dealt late,
+/// a list of all keys among short ones runs on alone. Zeroes the counter.
+Status order_tiles(const Arguments& args, int32_t block_q);
+
+}  // namespace sparse_attn::cuda::hopper
