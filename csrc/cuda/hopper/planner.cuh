@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
-#include "../common/ptx/prefetch.cuh"
 #include "tile_order.h"
 #include "tile_source.cuh"
 
@@ -39,7 +38,6 @@ class Planner {
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work);
-      fetch_list(work.runs);
       wait_turn(work);
     }
     publish(Work{});
@@ -114,12 +112,6 @@ class Planner {
     slice_ = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv, offset);
     query_rows_ = class_kind(slice_.rows, params.seq_q);
     key_rows_ = class_kind(slice_.keys, params.seq_kv);
-  }
-
-  /// Brings the end of the list, where the walk begins, near the warps that walk it.
-  __device__ __forceinline__ void fetch_list(const ListedRuns& runs) const {
-    const int32_t at = runs.count - 1 - lane_;
-    if (at >= 0) ptx::prefetch_l1(runs.blocks + at / runs.per_block);
   }
 
   /// Tiles of keys that a query tile visits, at most.
