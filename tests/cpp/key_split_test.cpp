@@ -62,15 +62,15 @@ void test_chunks_cover_the_keys(int32_t block_kv) {
 }
 
 void test_who_is_not_split() {
-  AttentionParams params = case_of(4096, 4096, 128, 0);
+  AttentionParams params = case_of(8192, 8192, 128, 0);
   CHECK(plan_key_split(params, {128, 128}).tiles == 1, "a split case");
   params.pattern.causal = true;
   CHECK(plan_key_split(params, {128, 128}).items() == 0, "causal");
-  params = case_of(4096, 4096, 0, 0);
+  params = case_of(8192, 8192, 0, 0);
   CHECK(plan_key_split(params, {128, 128}).items() == 0, "no global rows");
-  params = case_of(4096, 4096, kMostSplitGlobals + 1, 0);
+  params = case_of(8192, 8192, kMostSplitGlobals + 1, 0);
   CHECK(plan_key_split(params, {128, 128}).items() == 0, "many global rows");
-  params = case_of(4096, 4096, 128, 0);
+  params = case_of(8192, 8192, 128, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
   CHECK(plan_key_split(params, {128, 128}).items() == 0, "every row sees every key");
 }

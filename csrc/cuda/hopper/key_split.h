@@ -26,7 +26,7 @@ struct KeySplit {
 constexpr int32_t kMostSplitGlobals =
     256;  // more fill a device, and their workspace would be large
 constexpr int32_t kMostChunks = 16;
-constexpr int32_t kLeastChunkTiles = 16;
+constexpr int32_t kLeastChunkTiles = 32;
 
 inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
   const Pattern& pattern = params.pattern;
