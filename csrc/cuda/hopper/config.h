@@ -96,16 +96,16 @@ struct Work {
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
 /// the mask writer writes, and in half tiles the consumers.
-enum class MaskKind : int32_t { kNone, kSliding, kWritten };
+enum class TileMask : int32_t { kNone, kSliding, kWritten };
 
 /// What follows a key tile in its query tile.
 enum class Follows : int32_t { kNothing, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
-struct StepInfo {
-  MaskKind mask;
-  Follows follows;
+struct alignas(16) StepInfo {
   Sliding columns;  // of the tile, that its rows see; where the mask slides
+  TileMask mask;
+  Follows follows;
 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.

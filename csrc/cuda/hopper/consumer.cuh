@@ -193,9 +193,9 @@ class Consumer {
 
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
-    if (info_.mask == MaskKind::kNone) return;
+    if (info_.mask == TileMask::kNone) return;
     const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
-    if (C::kPlain || info_.mask == MaskKind::kSliding) {
+    if (C::kPlain || info_.mask == TileMask::kSliding) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         visible_[r] = columns_in(info_.columns.row(row + 8 * r), 2 * (lane_ % 4));
@@ -238,7 +238,7 @@ class Consumer {
 
   __device__ __forceinline__ void prepare_scores() {
     if (args_.transform) transform_scores(s_, args_.params.scale, args_.params.softcap);
-    if (info_.mask != MaskKind::kNone) mask_scores(s_, visible_);
+    if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
   }
 
   template <bool kFirst, bool kMasked>

@@ -57,12 +57,16 @@ class Loader {
     if (kKeys && kQueryFirst) load_query(work);
     TileSource<C> source(args_, work);
     Step step = source.first();
-    StepMask mask = kKeys ? source.mask(step) : StepMask{};
+    bool masked = kKeys && source.needs_mask(step);
     bool first = true;
     while (step.valid) {
       Step ahead = source.next();
-      StepMask mask_ahead = kKeys && ahead.valid ? source.mask(ahead) : StepMask{};
-      if (kKeys) describe(step, mask, ahead.valid, mask_ahead.kind);
+      const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
+      if (kKeys) {
+        const Follows masked_or_whole = masked_ahead ? Follows::kMasked : Follows::kWhole;
+        describe(step, masked ? source.mask(step) : StepMask{},
+                 ahead.valid ? masked_or_whole : Follows::kNothing);
+      }
       Place place = main;
       if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
       load_stage(place, step);
@@ -70,16 +74,16 @@ class Loader {
       if (kKeys && first) wait_first_key();
       first = false;
       step = ahead;
-      mask = mask_ahead;
+      masked = masked_ahead;
     }
   }
 
   /// Tells the consumers what to know of the tile, and half tiles the boxes of a mask that does not
   /// slide. The slot is free: its last reader has since released a younger stage.
-  __device__ __forceinline__ void describe(const Step& step, const StepMask& mask, bool more,
-                                           MaskKind next) {
+  __device__ __forceinline__ void describe(const Step& step, const StepMask& mask,
+                                           Follows follows) {
     const uint32_t slot = steps_++ % SharedStorage<C>::kInfoSlots;
-    if (C::kHalf && mask.kind == MaskKind::kWritten) {
+    if (C::kHalf && mask.kind == TileMask::kWritten) {
       for (int32_t box = 0; box < boxes_; ++box) {
         const int32_t key = __shfl_sync(~0u, step.key, box);
         if (lane_ == 0) smem_.boxes[slot][box] = key;
@@ -87,8 +91,9 @@ class Loader {
     }
     StepInfo& info = smem_.info[slot];
     if (lane_ != 0) return;
-    Follows follows = next == MaskKind::kNone ? Follows::kWhole : Follows::kMasked;
-    info = {mask.kind, more ? follows : Follows::kNothing, mask.columns};
+    info.mask = mask.kind;
+    info.follows = follows;
+    if (mask.kind == TileMask::kSliding) info.columns = mask.columns;
   }
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.

@@ -33,7 +33,7 @@ class MaskWriter {
   __device__ __forceinline__ void write_masks(const Work& work) {
     TileSource<C> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
-      if (source.mask(step).kind != MaskKind::kWritten) continue;
+      if (!source.needs_mask(step) || source.mask(step).kind != TileMask::kWritten) continue;
       ptx::mbarrier_wait(ptx::smem_address(smem_.mask_empty), mask_.parity);
 #pragma unroll 1
       for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {

@@ -18,7 +18,7 @@ struct Step {
 
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
 struct StepMask {
-  MaskKind kind = MaskKind::kNone;
+  TileMask kind = TileMask::kNone;
   Sliding columns;
 };
 
@@ -39,6 +39,8 @@ class TileSource {
         listed_(args.params.pattern.list.present()),
         box_rows_(args.box_rows),
         boxes_(args.boxes),
+        main_begin_(work.tiles.main.begin),
+        full_keys_(work.tiles.full_keys),
         main_left_(listed_ ? work.runs.count : work.tiles.main.size()),
         lead_left_(work.tiles.lead_left),
         lead_right_(work.tiles.lead_right) {}
@@ -57,22 +59,27 @@ class TileSource {
     if (listed_) {
       step = next_listed();
     } else if (main_left_ > 0) {
-      step = {true, false, (tiles_.main.begin + --main_left_) * C::BLOCK_KV};
+      step = {true, false, (main_begin_ + --main_left_) * C::BLOCK_KV};
     }
-    if (!step.valid) step = next_lead();
+    if (!C::kPlain && !step.valid) step = next_lead();
     return step;
   }
 
-  /// The mask of a tile that was named.
+  /// Whether a tile that was named needs a mask.
+  __device__ __forceinline__ bool needs_mask(const Step& step) const {
+    if (listed_) return step.masked;
+    const Interval run = {step.key, step.key + C::BLOCK_KV};
+    return step.lead ? tiles_.lead_needs_mask(run) : !full_keys_.holds(run);
+  }
+
+  /// The mask of a tile that needs one.
   __device__ __forceinline__ StepMask mask(const Step& step) const {
-    if (listed_) return step.masked ? listed_mask(step.key) : StepMask{};
+    if (listed_) return listed_mask(step.key);
     if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     if (step.lead) {
-      if (!tiles_.lead_needs_mask(run)) return {};
       return tiles_.lead_is_shared(run) ? same_for_all(tiles_.full_lead, step.key) : written();
     }
-    if (!tiles_.needs_mask(run)) return {};
     return C::kPlain || tiles_.slides.holds(run) ? sliding(tiles_.sliding, step.key) : written();
   }
 
@@ -158,12 +165,12 @@ class TileSource {
 
   // ---- Masks ------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ static StepMask written() { return {MaskKind::kWritten, {}}; }
+  __device__ __forceinline__ static StepMask written() { return {TileMask::kWritten, {}}; }
 
   /// Brought to columns of a tile that begins with element `key`.
   __device__ __forceinline__ static StepMask sliding(const Sliding& seen, int32_t key) {
     auto column = [key](int32_t x) { return imax(-C::BLOCK_Q, imin(x - key, C::BLOCK_KV)); };
-    return {MaskKind::kSliding,
+    return {TileMask::kSliding,
             {{column(seen.window.begin), column(seen.window.end)},
              {column(seen.keys.begin), column(seen.keys.end)}}};
   }
@@ -175,6 +182,8 @@ class TileSource {
   const ListedRuns& runs_;
   const bool listed_;
   const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
+  const int32_t main_begin_;
+  const Interval full_keys_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
   Interval lead_left_, lead_right_;
   int32_t candidate_ = kUnlimited;
