@@ -70,7 +70,7 @@ bool is_plain(const Arguments& args) {
 /// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
 /// where key tiles are smaller.
 int64_t most_partials(const AttentionParams& params) {
-  constexpr int32_t kLeastKeys = 64;
+  constexpr int32_t kLeastKeys = 80;  // of the tiles of ranges
   int64_t most = 0;
   for (int32_t consumers : {2, 3}) {
     const TileShape tile = {consumers * kConsumerRows, kLeastKeys};
