@@ -43,7 +43,7 @@ Status launch(Arguments args) {
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
   const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
-  if (blocks == args.num_tiles) args.counter = nullptr;  // one each
+  if (blocks == args.num_tiles) args.counter = args.order = nullptr;  // one each
   cudaStream_t stream = to_stream(params.stream);
   if (args.order != nullptr) {
     status = order_tiles(args, C::BLOCK_Q);
