@@ -9,13 +9,10 @@
 #include <cfloat>
 
 #include "../../pattern.h"
+#include "log2_units.h"
 #include "ptx/math.cuh"
 
 namespace sparse_attn::cuda {
-
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLargeScale = 1024.0f;  // from here on scores count as huge, see Exponent
 
 /// 2^x, by the special function unit for half precision, within 2 ulp for float32.
 template <bool kExact>

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "../common/launch.cuh"
+#include "../common/log2_units.h"
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
@@ -14,12 +15,7 @@ namespace sparse_attn::cuda {
 namespace hopper {
 namespace {
 
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr int64_t kCounterBytes = 256;
-
-/// From here on the maximum is taken off scores in natural units: as fma(s, scale, -m * scale)
-/// their difference would drown in the rounding of m * scale.
-constexpr float kLargeScale = 1024.0f;
 
 /// Most keys for which tiles of 128 rows beat those of 192 under causal (hd 64 and 96).
 constexpr int32_t kShortCausal = 1536;

@@ -1,5 +1,4 @@
-// Launches one configuration; included by the file that instantiates it. Two of these files per
-// head dim keep each compilation short.
+// Launches one configuration; included by the files that instantiate it, one for each head dim.
 #pragma once
 
 #include <atomic>

@@ -6,16 +6,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../common/log2_units.h"
+#include "../common/ptx/math.cuh"
+
 namespace sparse_attn::cuda::hopper {
 
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using ptx::exp2_approx;
 
 /// m, l, the factor by which the newest m rescales O, and scale * m.
 struct SoftmaxState {
