@@ -27,20 +27,24 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
   }
 }
 
-void QueryTile::bfloat_values(const Chunk& chunk) {
+/// `visible` holds the spans of the tile's rows; without it they see the whole chunk.
+void QueryTile::bfloat_values(const Chunk& chunk, const Span* visible) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
   int32_t head_dim = params_.head_dim, num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t* edge = scratch_.edges;
+  Interval any = {0, chunk.columns};
+  if (visible != nullptr) any = seen_by(visible, tile_.size(), chunk.columns);
   for (int32_t i = 0; i < chunk.num_runs; column += chunk.runs[i++].length) {
-    Interval run = chunk.runs[i].interval(), keys = run;
-    if (chunk.axis == Axis::kMain) keys = intersect(run, tile_.visited.seen_keys);
-    if (keys.empty()) continue;
-    int32_t place, first_column = column + keys.begin - run.begin;
-    const uint16_t* values = values_.pair(chunk.axis, tile_.slice, keys.begin, &place);
-    for (int32_t first = -place; first < keys.size(); first += kBfloatRows) {
-      Span inside = {imax(-first, 0), imin(keys.size() - first, kBfloatRows)};
-      blocks[num_blocks] = {values, first_column + first, inside};
+    const Run& run = chunk.runs[i];
+    Interval piece = intersect(any, {column, column + run.length});
+    if (piece.empty()) continue;
+    int32_t place;
+    const uint16_t* values =
+        values_.pair(chunk.axis, tile_.slice, run.begin + piece.begin - column, &place);
+    for (int32_t first = -place; first < piece.size(); first += kBfloatRows) {
+      Span inside = {imax(-first, 0), imin(piece.size() - first, kBfloatRows)};
+      blocks[num_blocks] = {values, piece.begin + first, inside};
       if (inside.end - inside.begin < kBfloatRows) {
         copy_inside(values, inside, kBfloatRows, head_dim, edge);
         blocks[num_blocks].values = edge;
@@ -52,7 +56,8 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
   }
   for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
     int32_t rows = imin(kBfloatRows, tile_.size() - row);
-    Interval seen = seen_by(scratch_.visible + row, rows, chunk.columns);
+    Interval seen = {0, chunk.columns};
+    if (visible != nullptr) seen = seen_by(visible + row, rows, chunk.columns);
     int32_t first = 0, end = num_blocks;
     while (first < end && blocks[first].column + kBfloatRows <= seen.begin) ++first;
     while (first < end && blocks[end - 1].column >= seen.end) --end;

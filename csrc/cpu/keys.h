@@ -115,10 +115,11 @@ class HeadRows {
         side_(side) {}
 
   /// Rows from element `first` of the axis on. Scattered global tokens that are not packed are one
-  /// row at a time.
+  /// row at a time. Packed bfloat16 is no rows: those are the caller's then.
   Rows at(Axis axis, const Slice& slice, int32_t first) const {
     if (in_main(axis)) {
-      if (main_ == nullptr) return strided(source_, slice.keys.at(first), slice.keys.step);
+      if (main_ == nullptr || cut_.bfloat)
+        return strided(source_, slice.keys.at(first), slice.keys.step);
       return packed(main_, slice.keys.offset * cut_.class_rows + first);
     }
     if (side_ != nullptr) return packed(side_, first);

@@ -31,10 +31,10 @@ bool use_panels(const AttentionParams& params) {
          (few_rows || params.head_dim <= math.panel_head_dim);
 }
 
-/// Whether products take bfloat16 as it is. Top-k ranks float32 sums of its own order.
+/// Whether products take bfloat16 as it is.
 bool use_bfloat(const AttentionParams& params) {
   return vector_math().bfloat != nullptr && params.dtype == Dtype::kBFloat16 &&
-         params.head_dim % kBfloatRows == 0 && params.pattern.topk == 0;
+         params.head_dim % kBfloatRows == 0;
 }
 
 int32_t chunk_keys(const AttentionParams& params) {

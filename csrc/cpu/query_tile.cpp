@@ -149,7 +149,7 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
 bool QueryTile::multiply_values(const Chunk& chunk, const Span* seen, bool first) {
   int32_t head_dim = params_.head_dim;
   if (panels_) {
-    bfloat_ ? bfloat_values(chunk) : panel_values(chunk, seen);
+    bfloat_ ? bfloat_values(chunk, seen) : panel_values(chunk, seen);
     return true;
   }
   Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);

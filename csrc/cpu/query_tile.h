@@ -66,7 +66,7 @@ class QueryTile {
   bool multiply_keys(const Chunk& chunk);
   bool multiply_values(const Chunk& chunk, const Span* seen, bool first);
   void bfloat_keys(const Chunk& chunk);
-  void bfloat_values(const Chunk& chunk);
+  void bfloat_values(const Chunk& chunk, const Span* visible);
   void panel_keys(const Chunk& chunk);
   void panel_values(const Chunk& chunk, const Span* seen);
   template <class Visit>
