@@ -204,3 +204,13 @@ def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):
     out = attend(sa.Full(), query, key, value, query_offset=offsets, is_causal=True)
     torch.testing.assert_close(out[0], plain[0] if far > 0 else torch.zeros_like(out[0]))
     assert (attend(sa.Band(3), query, key, value, query_offset=offsets)[0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_global_tokens_just_before_the_first_window(attend, device, dtype):
+    query, key, value = Shape(1, 2, 2, 64, 64, 64).make(device, dtype)
+    tokens = torch.tensor([50, 57], dtype=torch.int32, device=device)
+    pattern = sa.Band((1, 0), global_tokens=tokens)
+    common = {"is_causal": True, "query_offset": 62}
+    out = attend(pattern, query, key, value, **common)
+    assert_close_to_reference(out, query, key, value, pattern, **common)
