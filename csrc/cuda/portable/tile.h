@@ -95,7 +95,7 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
 }
 
 /// Bytes that the ranking pass of top-k holds for each query row, behind the tiles.
-constexpr int32_t kRankRowBytes = 568;
+constexpr int32_t kRankRowBytes = 564;
 
 /// Whether both kernels of a plain top-k fit.
 constexpr bool topk_fits(int32_t head_dim, int32_t smem_limit) {

@@ -1,6 +1,6 @@
 // The ranking pass of token top-k for cases that the dense kernel serves (Config kRank): per row
 // the k-th highest q.k and the last key that an exact tie still admits.
-//   1 sample   the spread of two tiles' scores, then a histogram of some sixteen tiles
+//   1 sample   the spread of two tiles' scores, then a histogram of some thousand keys
 //   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores
 //   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
 //   4 choose   one more walk gathers the bin's scores, which are ranked one by one

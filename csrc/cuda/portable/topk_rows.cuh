@@ -15,7 +15,6 @@ struct RowRank {
   uint32_t low = 0, high = 0;  // keys
   uint32_t wanted = 0;         // place of the k-th score among those from low to high
   uint32_t count = 0;          // how many those are; 0 for a row that keeps all
-  uint32_t above = 0;          // scores above the histogram's bins
   uint32_t gathered = 0;       // candidates so far
 
   /// Everything from `low` on is kept.
