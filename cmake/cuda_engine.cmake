@@ -16,7 +16,7 @@ function(add_cuda_engine folder)
     CUDA_ARCHITECTURES "${ENGINE_ARCHS}"
     CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/nvcc_checked.py")
   target_compile_options(${target} PRIVATE
-    -lineinfo -Xptxas -v -Xcompiler -Wall,-Wextra ${ENGINE_FLAGS})
+    $<$<CONFIG:Debug>:-lineinfo> -Xptxas -v -Xcompiler -Wall,-Wextra ${ENGINE_FLAGS})
   target_include_directories(${target} PRIVATE csrc)
   target_link_libraries(_C_cuda PRIVATE ${target})
 

@@ -110,6 +110,10 @@ Status run(const AttentionParams& given) {
     if (head_dim == 128) return portable::launch_topk<128>(params, choice);
     return portable::launch_topk<256>(params, choice);
   }
+  if (portable::is_low(choice.kind)) {
+    return head_dim == 64 ? portable::launch_low<64>(params, choice)
+                          : portable::launch_low<128>(params, choice);
+  }
   switch (head_dim) {
     case 64:
       return portable::launch<64>(params, choice);

@@ -59,22 +59,22 @@ Status launch(const AttentionParams& params, const LaunchChoice& choice) {
     if (choice.kind == KernelKind::kGeneral) {
       return launch_half<KernelKind::kGeneral, HEAD_DIM>(params, choice);
     }
-    if constexpr (HEAD_DIM <= 128) {
-      if (choice.kind == KernelKind::kDense64) {
-        return launch_half<KernelKind::kDense64, HEAD_DIM>(params, choice);
-      }
-      if (choice.kind == KernelKind::kDense32) {
-        return launch_half<KernelKind::kDense32, HEAD_DIM>(params, choice);
-      }
-      if (choice.kind == KernelKind::kDense16) {
-        return launch_half<KernelKind::kDense16, HEAD_DIM>(params, choice);
-      }
-    }
     if (choice.kind == KernelKind::kFloat) {
       return launch_config<Config<float, KernelKind::kFloat, HEAD_DIM>>(params, choice);
     }
   }
   return launch_half<KernelKind::kDense, HEAD_DIM>(params, choice);
+}
+
+template <int HEAD_DIM>
+Status launch_low(const AttentionParams& params, const LaunchChoice& choice) {
+  if (choice.kind == KernelKind::kDense64) {
+    return launch_half<KernelKind::kDense64, HEAD_DIM>(params, choice);
+  }
+  if (choice.kind == KernelKind::kDense32) {
+    return launch_half<KernelKind::kDense32, HEAD_DIM>(params, choice);
+  }
+  return launch_half<KernelKind::kDense16, HEAD_DIM>(params, choice);
 }
 
 }  // namespace sparse_attn::cuda::portable

@@ -1,5 +1,5 @@
-// One launcher a head dim and type (head_dim_*.cu): the attention kernel, and before it the
-// threshold pass where the pattern has a top-k.
+// Launchers for each head dim (*head_dim_*.cu): the attention kernel, and before it the threshold
+// pass where the pattern has a top-k.
 #pragma once
 
 #include "../../params.h"
@@ -18,6 +18,10 @@ struct LaunchChoice {
 /// Runs a call whose kernel is compiled for HEAD_DIM (head_dim_bucket of tile.h).
 template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice);
+
+/// The same for lists of low query blocks, kinds kDense64, kDense32 and kDense16.
+template <int HEAD_DIM>
+Status launch_low(const AttentionParams& params, const LaunchChoice& choice);
 
 /// The same for a plain token top-k, kind kTop.
 template <int HEAD_DIM>

@@ -56,6 +56,12 @@ constexpr bool is_dense(KernelKind kind) {
   return kind != KernelKind::kGeneral && kind != KernelKind::kFloat;
 }
 
+/// Dense kernels with tiles of fewer than 128 queries.
+constexpr bool is_low(KernelKind kind) {
+  return kind == KernelKind::kDense64 || kind == KernelKind::kDense32 ||
+         kind == KernelKind::kDense16;
+}
+
 /// The head dim that a kernel is compiled for: the dense ones of 128 queries are tuned at five, the
 /// general ones at three, the low ones at two.
 constexpr int32_t head_dim_bucket(KernelKind kind, int32_t head_dim) {
