@@ -31,24 +31,26 @@ bool all_aligned(const AttentionParams& params) {
          is_aligned(params.value, bytes) && is_aligned(params.out, bytes);
 }
 
+/// Whether scores are products and a scale of common size, as the dense kernels take them.
+bool has_plain_scores(const AttentionParams& params, bool aligned) {
+  return aligned && params.scale > 0.0f && params.scale < kLargeScale && params.softcap == 0.0f &&
+         params.mask.kind == MaskKind::kNone;
+}
+
 /// The kernel that the call's pattern and features ask for.
 KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
   const Pattern& pattern = params.pattern;
-  bool dense_suffices = aligned && params.scale > 0.0f && params.softcap == 0.0f &&
-                        params.mask.kind == MaskKind::kNone && pattern.topk == 0;
-  if (!dense_suffices) return KernelKind::kGeneral;
+  if (!has_plain_scores(params, aligned) || pattern.topk > 0) return KernelKind::kGeneral;
   if (!pattern.list.present()) return KernelKind::kDense;
   int32_t block_q = imin(pattern.list.block_q, params.seq_q);
   return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.head_dim);
 }
 
-/// Top-k among plain ranges of keys, by scores that the dense kernel takes as they are.
+/// Top-k among plain ranges of keys.
 bool is_plain_topk(const AttentionParams& params, bool aligned) {
   const Pattern& pattern = params.pattern;
-  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && aligned && params.scale > 0.0f &&
-         params.scale < kLargeScale && params.softcap == 0.0f &&
-         params.mask.kind == MaskKind::kNone && !pattern.list.present() &&
-         pattern.lead.length == 0 && params.num_global_tokens == 0;
+  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && has_plain_scores(params, aligned) &&
+         !pattern.list.present() && pattern.lead.length == 0 && params.num_global_tokens == 0;
 }
 
 __global__ void code_probe() {}
