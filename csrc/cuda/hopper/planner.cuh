@@ -93,20 +93,13 @@ class Planner {
     return work;
   }
 
-  /// make_slice of the one class that there is without dilation.
-  __device__ __forceinline__ static Slice undilated_slice(int32_t seq_q, int32_t seq_kv,
-                                                          int32_t offset) {
-    offset = imax(-kMaxLength, imin(offset, kMaxLength));
-    return {{0, 1, seq_q}, {0, 1, seq_kv}, offset, offset, seq_kv};
-  }
-
   /// Most often the slice is that of the tile before: without dilation it is always the same.
   __device__ __forceinline__ void find_slice(int32_t class_idx, int32_t offset) {
     const AttentionParams& params = args_.params;
     if (class_idx == class_idx_ && offset == slice_.offset) return;
     class_idx_ = class_idx;
-    if (params.pattern.dilation == 1) {  // without its divisions
-      slice_ = undilated_slice(params.seq_q, params.seq_kv, offset);
+    if (params.pattern.dilation == 1) {  // as a constant, which leaves no divisions
+      slice_ = make_slice(Pattern{}, 0, params.seq_q, params.seq_kv, offset);
       return;
     }
     slice_ = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv, offset);
