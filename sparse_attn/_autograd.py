@@ -1,13 +1,14 @@
 """What differentiation meets: the ops are for inference and say so, one sentence each.
 
-An output requires grad where an input does, and its backward raises. Forward-mode differentiation,
-which would lose the tangents without a word, the gradients of ``torch.func``, and ``out=`` for
-inputs that require grad raise at once. Registered by ``ops``.
+An output requires grad where an input does, and its backward raises: by an op of its own, so that
+``torch.compile`` can trace a backward that never runs. Forward-mode differentiation, which would
+lose the tangents without a word, the gradients of ``torch.func``, and ``out=`` for inputs that
+require grad raise at once. Registered by ``ops``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,22 @@ def _refuse_tangents(name: str, arguments: Iterable[Any]) -> None:
             )
 
 
+def _refuse_backward(
+    grad: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype, name: str
+) -> torch.Tensor:
+    """Raise in place of the gradient, of these sizes and dtype, of an input of op `name`."""
+    raise InferenceOnly(
+        f"sparse_attn::{name}: expected inference (torch.no_grad() or inference_mode()), "
+        "got a backward pass"
+    )
+
+
+def _refuse_backward_fake(
+    grad: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype, name: str
+) -> torch.Tensor:
+    return grad.new_empty(sizes, dtype=dtype)
+
+
 def _kernel(name: str) -> Callable[..., Any]:
     """Autograd kernel of a functional op."""
     op = overload(name)
@@ -44,13 +61,18 @@ def _kernel(name: str) -> Callable[..., Any]:
     class Refusing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, kwargs: dict[str, Any], *args: Any) -> Any:
+            ctx.inputs = [
+                (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
+                for value in args
+            ]
             return below(*args, **kwargs)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            raise InferenceOnly(
-                f"sparse_attn::{name}: expected inference (torch.no_grad() or inference_mode()), "
-                "got a backward pass"
+        def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
+            refuse = torch.ops.sparse_attn.refuse_backward
+            needed = zip(ctx.inputs, ctx.needs_input_grad[1:], strict=True)
+            return None, *(
+                refuse(grad, *given, name) if given and needs else None for given, needs in needed
             )
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +112,13 @@ def _out_kernel(name: str) -> Callable[..., None]:
 
 
 def register_refusals(names: Iterable[str]) -> None:
-    """Register the autograd kernels of ops that have an ``_out`` twin."""
+    """Register the autograd kernels of ops that have an ``_out`` twin, and the op that raises."""
+    refusal = "sparse_attn::refuse_backward"
+    torch.library.define(
+        refusal, "(Tensor grad, SymInt[] sizes, ScalarType dtype, str op) -> Tensor"
+    )
+    torch.library.impl(refusal, "CompositeExplicitAutograd", _refuse_backward)
+    torch.library.register_fake(refusal, _refuse_backward_fake)
     for name in names:
         torch.library.impl(f"sparse_attn::{name}", "Autograd", _kernel(name))
         torch.library.impl(f"sparse_attn::{name}_out", "Autograd", _out_kernel(name))

@@ -102,6 +102,27 @@ def test_inductor(device, name):
         torch.testing.assert_close(compiled(*tensors), FUNCTIONS[name](*tensors))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_compiled_in_grad_mode_only_the_backward_raises(device, backend, dynamic):
+    torch._dynamo.reset()
+    tensors = Shape(2, 4, 2, 40, 57, 64).make(device)
+    sink_logits = torch.zeros(4, dtype=torch.float32, device=device)
+    for tensor in (*tensors, sink_logits):
+        tensor.requires_grad_()
+
+    def function(query, key, value, sink_logits):
+        pair = sa.band_attention(query, key, value, 9, sink_logits=sink_logits, return_lse=True)
+        return sa.merge_states(*pair, *pair)[0]
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    out = compiled(*tensors, sink_logits)
+    assert out.requires_grad and torch.equal(out, function(*tensors, sink_logits))
+    with pytest.raises(RuntimeError, match="^sparse_attn::.*: expected inference.*backward") as e:
+        out.sum().backward()
+    assert "\n" not in str(e.value)
+
+
 def test_export(device):
     class Layer(torch.nn.Module):
         def forward(self, query, key, value):

@@ -36,7 +36,7 @@ def test_names_are_what_is_registered():
         if schema.name.startswith("sparse_attn::")
     }
     twins = {f"{name}_out" for name in (*ATTENTION_OPS, "merge_states")}
-    assert registered == {*ATTENTION_OPS, *TOOL_OPS, *twins}
+    assert registered == {*ATTENTION_OPS, *TOOL_OPS, *twins, "refuse_backward"}
 
 
 @pytest.mark.parametrize("name", ATTENTION_OPS)
