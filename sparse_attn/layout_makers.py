@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_block, check_integer, check_window
+from ._checks import check_block, check_integer, check_window, clamped
 from .layout_entries import OWNER
 
 __all__ = ["ReadyLayouts"]
@@ -49,7 +49,7 @@ def _local_mask(
     Sq: int, Skv: int, block_q: int, block_kv: int, window: Window, device: Device
 ) -> torch.Tensor:
     """Key blocks ``(NQ, NKV)`` in a window around each query block's diagonal."""
-    left, right = check_window(OWNER, window)
+    left, right = map(clamped, check_window(OWNER, window))
     first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
     mask = torch.ones(first.shape[0], key_block.shape[1], dtype=torch.bool, device=device)
     if left is not None:
@@ -148,8 +148,8 @@ class ReadyLayouts:
                 [1, 0, 1, 0],
                 [1, 0, 0, 1]], dtype=torch.int32)
         """
-        check_integer(OWNER, "num_global", num_global, 0)
-        check_integer(OWNER, "num_random", num_random, 0)
+        num_global = clamped(check_integer(OWNER, "num_global", num_global, 0))
+        num_random = clamped(check_integer(OWNER, "num_random", num_random, 0))
         mask = _local_mask(Sq, Skv, block_q, block_kv, window, device)
         first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
         mask |= (key_block < num_global) | ((last >= 0) & (first < num_global))
@@ -194,8 +194,8 @@ class ReadyLayouts:
         >>> BlockLayout.strided(64, 64, 16, 16, local=1, stride=2).to_mask()[0, 0].int().tolist()
         [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
         """
-        check_integer(OWNER, "local", local, 1)
-        check_integer(OWNER, "stride", stride, 1)
+        local = clamped(check_integer(OWNER, "local", local, 1))
+        stride = clamped(check_integer(OWNER, "stride", stride, 1))
         _, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
         column = (key_block % stride == stride - 1) & (key_block <= last)
         mask = column | _local_mask(Sq, Skv, block_q, block_kv, (local - 1, 0), device)

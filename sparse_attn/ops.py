@@ -7,6 +7,7 @@ fake kernel, its ``_out`` twin another; what differentiation and autocast meet s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,10 @@ from ._autograd import InferenceOnly, register_refusals
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
+
+
+#: torch's words for tensors that the op has no kernel for.
+_NO_KERNEL = re.compile(r"Could not run '(sparse_attn::\w+)' .* the '(\w+)' backend")
 
 
 def _check_meta(name: str, tensors: dict[str, Any]) -> None:
@@ -100,10 +105,13 @@ def _translated(error: RuntimeError) -> Exception:
     if sentence.startswith("sparse_attn::"):
         not_served = sentence.partition(": ")[2].startswith("not served")
         return NotImplementedError(sentence) if not_served else ValueError(sentence)
-    missing = isinstance(error, NotImplementedError) and "'CUDA' backend" in sentence
-    if missing and _load.cuda_error is not None:
+    missing = _NO_KERNEL.match(sentence)
+    if missing is None:
+        return error
+    op, backend = missing.groups()
+    if backend == "CUDA" and _load.cuda_error is not None:
         return NotImplementedError(f"sparse_attn: no CUDA engines: {_load.cuda_error}")
-    return error
+    return NotImplementedError(f"{op}: not served: tensors of torch's backend {backend}")
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:

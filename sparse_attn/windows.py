@@ -31,13 +31,13 @@ Window = int | Sides
 
 def _in_window(offset: torch.Tensor, sides: Sides) -> torch.Tensor:
     """``-left <= offset <= right``."""
-    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    left, right = (LARGE if side is None else clamped(side) for side in sides)
     return (-left <= offset) & (offset <= right)
 
 
 def _taps(position: torch.Tensor, sides: Sides, step: int, end: torch.Tensor) -> torch.Tensor:
     """Count the keys ``p + t * step`` in [0, end) with t inside `sides`."""
-    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    left, right = (LARGE if side is None else clamped(side) for side in sides)
     first = torch.clamp(-(position // step), min=-left)
     last = torch.clamp((end - 1 - position) // step, max=right)
     return torch.clamp(last - first + 1, min=0)
@@ -50,7 +50,7 @@ def _with_columns(
     end: torch.Tensor,
 ) -> torch.Tensor:
     """Count the keys in [0, end) of a window and of ascending `columns`, each key once."""
-    left, right = (LARGE if side is None else min(side, LARGE) for side in sides)
+    left, right = (LARGE if side is None else clamped(side) for side in sides)
     window_begin = torch.minimum(position - left, end)
     window_end = torch.minimum(position + right + 1, end)
     both = torch.searchsorted(columns, torch.maximum(window_end, window_begin))
@@ -94,7 +94,8 @@ class Band(Pattern):
         Also every key ``j < sinks``, for all rows (StreamingLLM, Xiao et al. 2023).
     global_tokens : int or Tensor, optional
         Positions seen by all rows and whose rows see every key: the first g, or an int32 or int64
-        index tensor ``(tokens,)`` in any order, of which a copy is kept.
+        index tensor ``(tokens,)`` in any order, of which a copy is kept. Those of no key are left
+        out.
 
     Raises
     ------
@@ -170,16 +171,18 @@ class Band(Pattern):
         tokens = self.global_tokens
         if isinstance(tokens, torch.Tensor):
             return torch.isin(position, tokens.to(position.device)) & (position >= 0)
-        return (position >= 0) & (position < (tokens or 0))
+        return (position >= 0) & (position < clamped(tokens or 0))
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the window, the sinks, the global columns and every key of global rows."""
         window = _in_window(key - position, self.sides)
-        return window | (key < self.sinks) | self._is_global(key) | self._is_global(position)
+        columns = (key < clamped(self.sinks)) | self._is_global(key)
+        rows = self._is_global(position) & (position <= key[..., -1:])  # a token is a key
+        return window | columns | rows
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         key = torch.arange(int(end.max()), device=position.device)
-        columns = key[(key < self.sinks) | self._is_global(key)]
+        columns = key[(key < clamped(self.sinks)) | self._is_global(key)]
         counts = _with_columns(columns, position, self.sides, end)
         return torch.where(self._is_global(position), end, counts)
 
@@ -238,14 +241,14 @@ class Dilated(Pattern):
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the taps of the window and the sinks."""
-        offset, step = key - position, min(self.dilation, LARGE)
+        offset, step = key - position, clamped(self.dilation)
         taps = torch.div(offset, step, rounding_mode="floor")
         tap = (offset % step == 0) & _in_window(taps, self.sides)
-        return tap | (key < self.sinks)
+        return tap | (key < clamped(self.sinks))
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        sinks = torch.clamp(end, max=min(self.sinks, LARGE))
-        step, sides = min(self.dilation, LARGE), self.sides
+        sinks = torch.clamp(end, max=clamped(self.sinks))
+        step, sides = clamped(self.dilation), self.sides
         taps = _taps(position, sides, step, end)
         return taps + sinks - _taps(position, sides, step, sinks)
 
@@ -287,13 +290,13 @@ class Strided(Pattern):
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the window and the strided columns up to the diagonal."""
-        stride = min(self.stride, LARGE)
+        stride = clamped(self.stride)
         back = position - key
-        return (back >= 0) & ((back < self.local) | (key % stride == stride - 1))
+        return (back >= 0) & ((back < clamped(self.local)) | (key % stride == stride - 1))
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         end = torch.minimum(end, torch.clamp(position + 1, min=0))
-        stride = min(self.stride, LARGE)
+        stride = clamped(self.stride)
         columns = torch.arange(stride - 1, max(stride - 1, int(end.max())), stride)
-        sides = (min(self.local, LARGE) - 1, 0)
+        sides = (clamped(self.local) - 1, 0)
         return _with_columns(columns.to(position.device), position, sides, end)

@@ -206,6 +206,16 @@ def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):
     assert (attend(sa.Band(3), query, key, value, query_offset=offsets)[0] == 0).all()
 
 
+@pytest.mark.parametrize("offset", [30, torch.tensor([25, 60], dtype=torch.int32)], ids=type)
+def test_rows_behind_the_keys_are_of_no_token(attend, device, offset):
+    tensors = Shape(2, 2, 1, 70, 60, 64).make(device)
+    tokens = torch.tensor([3, 50, 75, 2**40], device=device)
+    offset = offset.to(device) if isinstance(offset, torch.Tensor) else offset
+    pattern, common = sa.Band((9, 2), global_tokens=tokens), {"query_offset": offset}
+    out = attend(pattern, *tensors, **common)
+    assert_close_to_reference(out, *tensors, pattern, **common)
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_global_tokens_just_before_the_first_window(attend, device, dtype):
     query, key, value = Shape(1, 2, 2, 64, 64, 64).make(device, dtype)

@@ -116,6 +116,7 @@ WRONG = {
     "softcap-tiny": (lambda c: c.band(softcap=1e-46), "softcap that is 0 or .* got 1e-46"),
     "engine": (lambda c: c.band(engine="fast"), "engine to be one of auto, .* got fast"),
     "out-shape": (lambda c: c.band(out=c.ones(2, 4, 35, 64)), r"out of shape \(2, 4, 34, 64\)"),
+    "out-rank": (lambda c: c.band(out=c.ones(1)), r"out of shape .* got shape \(1\)"),
     "out-dtype": (
         lambda c: c.band(out=c.ones(2, 4, 34, 64).half()),
         "out of query's dtype float32, got float16",
@@ -253,6 +254,13 @@ def test_wrong_kinds(device, wrong, sentence):
         wrong(call)
     assert str(caught.value).startswith("sparse_attn.")
     assert torch.isfinite(call.band()).all()
+
+
+def test_tensors_of_other_backends(device):
+    call = Call(device)
+    sentence = r"^sparse_attn::band: not served: tensors of torch's backend Sparse\w+$"
+    with pytest.raises(NotImplementedError, match=sentence):
+        call.band(call.query.to_sparse())
 
 
 def test_two_forms_of_the_offset_are_refused_by_the_op(device):

@@ -158,6 +158,14 @@ def test_makers():
     assert torch.equal(mask, again.to_mask()[0, 0])
 
 
+def test_makers_take_large_numbers():
+    size = (80, 80, 16, 16)
+    assert BlockLayout.local(*size, 2**70).to_mask().all()
+    assert BlockLayout.bigbird(*size, 0, num_global=2**70).to_mask().all()
+    assert BlockLayout.bigbird(*size, 0, num_random=2**70).to_mask().all()
+    assert BlockLayout.strided(*size, 2**70, 2**70) == BlockLayout.local(*size, (None, 0))
+
+
 def test_layout_moves_and_copies(device):
     layout = BlockLayout.local(64, 64, 16, 16, 1).to(device)
     assert layout.counts.device.type == device

@@ -53,6 +53,9 @@ DEFINITIONS = {
         sa.Strided(3, 4),
         lambda i, p, j: 0 <= p - j < 3 or (j % 4 == 3 and j <= p),
     ),
+    "band-large-columns": (sa.Band(0, sinks=2**63, global_tokens=2**70), lambda i, p, j: True),
+    "dilated-large-sinks": (sa.Dilated(2**63, 2**70, sinks=2**70), lambda i, p, j: True),
+    "strided-large": (sa.Strided(2**63, 2**70), lambda i, p, j: j <= p),
     "strided-all": (sa.Strided(1, 1), lambda i, p, j: j <= p),
 }
 LENGTHS = [(12, 12), (5, 17), (17, 5), (1, 9), (9, 1), (0, 4), (4, 0)]

@@ -159,7 +159,7 @@ void fill_problem(const std::string& op, const CallArguments& args, Params* para
 bool aligned_to_16_bytes(const Tensor& tensor) {
   int64_t size = static_cast<int64_t>(tensor.element_size());
   if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 != 0) return false;
-  for (int64_t d = 0; d < 3; ++d) {
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) {  // of any rank: out is checked after this
     if (tensor.size(d) > 1 && tensor.stride(d) * size % 16 != 0) return false;
   }
   return true;
