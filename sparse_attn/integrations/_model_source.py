@@ -16,7 +16,6 @@ from functools import lru_cache
 import torch
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-_ATTENDS = re.compile("Attention|Indexer")
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 
