@@ -17,6 +17,34 @@ inline Status launched() { return to_status(cudaGetLastError()); }
 
 inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+/// A one-dimensional launch.
+struct LaunchShape {
+  uint32_t blocks, threads;
+  size_t shared_bytes;
+  cudaStream_t stream;
+};
+
+/// Launches a kernel that may begin before the one in front of it in the stream has ended, and that
+/// calls ptx::wait_for_primary() in every thread block before it touches anything of that one's.
+/// Code that was made for a level without that instruction is launched as any other.
+template <typename... Parameters, typename... Values>
+Status launch_dependent(void (*kernel)(Parameters...), LaunchShape shape, const Values&... values) {
+  constexpr int kLeastLevel = 90;
+  cudaFuncAttributes code;
+  if (cudaError_t error = cudaFuncGetAttributes(&code, kernel)) return to_status(error);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.blocks;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  config.attrs = &early;
+  config.numAttrs = code.ptxVersion >= kLeastLevel ? 1 : 0;
+  return to_status(cudaLaunchKernelEx(&config, kernel, values...));
+}
+
 SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Bytes rounded up so that the next region of a workspace stays aligned.

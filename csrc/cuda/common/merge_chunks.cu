@@ -1,9 +1,11 @@
 // The merge of a row's chunks, a thread block a row and a thread a column:
 //   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
 // Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
-// bits do not depend on which chunks the other rows of a tile visited.
+// bits do not depend on which chunks the other rows of a tile visited. Launched as a dependent of
+// the kernel that wrote the chunks, which hides its launch behind that one's end.
 #include "launch.cuh"
 #include "partial.cuh"
+#include "ptx/grid.cuh"
 #include "state.cuh"
 #include "types.cuh"
 
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const uint32_t head_index = row / partials.rows;
   const int64_t batch = head_index / params.heads_q;
   const int64_t head = head_index % params.heads_q;
+  ptx::wait_for_primary();
   const int32_t first = partials.first_query(params.offset(batch));
   const int64_t i = first + static_cast<int64_t>(row - head_index * partials.rows);
   if (i >= params.seq_q) return;
@@ -88,8 +91,9 @@ Status merge_chunks(const AttentionParams& params, const Partials& partials) {
   int32_t threads = ceil_div(params.head_dim, 32) * 32;
   auto kernel =
       params.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
-  kernel<<<static_cast<uint32_t>(rows), threads, 0, to_stream(params.stream)>>>(params, partials);
-  return launched();
+  const LaunchShape shape = {static_cast<uint32_t>(rows), static_cast<uint32_t>(threads), 0,
+                             to_stream(params.stream)};
+  return launch_dependent(kernel, shape, params, partials);
 }
 
 }  // namespace sparse_attn::cuda

@@ -1,0 +1,22 @@
+// Kernels of a stream that overlap (PTX ISA, "griddepcontrol"; launch_dependent in launch.cuh).
+// Code for older devices has no such instruction and is launched behind its primary.
+#pragma once
+
+namespace sparse_attn::cuda::ptx {
+
+/// Once every thread block has called this or has ended, the blocks of a dependent may begin.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until the kernel that this one depends on has ended; what it wrote is visible then. Every
+/// thread block must call this, or the kernels behind would not wait for that one either.
+__device__ __forceinline__ void wait_for_primary() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace sparse_attn::cuda::ptx
