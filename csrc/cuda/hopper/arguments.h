@@ -48,7 +48,7 @@ struct Arguments {
   int32_t section = 1;     // (head, class) pairs whose tiles alternate, so that they share L2
   bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
-  int32_t* order = nullptr;    // [num_tiles], the tiles as they are dealt out; null: by number
+  int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number
 
   KeySplit split;  // its items come first
   Partials partials;

@@ -44,15 +44,16 @@ Status launch(Arguments args) {
   const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
   if (blocks == args.num_tiles) args.counter = args.order = nullptr;  // one each
   cudaStream_t stream = to_stream(params.stream);
-  if (args.order != nullptr) {
-    status = order_tiles(args, C::BLOCK_Q);
+  constexpr size_t kSharedBytes = sizeof(SharedStorage<C>);
+  if (args.counter == nullptr) {
+    attention<C><<<blocks, C::kThreads, kSharedBytes, stream>>>(maps, args);
+    status = launched();
+  } else {
+    status = order_tiles(args, C::BLOCK_Q, blocks);
     if (!status.ok()) return status;
-  } else if (args.counter != nullptr) {
-    error = cudaMemsetAsync(args.counter, 0, sizeof(*args.counter), stream);
-    if (error != cudaSuccess) return to_status(error);
+    const LaunchShape shape = {static_cast<uint32_t>(blocks), C::kThreads, kSharedBytes, stream};
+    status = launch_dependent(attention<C>, shape, maps, args);
   }
-  attention<C><<<blocks, C::kThreads, sizeof(SharedStorage<C>), stream>>>(maps, args);
-  status = launched();
   return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;
 }
 

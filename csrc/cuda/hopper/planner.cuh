@@ -3,6 +3,7 @@
 // divisions.
 #pragma once
 
+#include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "tile_order.h"
 #include "tile_source.cuh"
@@ -20,8 +21,8 @@ class Planner {
   }
 
   __device__ __forceinline__ void run() {
-    for (int32_t turn = blockIdx.x; turn < args_.num_tiles; turn = next_turn(turn)) {
-      Work work = decode(!C::kPlain && args_.order != nullptr ? args_.order[turn] : turn);
+    for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile = next_tile(tile)) {
+      Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
       if (rows.empty() || (!C::kPlain && work.chunk < 0 && is_split(work))) continue;
@@ -41,6 +42,7 @@ class Planner {
       wait_turn(work);
     }
     publish(Work{});
+    ptx::launch_dependents();
   }
 
  private:
@@ -153,11 +155,15 @@ class Planner {
     slot_.advance();
   }
 
-  __device__ __forceinline__ int32_t next_turn(int32_t turn) const {
-    int32_t grid = static_cast<int32_t>(gridDim.x);
-    if (args_.counter == nullptr) return turn + grid;
-    int32_t next = lane_ == 0 ? atomicAdd(args_.counter, 1) + grid : 0;
-    return __shfl_sync(~0u, next, 0);
+  /// The first tiles are dealt by the blocks' numbers, while the counter and the order of the rest
+  /// are still being written. Every block comes here, since it ends by finding no tile.
+  __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
+    const int32_t grid = static_cast<int32_t>(gridDim.x);
+    if (args_.counter == nullptr) return tile + grid;
+    ptx::wait_for_primary();
+    const int32_t turn = __shfl_sync(~0u, lane_ == 0 ? atomicAdd(args_.counter, 1) : 0, 0);
+    const bool ordered = !C::kPlain && args_.order != nullptr && turn < args_.num_tiles - grid;
+    return ordered ? __ldcg(args_.order + turn) : turn + grid;
   }
 
   const Arguments& args_;

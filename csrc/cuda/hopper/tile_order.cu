@@ -3,6 +3,7 @@
 // thread counts the classes in its stretch of tiles, a prefix sum over (class, thread) says where
 // its tiles go.
 #include "../common/launch.cuh"
+#include "../common/ptx/grid.cuh"
 #include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -47,10 +48,11 @@ __device__ __forceinline__ void prefix_sums(int32_t* entries) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    order_kernel(const __grid_constant__ Arguments args, int32_t block_q) {
+    order_kernel(const __grid_constant__ Arguments args, int32_t block_q, int32_t dealt) {
+  ptx::launch_dependents();
   __shared__ int32_t next[kClasses * kThreads];  // [class, thread]
-  const int32_t stretch = ceil_div(args.num_tiles, kThreads);
-  const int32_t begin = static_cast<int32_t>(threadIdx.x) * stretch;
+  const int32_t stretch = ceil_div(args.num_tiles - dealt, kThreads);
+  const int32_t begin = dealt + static_cast<int32_t>(threadIdx.x) * stretch;
   const int32_t end = imin(begin + stretch, args.num_tiles);
   int32_t* own = next + threadIdx.x;
   for (int c = 0; c < kClasses; ++c) own[c * kThreads] = 0;
@@ -64,10 +66,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void zero_kernel(int32_t* counter) {
+  ptx::launch_dependents();
+  *counter = 0;
+}
+
 }  // namespace
 
-Status order_tiles(const Arguments& args, int32_t block_q) {
-  order_kernel<<<1, kThreads, 0, to_stream(args.params.stream)>>>(args, block_q);
+Status order_tiles(const Arguments& args, int32_t block_q, int32_t dealt) {
+  cudaStream_t stream = to_stream(args.params.stream);
+  if (args.order != nullptr) {
+    order_kernel<<<1, kThreads, 0, stream>>>(args, block_q, dealt);
+  } else {
+    zero_kernel<<<1, 1, 0, stream>>>(args.counter);
+  }
   return launched();
 }
 

@@ -29,8 +29,10 @@ inline bool orders_lists(const AttentionParams& params) {
   return list.present() && int64_t{list.max_count} * list.block_kv >= kLongKeys;
 }
 
-/// Writes args.order, the tiles of lists of similar length together, the longest first: dealt late,
-/// a list of all keys among short ones runs on alone. Zeroes the counter.
-Status order_tiles(const Arguments& args, int32_t block_q);
+/// Zeroes the counter and, where there is an order, writes it: of the tiles behind the first
+/// `dealt`, those of lists of similar length together, the longest first; dealt late, a list of all
+/// keys among short ones would run on alone. The attention kernel is its dependent and runs beside
+/// it with the tiles that are dealt.
+Status order_tiles(const Arguments& args, int32_t block_q, int32_t dealt);
 
 }  // namespace sparse_attn::cuda::hopper
