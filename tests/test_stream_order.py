@@ -1,0 +1,91 @@
+"""Calls that follow each other in a stream: the kernels of one call overlap, calls do not."""
+
+import pytest
+import torch
+from reference import Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+LENGTH, HEADS = 4300, 24  # more query tiles than a device takes at once
+CALLS = 8
+
+
+@pytest.fixture(autouse=True)
+def only_fused_engines(device, engine):
+    if device != "cuda" or engine == "naive":
+        pytest.skip("shows what fused kernels do on a GPU: run with --device cuda")
+
+
+def spoil_free_memory():
+    """Fill the memory that tensors are made of next, an engine's workspace among them."""
+    torch.cuda.empty_cache()
+    sizes = 1 << 20, 1 << 20, 20 << 20
+    fillings = [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for size in sizes]
+    del fillings
+
+
+def uneven(length, block_q, block_kv, device):
+    """Lists of every length: the last row of each head lists all blocks, the first none."""
+    rows, columns = -(-length // block_q), -(-LENGTH // block_kv)
+    mask = torch.rand(HEADS, rows, columns) < torch.rand(HEADS, rows, 1)
+    mask[:, 0], mask[:, -1] = False, True
+    return sa.BlockSparse(sa.BlockLayout.from_mask(mask[None].to(device), block_q, block_kv))
+
+
+PATTERNS = {
+    "causal": (LENGTH, lambda device: sa.Full(), {"is_causal": True}),
+    "lists": (LENGTH, lambda device: uneven(LENGTH, 128, 128, device), {}),
+    "low-lists": (LENGTH, lambda device: uneven(LENGTH, 64, 32, device), {}),
+    "global-rows": (LENGTH, lambda device: sa.Band(60, global_tokens=100), {}),
+    "few-queries": (2, lambda device: sa.Full(), {}),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_calls_follow_each_other(attend, device, name):
+    """A call's queries are the output of the one before; a pause between them changes nothing."""
+    length, pattern_on, common = PATTERNS[name]
+    tensors = Shape(1, HEADS, HEADS // 4, length, LENGTH, 128).make(device, torch.bfloat16)
+    pattern = pattern_on(device)
+
+    def chain(pause):
+        query = tensors[0]
+        for _ in range(CALLS):
+            query = attend(pattern, query, *tensors[1:], **common)
+            pause()
+        return query
+
+    want = chain(torch.cuda.synchronize)
+    for _ in range(3):
+        assert torch.equal(chain(lambda: None), want)
+
+
+def test_tiles_wait_for_their_order(attend, device):
+    """Ordering so many tiles takes longer than the first of them, whose lists are empty."""
+    shape = Shape(1, 32, 1, 32768, 4096, 128)
+    query, key, value = shape.make(device, torch.bfloat16)
+    mask = torch.zeros(1, 32, 512, 64, dtype=torch.bool, device=device)
+    mask[..., ::7, 5] = True
+    layout = sa.BlockLayout.from_mask(mask, 64, 64)
+    out = torch.full_like(query, torch.nan)
+    spoil_free_memory()
+    attend(sa.BlockSparse(layout), query, key, value, out=out)
+    keys, values = key[..., 320:384, :], value[..., 320:384, :]
+    for head in (0, 20, 31):
+        rows = query[:, head].unflatten(1, (512, 64))[:, ::7].flatten(1, 2)[:, None]
+        got = out[:, head].unflatten(1, (512, 64))[:, ::7].flatten(1, 2)[:, None]
+        assert_close_to_reference(got, rows, keys, values, sa.Full())
+    assert not torch.isnan(out).any()
+
+
+def test_merge_waits_for_its_chunks(attend, device):
+    """So few tiles leave room for the merge while they run."""
+    tensors = Shape(1, 4, 1, 100, 60000, 128).make(device, torch.bfloat16)
+    pattern = sa.Band(60, global_tokens=100)
+    for _ in range(3):
+        spoil_free_memory()
+        out = attend(pattern, *tensors, query_offset=0)
+        assert_close_to_reference(out, *tensors, pattern, query_offset=0)
