@@ -27,9 +27,9 @@ constexpr int32_t selection_bytes(int digit_bits) {
 /// Calls function(rS, step) for every visited tile of keys: rS = scale * Q K^T, -inf where not
 /// allowed.
 template <typename Config, typename Function>
-__device__ void walk_scores(const QueryTile<Config>& tile,
-                            const typename Config::Products& products, uint32_t ring,
-                            const Function& function) {
+__device__ __forceinline__ void walk_scores(const QueryTile<Config>& tile,
+                                            const typename Config::Products& products,
+                                            uint32_t ring, const Function& function) {
   const auto walk = tile.walk();
   uint32_t slot = ring;
   uint32_t other = ring + Config::kShape.slot_bytes();
@@ -73,37 +73,63 @@ __device__ inline void advance(RowSelection& row, const uint32_t* histogram, int
   row.wanted = digit.wanted;
 }
 
-/// Finds the last kept key of the rows that are still active: their prefix is the threshold itself.
+/// A digit of the keys: bits [shift, end), and the mask of those above them.
+struct DigitPlace {
+  int shift;
+  uint32_t high, digit_mask;
+
+  /// The digit that ends at bit `end`; from 0 on down it is empty and `high` masks a whole key.
+  __device__ static DigitPlace below(int end, int digit_bits) {
+    end = imax(end, 0);
+    int shift = imax(end - digit_bits, 0);
+    return {shift, end == kKeyBits ? 0 : ~0u << end, (1u << (end - shift)) - 1};
+  }
+};
+
+/// Counts the digits of the scores whose higher digits are those of their row.
 template <typename Config>
-__device__ void resolve_ties(const QueryTile<Config>& tile,
-                             const typename Config::Products& products, uint32_t ring,
-                             RowSelection* selections) {
+__device__ __forceinline__ void count_digits(typename Config::Scores& rS, const DigitPlace& place,
+                                             int digit_bits, const RowSelection* selections,
+                                             uint32_t* histograms) {
+  for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+    int r = lane_row<Config>(mt, h);
+    uint32_t key = ordered_key(score);
+    if (score != -INFINITY && selections[r].active && (key & place.high) == selections[r].prefix) {
+      atomicAdd(&histograms[(r << digit_bits) + (key >> place.shift & place.digit_mask)], 1u);
+    }
+  });
+}
+
+/// Finds the last kept key of the rows that are still active, whose prefix is the threshold itself,
+/// where it is in this tile; `seen` counts the ties of the tiles before.
+template <typename Config>
+__device__ __forceinline__ void find_last_tie(typename Config::Scores& rS,
+                                              const QueryTile<Config>& tile,
+                                              const typename Config::Step& step,
+                                              RowSelection* selections,
+                                              uint32_t (&seen)[Config::MT][2]) {
   static_assert(Config::BLOCK_KV <= 64, "a tile's ties fit 64 bits");
-  uint32_t seen[Config::MT][2] = {};
-  walk_scores<Config>(
-      tile, products, ring, [&](typename Config::Scores& rS, const typename Config::Step& step) {
-        uint64_t ties[Config::MT][2] = {};
-        for_each_score<Config>(rS, [&](float score, int mt, int h, int k) {
-          bool tie = score != -INFINITY &&
-                     ordered_key(score) == selections[lane_row<Config>(mt, h)].prefix;
-          if (tie) ties[mt][h] |= uint64_t{1} << lane_column(k);
-        });
+  uint64_t ties[Config::MT][2] = {};
+  for_each_score<Config>(rS, [&](float score, int mt, int h, int k) {
+    bool tie =
+        score != -INFINITY && ordered_key(score) == selections[lane_row<Config>(mt, h)].prefix;
+    if (tie) ties[mt][h] |= uint64_t{1} << lane_column(k);
+  });
 #pragma unroll
-        for (int row = 0; row < 2 * Config::MT; ++row) {
-          uint64_t& bits = ties[row / 2][row % 2];
-          bits |= __shfl_xor_sync(~0u, bits, 1);
-          bits |= __shfl_xor_sync(~0u, bits, 2);
-          RowSelection& selection = selections[lane_row<Config>(row / 2, row % 2)];
-          uint32_t& before = seen[row / 2][row % 2];
-          uint32_t count = __popcll(bits);
-          if (threadIdx.x % 4 == 0 && selection.active && before < selection.wanted &&
-              before + count >= selection.wanted) {
-            for (uint32_t skip = selection.wanted - before - 1; skip > 0; --skip) bits &= bits - 1;
-            selection.threshold = {selection.prefix, tile.key_position(step, __ffsll(bits) - 1)};
-          }
-          before += count;
-        }
-      });
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    uint64_t& bits = ties[row / 2][row % 2];
+    bits |= __shfl_xor_sync(~0u, bits, 1);
+    bits |= __shfl_xor_sync(~0u, bits, 2);
+    RowSelection& selection = selections[lane_row<Config>(row / 2, row % 2)];
+    uint32_t& before = seen[row / 2][row % 2];
+    uint32_t count = __popcll(bits);
+    if (threadIdx.x % 4 == 0 && selection.active && before < selection.wanted &&
+        before + count >= selection.wanted) {
+      for (uint32_t skip = selection.wanted - before - 1; skip > 0; --skip) bits &= bits - 1;
+      selection.threshold = {selection.prefix, tile.key_position(step, __ffsll(bits) - 1)};
+    }
+    before += count;
+  }
 }
 
 template <typename Config>
@@ -135,34 +161,32 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __syncthreads();
 
   bool active = true;
-  for (int end = kKeyBits; end > 0 && active; end -= digit_bits) {
-    int shift = end < digit_bits ? 0 : end - digit_bits;
-    uint32_t high = end == kKeyBits ? 0 : ~0u << end;
-    uint32_t digit_mask = (1u << (end - shift)) - 1;
+  uint32_t ties_seen[Config::MT][2] = {};
+  for (int end = kKeyBits; active; end -= digit_bits) {
+    const bool digits_left = end > 0;  // one walk's code for all: it is long
+    const DigitPlace place = DigitPlace::below(end, digit_bits);
     for (int i = threadIdx.x; i < Config::BLOCK_Q << digit_bits; i += Config::kThreads) {
       histograms[i] = 0;
     }
-    walk_scores<Config>(
-        tile, products, ring, [&](typename Config::Scores& rS, const typename Config::Step& step) {
-          for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
-            int r = lane_row<Config>(mt, h);
-            uint32_t key = ordered_key(score);
-            if (score != -INFINITY && selections[r].active &&
-                (key & high) == selections[r].prefix) {
-              atomicAdd(&histograms[(r << digit_bits) + (key >> shift & digit_mask)], 1u);
-            }
-          });
-        });
+    walk_scores<Config>(tile, products, ring,
+                        [&](typename Config::Scores& rS, const typename Config::Step& step) {
+                          if (digits_left) {
+                            count_digits<Config>(rS, place, digit_bits, selections, histograms);
+                          } else {
+                            find_last_tie<Config>(rS, tile, step, selections, ties_seen);
+                          }
+                        });
+    if (!digits_left) break;
     active = false;
     for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
-      if (selections[r].active)
-        advance(selections[r], histograms + (r << digit_bits), digit_bits, shift);
+      if (selections[r].active) {
+        advance(selections[r], histograms + (r << digit_bits), digit_bits, place.shift);
+      }
       __syncwarp();
       active |= selections[r].active;
     }
     active = __syncthreads_or(active);
   }
-  if (active) resolve_ties<Config>(tile, products, ring, selections);
   __syncthreads();
   int64_t head = int64_t{tile.work.batch} * params.heads_q + tile.work.head;
   for (int r = threadIdx.x; r < tile.work.rows.size(); r += Config::kThreads) {
