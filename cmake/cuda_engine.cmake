@@ -1,5 +1,5 @@
-# add_cuda_engine(<folder> ARCHS ... SOURCES ... [FLAGS ...] [GENERATOR <script> GENERATED <header>]):
-# the kernels of csrc/cuda/<folder> as objects of _C_cuda, compiled for the engine's own architectures.
+# add_cuda_engine(<name> ARCHS ... SOURCES ... [FLAGS ...] [GENERATOR <script> GENERATED <header>]):
+# an engine's kernels, or a part of them, as objects of _C_cuda, compiled for their own architectures.
 # nvcc runs under nvcc_checked.py, which logs ptxas and fails the build on its serialisation notes.
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
@@ -8,9 +8,9 @@ set(CMAKE_CUDA_FLAGS_RELEASE -O3)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
-function(add_cuda_engine folder)
+function(add_cuda_engine name)
   cmake_parse_arguments(ENGINE "" "GENERATOR;GENERATED" "ARCHS;SOURCES;FLAGS" ${ARGN})
-  set(target cuda_${folder})
+  set(target cuda_${name})
   add_library(${target} OBJECT ${ENGINE_SOURCES})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES "${ENGINE_ARCHS}"
@@ -21,7 +21,7 @@ function(add_cuda_engine folder)
   target_link_libraries(_C_cuda PRIVATE ${target})
 
   if(ENGINE_GENERATOR)
-    set(generated ${PROJECT_BINARY_DIR}/generated/${folder})
+    set(generated ${PROJECT_BINARY_DIR}/generated/${name})
     add_custom_command(
       OUTPUT ${generated}/${ENGINE_GENERATED}
       COMMAND ${CMAKE_COMMAND} -E make_directory ${generated}

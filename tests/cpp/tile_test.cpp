@@ -16,7 +16,7 @@ void test_choice(int32_t limit, int32_t head_dim) {
   std::string text = "limit " + std::to_string(limit) + ", head dim " + std::to_string(head_dim);
   for (Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
     for (KernelKind wanted : kWanted) {
-      if (!is_dense(wanted) || wanted == KernelKind::kDense || head_dim <= 128) {
+      if (is_compiled(wanted, head_dim)) {
         KernelKind kind = choose_kernel(dtype, wanted, head_dim, limit);
         TileShape shape = tile_shape(kind, head_dim);
         CHECK(shape.fits(limit), text);
@@ -43,7 +43,7 @@ void test_blocks(int32_t block_q, int32_t block_kv, int32_t head_dim) {
   };
   CHECK(block_kv % tile_shape(kind, head_dim).granule == 0, text);
   CHECK(rows(kind) <= rows(KernelKind::kGeneral), text);
-  CHECK(head_dim <= 128 || kind == KernelKind::kDense || kind == KernelKind::kGeneral, text);
+  CHECK(is_compiled(kind, head_dim), text);
 }
 
 /// The tuned tiles where they belong: head dim 128 everywhere from 99 KB, 256 from 163 KB; lists by

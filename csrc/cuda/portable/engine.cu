@@ -1,11 +1,14 @@
 // The portable engine: any GPU from sm_75. Chooses kernel and tile by the case and by the device's
 // opt-in shared memory, lays out the workspace (bits of global tokens, thresholds of top-k), and
 // launches.
+#include <array>
 #include <cstdlib>
+#include <iterator>
+#include <utility>
 
 #include "../common/launch.cuh"
+#include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
-#include "../common/state.cuh"
 #include "../decode/decode.h"
 #include "../engines.h"
 #include "../select/global_tokens.h"
@@ -15,6 +18,7 @@ namespace sparse_attn::cuda {
 namespace {
 
 using portable::KernelKind;
+using portable::kTiles;
 using portable::LaunchChoice;
 
 constexpr int64_t kAlignment = 16;  // bytes
@@ -31,16 +35,10 @@ bool all_aligned(const AttentionParams& params) {
          is_aligned(params.value, bytes) && is_aligned(params.out, bytes);
 }
 
-/// Whether scores are products and a scale of common size, as the dense kernels take them.
-bool has_plain_scores(const AttentionParams& params, bool aligned) {
-  return aligned && params.scale > 0.0f && params.scale < kLargeScale && params.softcap == 0.0f &&
-         params.mask.kind == MaskKind::kNone;
-}
-
 /// The kernel that the call's pattern and features ask for.
 KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
   const Pattern& pattern = params.pattern;
-  if (!has_plain_scores(params, aligned) || pattern.topk > 0) return KernelKind::kGeneral;
+  if (!aligned || !has_plain_scores(params) || pattern.topk > 0) return KernelKind::kGeneral;
   if (!pattern.list.present()) return KernelKind::kDense;
   int32_t block_q = imin(pattern.list.block_q, params.seq_q);
   return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.head_dim);
@@ -49,8 +47,9 @@ KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
 /// Top-k among plain ranges of keys.
 bool is_plain_topk(const AttentionParams& params, bool aligned) {
   const Pattern& pattern = params.pattern;
-  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && has_plain_scores(params, aligned) &&
-         !pattern.list.present() && pattern.lead.length == 0 && params.num_global_tokens == 0;
+  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && aligned &&
+         has_plain_scores(params) && !pattern.list.present() && pattern.lead.length == 0 &&
+         params.num_global_tokens == 0;
 }
 
 __global__ void code_probe() {}
@@ -86,6 +85,25 @@ int32_t key_tile(const AttentionParams& params, const LaunchChoice& choice) {
   return tile_shape(choice.kind, params.head_dim).block_kv;
 }
 
+using Launch = Status (*)(const AttentionParams&, const LaunchChoice&);
+
+template <KernelKind kKind, int HEAD_DIM>
+constexpr Launch launcher() {
+  if constexpr (kKind == KernelKind::kTop) {
+    return portable::launch_topk<HEAD_DIM>;
+  } else if constexpr (kKind == KernelKind::kRank) {
+    return nullptr;  // launched with kTop
+  } else {
+    return portable::launch<kKind, HEAD_DIM>;
+  }
+}
+
+/// The launchers of the kernels in kTiles.
+template <std::size_t... kTile>
+constexpr std::array<Launch, sizeof...(kTile)> launchers(std::index_sequence<kTile...>) {
+  return {launcher<kTiles[kTile].kind, kTiles[kTile].shape.head_dim>()...};
+}
+
 int64_t threshold_bytes(const AttentionParams& params) {
   if (params.pattern.topk == 0) return 0;
   int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
@@ -106,28 +124,8 @@ Status run(const AttentionParams& given) {
   Status status =
       mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
   if (!status.ok()) return status;
-  int32_t head_dim = portable::head_dim_bucket(choice.kind, params.head_dim);
-  if (choice.kind == KernelKind::kTop) {
-    if (head_dim == 64) return portable::launch_topk<64>(params, choice);
-    if (head_dim == 128) return portable::launch_topk<128>(params, choice);
-    return portable::launch_topk<256>(params, choice);
-  }
-  if (portable::is_low(choice.kind)) {
-    return head_dim == 64 ? portable::launch_low<64>(params, choice)
-                          : portable::launch_low<128>(params, choice);
-  }
-  switch (head_dim) {
-    case 64:
-      return portable::launch<64>(params, choice);
-    case 96:
-      return portable::launch<96>(params, choice);
-    case 128:
-      return portable::launch<128>(params, choice);
-    case 192:
-      return portable::launch<192>(params, choice);
-    default:
-      return portable::launch<256>(params, choice);
-  }
+  constexpr auto kLaunchers = launchers(std::make_index_sequence<std::size(kTiles)>());
+  return kLaunchers[tile_index(choice.kind, params.head_dim)](params, choice);
 }
 
 }  // namespace

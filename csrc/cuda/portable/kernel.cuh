@@ -29,9 +29,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const __grid_constant__ AttentionParams params,
                      const __grid_constant__ GridPlan plan, const Threshold* thresholds,
                      bool aligned) {
-#if __CUDA_ARCH__ < 800
-  if constexpr (!Config::kGeneral) return;  // never chosen there: their tiles do not fit
-#endif
   constexpr TileShape kShape = Config::kShape;
   extern __shared__ __align__(128) char dynamic_smem[];
   char* smem = held_address(dynamic_smem);
@@ -68,7 +65,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   SoftmaxState<Config::MT, Config::kFloat> state;
   state.init();
   Output<Config> rO = {};
-  const bool transformed = Config::kGeneral && !scale_suffices(params);
+  const bool transformed =
+      Config::kGeneral && (!has_plain_scores(params) || params.pattern.topk > 0);
   const Exponent exponent = {transformed ? kLog2e : params.scale * kLog2e, transformed};
 
   while (step.exists()) {

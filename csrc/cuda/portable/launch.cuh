@@ -1,4 +1,4 @@
-// The definition of launch<HEAD_DIM> (launch.h), for the files that instantiate it.
+// The definition of launch (launch.h), for the files that instantiate it.
 #pragma once
 
 #include "../common/launch.cuh"
@@ -46,35 +46,14 @@ Status launch_config(const AttentionParams& params, const LaunchChoice& choice) 
 }
 
 template <KernelKind kKind, int HEAD_DIM>
-Status launch_half(const AttentionParams& params, const LaunchChoice& choice) {
-  if (params.dtype == Dtype::kFloat16) {
-    return launch_config<Config<__half, kKind, HEAD_DIM>>(params, choice);
-  }
-  return launch_config<Config<__nv_bfloat16, kKind, HEAD_DIM>>(params, choice);
-}
-
-template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice) {
-  if constexpr (head_dim_bucket(KernelKind::kGeneral, HEAD_DIM) == HEAD_DIM) {
-    if (choice.kind == KernelKind::kGeneral) {
-      return launch_half<KernelKind::kGeneral, HEAD_DIM>(params, choice);
-    }
-    if (choice.kind == KernelKind::kFloat) {
-      return launch_config<Config<float, KernelKind::kFloat, HEAD_DIM>>(params, choice);
-    }
+  if constexpr (kKind == KernelKind::kFloat) {
+    return launch_config<Config<float, kKind, HEAD_DIM>>(params, choice);
+  } else if (params.dtype == Dtype::kFloat16) {
+    return launch_config<Config<__half, kKind, HEAD_DIM>>(params, choice);
+  } else {
+    return launch_config<Config<__nv_bfloat16, kKind, HEAD_DIM>>(params, choice);
   }
-  return launch_half<KernelKind::kDense, HEAD_DIM>(params, choice);
-}
-
-template <int HEAD_DIM>
-Status launch_low(const AttentionParams& params, const LaunchChoice& choice) {
-  if (choice.kind == KernelKind::kDense64) {
-    return launch_half<KernelKind::kDense64, HEAD_DIM>(params, choice);
-  }
-  if (choice.kind == KernelKind::kDense32) {
-    return launch_half<KernelKind::kDense32, HEAD_DIM>(params, choice);
-  }
-  return launch_half<KernelKind::kDense16, HEAD_DIM>(params, choice);
 }
 
 }  // namespace sparse_attn::cuda::portable

@@ -1,5 +1,5 @@
-// Launchers for each head dim (*head_dim_*.cu): the attention kernel, and before it the threshold
-// pass where the pattern has a top-k.
+// Launchers of each kind and head dim (*head_dim_*.cu): the attention kernel, and before it the
+// threshold pass where the pattern has a top-k.
 #pragma once
 
 #include "../../params.h"
@@ -15,15 +15,11 @@ struct LaunchChoice {
   void* thresholds = nullptr;  // [B, Hq, Sq] of Threshold, with top-k
 };
 
-/// Runs a call whose kernel is compiled for HEAD_DIM (head_dim_bucket of tile.h).
-template <int HEAD_DIM>
+/// Runs a call by the kernel of tile.h's table that is compiled for HEAD_DIM.
+template <KernelKind kKind, int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice);
 
-/// The same for lists of low query blocks, kinds kDense64, kDense32 and kDense16.
-template <int HEAD_DIM>
-Status launch_low(const AttentionParams& params, const LaunchChoice& choice);
-
-/// The same for a plain token top-k, kind kTop.
+/// The same for kind kTop: both kernels of a plain token top-k.
 template <int HEAD_DIM>
 Status launch_topk(const AttentionParams& params, const LaunchChoice& choice);
 

@@ -3,6 +3,8 @@
 
 namespace sparse_attn::cuda::portable {
 
-template Status launch_low<128>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense64, 128>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense32, 128>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense16, 128>(const AttentionParams&, const LaunchChoice&);
 
 }  // namespace sparse_attn::cuda::portable

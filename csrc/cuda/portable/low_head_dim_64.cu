@@ -3,6 +3,8 @@
 
 namespace sparse_attn::cuda::portable {
 
-template Status launch_low<64>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense64, 64>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense32, 64>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kDense16, 64>(const AttentionParams&, const LaunchChoice&);
 
 }  // namespace sparse_attn::cuda::portable

@@ -52,52 +52,64 @@ enum class KernelKind : int32_t {
   kTop
 };
 
+/// Kernels of sm_80 on that take plain scores of aligned rows alone.
 constexpr bool is_dense(KernelKind kind) {
   return kind != KernelKind::kGeneral && kind != KernelKind::kFloat;
 }
 
-/// Dense kernels with tiles of fewer than 128 queries.
-constexpr bool is_low(KernelKind kind) {
-  return kind == KernelKind::kDense64 || kind == KernelKind::kDense32 ||
-         kind == KernelKind::kDense16;
-}
+/// A kernel that is compiled, for half precision or, of kFloat, for float32.
+struct CompiledTile {
+  KernelKind kind;
+  TileShape shape;
+};
 
-/// The head dim that a kernel is compiled for: the dense ones of 128 queries are tuned at five, the
-/// general ones at three, the low ones at two.
-constexpr int32_t head_dim_bucket(KernelKind kind, int32_t head_dim) {
-  if (head_dim <= 64) return 64;
-  if (kind == KernelKind::kDense && head_dim <= 96) return 96;
-  if (head_dim <= 128) return 128;
-  return kind == KernelKind::kDense && head_dim <= 192 ? 192 : 256;
-}
+/// All of them, each kind's by head dim. 32 rows a warp halve the reads of keys, where registers
+/// allow; tiles of few keys let more thread blocks share a multiprocessor; top-k takes no lists, so
+/// that its tile is one granule.
+constexpr CompiledTile kTiles[] = {
+    //   head dim, queries, keys, warps, slots, granule, queries in registers, bytes of an element
+    {KernelKind::kDense, {64, 128, 128, 4, 3, 64, false, 2}},
+    {KernelKind::kDense, {96, 128, 64, 4, 3, 64, false, 2}},
+    {KernelKind::kDense, {128, 128, 64, 4, 3, 64, false, 2}},
+    {KernelKind::kDense, {192, 128, 64, 8, 3, 64, false, 2}},
+    {KernelKind::kDense, {256, 128, 64, 8, 3, 64, false, 2}},
+    {KernelKind::kDense64, {64, 64, 64, 2, 3, 64, false, 2}},
+    {KernelKind::kDense64, {128, 64, 64, 2, 3, 64, false, 2}},
+    {KernelKind::kDense32, {64, 32, 48, 2, 3, 16, false, 2}},
+    {KernelKind::kDense32, {128, 32, 48, 2, 3, 16, false, 2}},
+    {KernelKind::kDense16, {64, 16, 32, 1, 3, 16, false, 2}},
+    {KernelKind::kDense16, {128, 16, 32, 1, 3, 16, false, 2}},
+    {KernelKind::kGeneral, {64, 64, 64, 4, 3, 16, true, 2}},
+    {KernelKind::kGeneral, {128, 64, 64, 4, 3, 16, true, 2}},
+    {KernelKind::kGeneral, {256, 64, 16, 4, 3, 16, false, 2}},
+    {KernelKind::kFloat, {64, 64, 32, 4, 3, 16, false, 4}},
+    {KernelKind::kFloat, {128, 64, 16, 4, 3, 16, false, 4}},
+    {KernelKind::kFloat, {256, 32, 8, 2, 3, 8, false, 4}},
+    {KernelKind::kRank, {64, 128, 128, 4, 2, 128, true, 2}},
+    {KernelKind::kRank, {128, 128, 64, 4, 2, 64, true, 2}},
+    {KernelKind::kRank, {256, 128, 64, 8, 2, 64, true, 2}},
+    {KernelKind::kTop, {64, 128, 128, 4, 3, 128, false, 2}},
+    {KernelKind::kTop, {128, 128, 64, 4, 3, 64, false, 2}},
+    {KernelKind::kTop, {256, 128, 64, 8, 3, 64, false, 2}},
+};
 
-/// The shape of the kernel that serves a head dim.
-constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
-  head_dim = head_dim_bucket(kind, head_dim);
-  bool small = head_dim <= 128;
-  switch (kind) {
-    case KernelKind::kDense:  // 32 rows a warp halve the reads of keys, where registers allow
-      if (head_dim == 64) return {64, 128, 128, 4, 3, 64, false, 2};
-      return {head_dim, 128, 64, small ? 4 : 8, 3, 64, false, 2};
-    case KernelKind::kDense64:
-      return {head_dim, 64, 64, 2, 3, 64, false, 2};
-    case KernelKind::kDense32:  // few keys a tile: more thread blocks share a multiprocessor
-      return {head_dim, 32, 48, 2, 3, 16, false, 2};
-    case KernelKind::kDense16:
-      return {head_dim, 16, 32, 1, 3, 16, false, 2};
-    case KernelKind::kTop:  // no lists: a tile is one granule
-      if (head_dim == 64) return {64, 128, 128, 4, 3, 128, false, 2};
-      return {head_dim, 128, 64, small ? 4 : 8, 3, 64, false, 2};
-    case KernelKind::kRank:
-      if (head_dim == 64) return {64, 128, 128, 4, 2, 128, true, 2};
-      return {head_dim, 128, 64, small ? 4 : 8, 2, 64, true, 2};
-    case KernelKind::kGeneral:
-      return {head_dim, 64, small ? 64 : 16, 4, 3, 16, small, 2};
-    default:
-      if (head_dim == 64) return {64, 64, 32, 4, 3, 16, false, 4};
-      if (head_dim == 128) return {128, 64, 16, 4, 3, 16, false, 4};
-      return {256, 32, 8, 2, 3, 8, false, 4};
+/// Whether a kind has a kernel for a head dim.
+constexpr bool is_compiled(KernelKind kind, int32_t head_dim) {
+  for (const CompiledTile& tile : kTiles) {
+    if (tile.kind == kind && head_dim <= tile.shape.head_dim) return true;
   }
+  return false;
+}
+
+/// The kernel of kTiles that serves a head dim: the first one that is compiled for as many.
+constexpr int32_t tile_index(KernelKind kind, int32_t head_dim) {
+  int32_t index = 0;
+  while (kTiles[index].kind != kind || kTiles[index].shape.head_dim < head_dim) ++index;
+  return index;
+}
+
+constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
+  return kTiles[tile_index(kind, head_dim)].shape;
 }
 
 /// Bytes that the ranking pass of top-k holds for each query row, behind the tiles.
@@ -116,7 +128,7 @@ constexpr KernelKind kernel_for_blocks(int32_t block_q, int32_t block_kv, int32_
   auto padded = [block_q](int32_t tile) { return (block_q + tile - 1) / tile * tile; };
   bool large_keys = block_kv % 64 == 0;
   if (large_keys && padded(128) <= padded(64)) return KernelKind::kDense;
-  if (head_dim > 128) return KernelKind::kGeneral;
+  if (!is_compiled(KernelKind::kDense64, head_dim)) return KernelKind::kGeneral;
   if (2 * padded(16) <= padded(32)) return KernelKind::kDense16;
   if (padded(32) < padded(64)) return KernelKind::kDense32;
   return large_keys ? KernelKind::kDense64 : KernelKind::kGeneral;

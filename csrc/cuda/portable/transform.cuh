@@ -3,17 +3,11 @@
 #pragma once
 
 #include "../common/mask.cuh"
+#include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
-#include "../common/state.cuh"
 #include "mask.cuh"
 
 namespace sparse_attn::cuda::portable {
-
-/// Whether scores need no more than a positive scale of common size.
-__device__ __forceinline__ bool scale_suffices(const AttentionParams& params) {
-  return params.scale > 0.0f && params.scale < kLargeScale && params.softcap == 0.0f &&
-         params.pattern.topk == 0 && params.mask.kind == MaskKind::kNone;
-}
 
 template <typename Config>
 __device__ __forceinline__ void scale_scores(typename Config::Scores& rS, float scale) {
