@@ -42,7 +42,7 @@ def draw(run: Run, path: Path) -> list[tuple[str, str]]:
         ("density", "Time and accuracy over density", _density),
     ):
         if any(result.sweep == name for result in run.results):
-            figure, axes = pyplot.subplots(1, 2, figsize=(13, 5))
+            figure, axes = pyplot.subplots(1, 2, figsize=(15, 5))
             painter(run, axes)
             figure.suptitle(f"{title}: {run.device_name}, torch {run.machine['torch']}")
             figure.tight_layout()
@@ -98,7 +98,7 @@ def _density(run: Run, axes: Any) -> None:
         xlim=(0, 1),
         title="time; break-even is where a line meets dense",
     )
-    axes[0].legend(fontsize=8)
+    _legend(axes[0])
 
     accuracy = curves(run, "density", lambda row: row.density, lambda row: row.to_dense)
     _lines(axes[1], {name: line for name, line in accuracy.items() if name in points})
@@ -120,4 +120,9 @@ def _lines(axis: Any, points: Curve, log_x: bool = False) -> None:
         axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}K")
     axis.set_yscale("log")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    _legend(axis)
+
+
+def _legend(axis: Any) -> None:
+    """Name the lines beside the axes, where none of them runs."""
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

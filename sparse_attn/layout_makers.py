@@ -12,10 +12,10 @@ import torch
 
 from ._checks import check_block, check_integer, check_window, clamped
 from .layout_entries import OWNER
+from .windows import Window
 
 __all__ = ["ReadyLayouts"]
 
-Window = int | tuple[int | None, int | None]
 Device = torch.device | str | None
 
 
