@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from .._checks import check_kind
+from .._checks import check_kind, refuse
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
@@ -61,8 +61,7 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
         if isinstance(module, nn.MultiheadAttention)
     ]
     if not found:
-        name = type(model).__name__
-        raise ValueError(f"sparse_attn.swap_attention: expected nn.MultiheadAttention in {name}")
+        raise refuse("swap_attention", f"nn.MultiheadAttention in {type(model).__name__}", "none")
     layers = {id(module) for path, module in found if not _CROSS.search(path)}
     chosen.check_layers(len(layers), type(model).__name__)
     twins: dict[int, SparseMultiheadAttention] = {}
