@@ -64,7 +64,7 @@ std::string shape_of(const Tensor& tensor);
 std::string dtype_of(const Tensor& tensor);
 
 /// Checks everything but `out` and `lse`, and fills the parameters but for them. For block top-k
-/// the pattern stays full; select_params() then makes the list.
+/// the pattern stays full: its list is made when the call runs.
 CheckedCall check_call(const std::string& op, PatternKind kind, const CallArguments& args);
 
 /// Checks block top-k's own arguments and fills the selection's, but for its outputs.
