@@ -27,7 +27,7 @@ class CudaBackend : public Backend {
   }
   void* stream(int32_t device) const override {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
     return stream;
   }
   int32_t compute_capability(int32_t device) const override {
