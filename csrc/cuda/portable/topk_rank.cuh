@@ -9,6 +9,7 @@
 
 #include "topk_bracket.cuh"
 #include "topk_candidates.cuh"
+#include "topk_scores.cuh"
 
 namespace sparse_attn::cuda::portable {
 
@@ -52,30 +53,16 @@ __device__ inline void narrow(RowRank& row, const KeyBins& bins, const uint32_t*
   row.count = place.count;
 }
 
-template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    rank_kernel(const __grid_constant__ AttentionParams params,
-                const __grid_constant__ GridPlan plan, Threshold* thresholds) {
-#if __CUDA_ARCH__ >= 800
-  constexpr TileShape kShape = Config::kShape;
+/// Ranks the tile's rows, whose state is prepared; all threads call it.
+template <typename Config, typename Source>
+__device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Config>& storage,
+                                          Threshold* thresholds) {
   constexpr int32_t kSampleTiles = 1024 / Config::BLOCK_KV;
-  extern __shared__ __align__(128) char dynamic_smem[];
-  char* smem = held_address(dynamic_smem);
-  auto& storage = *reinterpret_cast<RankStorage<Config>*>(smem + kShape.smem_bytes());
-  QueryTile<Config> tile(params, smem, true);
-  if (!tile.find(plan)) return;
-  const uint32_t ring = ptx::shared_address(smem);
-  tile.load_queries(ring);
-  ptx::cp_async_commit();
-  tile.prepare();
-  ptx::cp_async_wait<0>();
-  __syncthreads();
-  const int first_row = threadIdx.x / 32 * Config::kWarpRows;
-  typename Config::Products products;
-  products.start(ring + first_row * Config::kPitch);
-  __syncthreads();
+  const QueryTile<Config>& tile = source.tile;
+  const AttentionParams& params = tile.params;
 
   // A lane looks after one row of its warp.
+  const int first_row = threadIdx.x / 32 * Config::kWarpRows;
   const bool has_row = threadIdx.x % 32 < Config::kWarpRows;
   const int own = first_row + threadIdx.x % Config::kWarpRows;
   RowRank& row = storage.rows[own];
@@ -89,14 +76,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   }
   const int32_t steps = tile.state.walk.steps;
   if (__syncthreads_or(ranked)) {
-    spread_bins<Config>(tile, products, ring, steps, storage.rows);
+    spread_bins<Config>(source, steps, storage.rows);
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       const bool sampling = pass == 0;
       Stride stride = sampling ? Stride::sample(steps, kSampleTiles) : Stride::all(steps);
       if (has_row && !ranked) row.bins = {};
       __syncwarp();
-      count_scores<Config>(tile, products, ring, stride, storage.rows, storage.histograms,
+      count_scores<Config>(source, stride, storage.rows, storage.histograms,
                            [&](int r) { return storage.rows[r].bins; });
       if (!ranked) continue;
       if (sampling) {
@@ -117,14 +104,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       };
       __syncwarp();
       const bool open = ranked && row.open();
-      count_scores<Config>(tile, products, ring, Stride::all(steps), storage.rows,
-                           storage.histograms, make_bins);
+      count_scores<Config>(source, Stride::all(steps), storage.rows, storage.histograms, make_bins);
       if (open) narrow(row, make_bins(own), histogram, k);
       __syncwarp();
     }
     if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
     if (__syncthreads_or(ranked && row.few())) {
-      gather_candidates<Config>(tile, products, ring, steps, storage.rows, storage.candidates);
+      gather_candidates<Config>(source, steps, storage.rows, storage.candidates);
       for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
         if (!storage.rows[r].few()) continue;
         Threshold threshold;
@@ -134,7 +120,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       }
     }
     if (__syncthreads_or(ranked && row.tied())) {
-      find_last_ties<Config>(tile, products, ring, steps, storage.rows, storage.thresholds);
+      find_last_ties<Config>(source, steps, storage.rows, storage.thresholds);
     }
   }
   __syncwarp();
@@ -143,6 +129,28 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + own);
     thresholds[head * params.seq_q + i] = storage.thresholds[own];
   }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    rank_kernel(const __grid_constant__ AttentionParams params,
+                const __grid_constant__ GridPlan plan, Threshold* thresholds) {
+#if __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(128) char dynamic_smem[];
+  char* smem = held_address(dynamic_smem);
+  auto& storage = *reinterpret_cast<RankStorage<Config>*>(smem + Config::kShape.smem_bytes());
+  QueryTile<Config> tile(params, smem, true);
+  if (!tile.find(plan)) return;
+  const uint32_t ring = ptx::shared_address(smem);
+  tile.load_queries(ring);
+  ptx::cp_async_commit();
+  tile.prepare();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  typename Config::Products products;
+  products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
+  __syncthreads();
+  rank_rows<Config>(TileScores<Config>{tile, products, ring}, storage, thresholds);
 #endif
 }
 

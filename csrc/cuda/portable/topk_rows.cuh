@@ -1,6 +1,8 @@
 // Where the ranking pass of token top-k stands with each row of a query tile, and the walks over
 // score tiles that move it on: the spread of a few scores, then histograms. Each warp works on its
-// own rows; only the tiles of keys are the thread block's.
+// own rows. A Source has visit(stride, function), which calls function(rS, step) for the warp's
+// part of visited tiles: rS = Q K^T, -inf where not allowed. Nothing is scaled there: a positive
+// scale changes no order.
 #pragma once
 
 #include "../common/ptx/red.cuh"
@@ -35,66 +37,29 @@ struct Stride {
     return {step, ceil_div(steps - step / 2, step)};
   }
   __device__ __forceinline__ int32_t at(int32_t i) const { return step / 2 + i * step; }
+
+  template <typename Walk>
+  __device__ __forceinline__ typename Walk::Step step_at(const Walk& walk, int32_t i) const {
+    int32_t position = at(i);
+    return i < count ? walk.next(position) : typename Walk::Step{};
+  }
 };
 
-/// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where not
-/// allowed. Nothing is scaled: a positive scale changes no order.
-template <typename Config, typename Function>
-__device__ __forceinline__ void visit_scores(const QueryTile<Config>& tile,
-                                             const typename Config::Products& products,
-                                             uint32_t ring, Stride stride,
-                                             const Function& function) {
-  const auto walk = tile.walk();
-  auto step_at = [&](int32_t i) {
-    typename Config::Step step;
-    if (i >= stride.count) return step;
-    int32_t position = stride.at(i);
-    return walk.next(position);
-  };
-  uint32_t slot = ring;
-  uint32_t other = ring + Config::kShape.slot_bytes();
-  typename Config::Step step = step_at(0);
-  if (step.exists()) tile.load_keys(slot, step);
-  ptx::cp_async_commit();
-#pragma unroll 1
-  for (int32_t i = 0; step.exists(); ++i) {
-    const typename Config::Step next_step = step_at(i + 1);
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // keys have landed; the tile before them has been read
-    if (next_step.exists()) tile.load_keys(other, next_step);
-    ptx::cp_async_commit();
-    const WarpStep warp_step = refine(tile, step);
-    if (warp_step.visited) {
-      typename Config::Scores rS;
-      products.scores(rS, slot);
-      if (warp_step.masked) mask_scores(rS, tile, step);
-      function(rS, step);
-    }
-    uint32_t swap = slot;
-    slot = other;
-    other = swap;
-    step = next_step;
-  }
-  __syncthreads();
-}
-
 /// Bins of about five standard deviations around the mean of a few tiles' scores.
-template <typename Config>
-__device__ void spread_bins(const QueryTile<Config>& tile,
-                            const typename Config::Products& products, uint32_t ring, int32_t steps,
-                            RowRank* rows) {
+template <typename Config, typename Source>
+__device__ void spread_bins(const Source& source, int32_t steps, RowRank* rows) {
   constexpr int32_t kTiles = 2;
   constexpr float kDeviations = 5.0f;
   float n[Config::MT][2] = {}, sum[Config::MT][2] = {}, squares[Config::MT][2] = {};
-  visit_scores<Config>(tile, products, ring, Stride::sample(steps, kTiles),
-                       [&](typename Config::Scores& rS, const typename Config::Step&) {
-                         for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
-                           if (score == -INFINITY) return;
-                           n[mt][h] += 1.0f;
-                           sum[mt][h] += score;
-                           squares[mt][h] += score * score;
-                         });
-                       });
+  source.visit(Stride::sample(steps, kTiles),
+               [&](typename Config::Scores& rS, const typename Config::Step&) {
+                 for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+                   if (score == -INFINITY) return;
+                   n[mt][h] += 1.0f;
+                   sum[mt][h] += score;
+                   squares[mt][h] += score * score;
+                 });
+               });
   auto add = [](float a, float b) { return a + b; };
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
@@ -111,10 +76,8 @@ __device__ void spread_bins(const QueryTile<Config>& tile,
 }
 
 /// The warp's rows' histograms over the visited tiles; make_bins(r) gives a row's bins.
-template <typename Config, typename MakeBins>
-__device__ __forceinline__ void count_scores(const QueryTile<Config>& tile,
-                                             const typename Config::Products& products,
-                                             uint32_t ring, Stride stride, RowRank* rows,
+template <typename Config, typename Source, typename MakeBins>
+__device__ __forceinline__ void count_scores(const Source& source, Stride stride, RowRank* rows,
                                              uint32_t* histograms, const MakeBins& make_bins) {
   const int first = threadIdx.x / 32 * Config::kWarpRows;
   uint4* own = reinterpret_cast<uint4*>(histograms + first * kBinPitch);
@@ -129,12 +92,11 @@ __device__ __forceinline__ void count_scores(const QueryTile<Config>& tile,
     words[row / 2][row % 2] =
         ptx::shared_address(histograms + r * kBinPitch) - uint32_t{4} * kFirstCode;
   }
-  visit_scores<Config>(tile, products, ring, stride,
-                       [&](typename Config::Scores& rS, const typename Config::Step&) {
-                         for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
-                           ptx::count_shared(words[mt][h] + 4 * bins[mt][h].code(score));
-                         });
-                       });
+  source.visit(stride, [&](typename Config::Scores& rS, const typename Config::Step&) {
+    for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+      ptx::count_shared(words[mt][h] + 4 * bins[mt][h].code(score));
+    });
+  });
   __syncwarp();
 }
 
