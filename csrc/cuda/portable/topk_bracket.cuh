@@ -13,9 +13,12 @@ __device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t
   constexpr float kSlack = 4.0f;       // where few are expected
   constexpr float kReach = 16.0f;      // of a tail, in its own median distances
   float rank = k * sampled / keys;
-  float spread = kDeviations * sqrtf(fmaxf(rank * (1.0f - rank / sampled), 0.0f)) + kSlack;
-  float upper = floorf(rank - spread);  // place of a score above the k-th ...
-  float lower = ceilf(rank + spread);   // ... and of one below it
+  float spread = kDeviations * sqrtf(fmaxf(rank * (1.0f - rank / sampled), 0.0f));
+  // Places of a score above the k-th, by the cube root of a gamma variable, which is about normal
+  // (Wilson and Hilferty 1931), and of one below it.
+  float root = 1.0f - 1.0f / (9.0f * rank) - spread / (3.0f * rank);
+  float upper = floorf(rank * root * root * root - 1.5f);
+  float lower = ceilf(rank + spread + kSlack);
   bool no_upper = upper<1.0f, no_lower = lower> sampled;
   if (no_upper && no_lower) return LinearBins::over(bins.middle(-kBins), bins.middle(2 * kBins));
   // An end that the sample does not reach is guessed from the middle of what lies beyond the other.
