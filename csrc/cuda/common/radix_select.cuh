@@ -14,6 +14,11 @@ __device__ __forceinline__ uint32_t ordered_key(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+/// The float of such a key.
+__device__ __forceinline__ float score_of(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
 /// Kept are the keys above `key` and those equal to it up to index `last`.
 struct Threshold {
   uint32_t key = 0;

@@ -27,6 +27,8 @@ struct Config {
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr bool kGeneral = !is_dense(kKind);
   static constexpr bool kTop = kKind == KernelKind::kTop;
+  /// Key tiles are those of a range and nothing else.
+  static constexpr bool kRanges = kTop || kKind == KernelKind::kRank;
   /// Exponentials between the second product's steps: measured better at small head dims, where
   /// they weigh more, and worse at large ones.
   static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;

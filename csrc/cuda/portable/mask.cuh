@@ -36,6 +36,7 @@ template <typename Config>
 __device__ __forceinline__ bool is_interval_tile(const QueryTile<Config>& tile,
                                                  const typename Config::Step& step) {
   const Pattern& pattern = tile.params.pattern;
+  if (Config::kRanges) return true;
   if (step.lead()) return false;
   if (!pattern.shared_axis()) return true;
   return pattern.global_bits == nullptr &&

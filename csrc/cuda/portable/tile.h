@@ -85,7 +85,7 @@ constexpr CompiledTile kTiles[] = {
     {KernelKind::kFloat, {64, 64, 32, 4, 3, 16, false, 4}},
     {KernelKind::kFloat, {128, 64, 16, 4, 3, 16, false, 4}},
     {KernelKind::kFloat, {256, 32, 8, 2, 3, 8, false, 4}},
-    {KernelKind::kRank, {64, 128, 128, 4, 2, 128, true, 2}},
+    {KernelKind::kRank, {64, 128, 64, 4, 2, 64, true, 2}},
     {KernelKind::kRank, {128, 128, 64, 4, 2, 64, true, 2}},
     {KernelKind::kRank, {256, 128, 64, 8, 2, 64, true, 2}},
     {KernelKind::kTop, {64, 128, 128, 4, 3, 128, false, 2}},
@@ -112,14 +112,16 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
   return kTiles[tile_index(kind, head_dim)].shape;
 }
 
-/// Bytes that the ranking pass of top-k holds for each query row, behind the tiles.
+/// Bytes that the passes of a plain top-k hold for each query row, behind the tiles.
 constexpr int32_t kRankRowBytes = 564;
+constexpr int32_t kTopRowBytes = 4;
 
 /// Whether both kernels of a plain top-k fit.
 constexpr bool topk_fits(int32_t head_dim, int32_t smem_limit) {
   TileShape rank = tile_shape(KernelKind::kRank, head_dim);
+  TileShape top = tile_shape(KernelKind::kTop, head_dim);
   return rank.fits(smem_limit - kRankRowBytes * rank.block_q) &&
-         tile_shape(KernelKind::kTop, head_dim).fits(smem_limit);
+         top.fits(smem_limit - kTopRowBytes * top.block_q);
 }
 
 /// The dense kernel for query blocks of `block_q` rows and key blocks of `block_kv`, or the general

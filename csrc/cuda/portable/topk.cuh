@@ -4,6 +4,7 @@
 // walk where there are any.
 #pragma once
 
+#include "topk_scores.cuh"
 #include "transform.cuh"
 
 namespace sparse_attn::cuda::portable {
@@ -24,37 +25,15 @@ constexpr int32_t selection_bytes(int digit_bits) {
   return BLOCK_Q * (static_cast<int32_t>(sizeof(RowSelection)) + (4 << digit_bits));
 }
 
-/// Calls function(rS, step) for every visited tile of keys: rS = scale * Q K^T, -inf where not
-/// allowed.
+/// A source's visit of all steps, with rS = scale * Q K^T joined with attn_mask.
 template <typename Config, typename Function>
-__device__ __forceinline__ void walk_scores(const QueryTile<Config>& tile,
-                                            const typename Config::Products& products,
-                                            uint32_t ring, const Function& function) {
-  const auto walk = tile.walk();
-  uint32_t slot = ring;
-  uint32_t other = ring + Config::kShape.slot_bytes();
-  int32_t position = 0;
-  typename Config::Step step = walk.next(position);
-  if (step.exists()) tile.load_keys(slot, step);
-  ptx::cp_async_commit();
-  while (step.exists()) {
-    const typename Config::Step next_step = walk.next(position);
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    if (next_step.exists()) tile.load_keys(other, next_step);
-    ptx::cp_async_commit();
-    typename Config::Scores rS;
-    products.scores(rS, slot);
-    if (step.masked()) mask_scores(rS, tile, step);
-    scale_scores<Config>(rS, tile.params.scale);
-    join_mask<true, Config>(rS, tile, step);
+__device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
+                                             const Function& function) {
+  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+    scale_scores<Config>(rS, source.tile.params.scale);
+    join_mask<true, Config>(rS, source.tile, step);
     function(rS, step);
-    uint32_t swap = slot;
-    slot = other;
-    other = swap;
-    step = next_step;
-  }
-  __syncthreads();
+  });
 }
 
 /// Moves a row one digit on; a whole warp calls it.
@@ -159,6 +138,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_row = threadIdx.x / 32 * Config::kWarpRows;
   products.start(sQ + first_row * Config::kPitch);
   __syncthreads();
+  const TileScores<Config> source = {tile, products, ring};
 
   bool active = true;
   uint32_t ties_seen[Config::MT][2] = {};
@@ -168,14 +148,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int i = threadIdx.x; i < Config::BLOCK_Q << digit_bits; i += Config::kThreads) {
       histograms[i] = 0;
     }
-    walk_scores<Config>(tile, products, ring,
-                        [&](typename Config::Scores& rS, const typename Config::Step& step) {
-                          if (digits_left) {
-                            count_digits<Config>(rS, place, digit_bits, selections, histograms);
-                          } else {
-                            find_last_tie<Config>(rS, tile, step, selections, ties_seen);
-                          }
-                        });
+    visit_scaled<Config>(source,
+                         [&](typename Config::Scores& rS, const typename Config::Step& step) {
+                           if (digits_left) {
+                             count_digits<Config>(rS, place, digit_bits, selections, histograms);
+                           } else {
+                             find_last_tie<Config>(rS, tile, step, selections, ties_seen);
+                           }
+                         });
     if (!digits_left) break;
     active = false;
     for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {

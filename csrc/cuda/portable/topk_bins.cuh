@@ -14,11 +14,6 @@ constexpr int kCandidates = 64;       // scores of a row's last interval that ar
 constexpr uint32_t kLowestKey = 0x007fffff;   // of -infinity, which is no score
 constexpr uint32_t kHighestKey = 0xff800000;  // of infinity
 
-/// The float of an ordered key.
-__device__ __forceinline__ float score_of(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
-
 /// A score's word of its row's histogram has a code: the bits of a float from 1.5 x 2^23 on, where
 /// neighbours are 1 apart. kFirstCode is for scores below the bins.
 constexpr float kBase = 12582912.0f;

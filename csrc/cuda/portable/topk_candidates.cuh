@@ -18,8 +18,7 @@ struct Candidate {
 
 /// Collects the candidates of the warp's rows, in any order.
 template <typename Config, typename Source>
-__device__ void gather_candidates(const Source& source, int32_t steps, RowRank* rows,
-                                  Candidate* candidates) {
+__device__ void gather_candidates(const Source& source, RowRank* rows, Candidate* candidates) {
   // Two operations a score tell whether any of a group lies near its interval; few groups have one.
   constexpr int kGroup = 4;
   constexpr float kWider = 1.0f + 1e-6f;
@@ -33,40 +32,39 @@ __device__ void gather_candidates(const Source& source, int32_t steps, RowRank* 
     reach[row / 2][row % 2] =
         rank.few() ? fmaxf(high - centre, centre - low) * kWider + FLT_MIN : -1.0f;
   }
-  source.visit(
-      Stride::all(steps), [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
 #pragma unroll
-        for (int row = 0; row < 2 * Config::MT; ++row) {
-          const int mt = row / 2, h = row % 2;
+    for (int row = 0; row < 2 * Config::MT; ++row) {
+      const int mt = row / 2, h = row % 2;
 #pragma unroll
-          for (int group = 0; group < 2 * Config::NT; group += kGroup) {
-            bool near = false;
-            float scores[kGroup];
+      for (int group = 0; group < 2 * Config::NT; group += kGroup) {
+        bool near = false;
+        float scores[kGroup];
 #pragma unroll
-            for (int i = 0; i < kGroup; ++i) {
-              scores[i] = rS[mt][(group + i) / 2][2 * h + i % 2];
-              near |= fabsf(scores[i] - middle[mt][h]) <= reach[mt][h];
-            }
-            if (!__any_sync(~0u, near)) continue;
-            RowRank& rank = rows[lane_row<Config>(mt, h)];
+        for (int i = 0; i < kGroup; ++i) {
+          scores[i] = rS[mt][(group + i) / 2][2 * h + i % 2];
+          near |= fabsf(scores[i] - middle[mt][h]) <= reach[mt][h];
+        }
+        if (!__any_sync(~0u, near)) continue;
+        RowRank& rank = rows[lane_row<Config>(mt, h)];
 #pragma unroll 1
-            for (int i = 0; i < kGroup; ++i) {  // short code, that the main loop jumps over
-              float score = scores[0];
+        for (int i = 0; i < kGroup; ++i) {  // short code, that the main loop jumps over
+          float score = scores[0];
 #pragma unroll
-              for (int other = 1; other < kGroup; ++other) {
-                score = i == other ? scores[other] : score;
-              }
-              uint32_t key = ordered_key(score);
-              if (!near || key < rank.low || key > rank.high) continue;
-              uint32_t slot = atomicAdd(&rank.gathered, 1u);
-              if (slot < kCandidates) {
-                candidates[lane_row<Config>(mt, h) * kCandidates + slot] = {
-                    key, source.tile.key_position(step, lane_column(group + i))};
-              }
-            }
+          for (int other = 1; other < kGroup; ++other) {
+            score = i == other ? scores[other] : score;
+          }
+          uint32_t key = ordered_key(score);
+          if (!near || key < rank.low || key > rank.high) continue;
+          uint32_t slot = atomicAdd(&rank.gathered, 1u);
+          if (slot < kCandidates) {
+            candidates[lane_row<Config>(mt, h) * kCandidates + slot] = {
+                key, source.tile.key_position(step, lane_column(group + i))};
           }
         }
-      });
+      }
+    }
+  });
   __syncwarp();
 }
 
@@ -97,40 +95,37 @@ __device__ inline bool choose_candidate(const RowRank& rank, const Candidate* ca
 
 /// Finds the last key kept of the rows whose interval is one score with many keys.
 template <typename Config, typename Source>
-__device__ void find_last_ties(const Source& source, int32_t steps, const RowRank* rows,
-                               Threshold* thresholds) {
+__device__ void find_last_ties(const Source& source, const RowRank* rows, Threshold* thresholds) {
   constexpr int kColumns = 64;  // whose ties fit a word
   uint32_t seen[Config::MT][2] = {};
-  source.visit(Stride::all(steps),
-               [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
 #pragma unroll
-                 for (int row = 0; row < 2 * Config::MT; ++row) {
-                   const int r = lane_row<Config>(row / 2, row % 2);
-                   const RowRank& rank = rows[r];
-                   uint32_t& before = seen[row / 2][row % 2];
+    for (int row = 0; row < 2 * Config::MT; ++row) {
+      const int r = lane_row<Config>(row / 2, row % 2);
+      const RowRank& rank = rows[r];
+      uint32_t& before = seen[row / 2][row % 2];
 #pragma unroll
-                   for (int part = 0; part < Config::BLOCK_KV / kColumns; ++part) {
-                     uint64_t ties = 0;
+      for (int part = 0; part < Config::BLOCK_KV / kColumns; ++part) {
+        uint64_t ties = 0;
 #pragma unroll
-                     for (int k = 0; k < kColumns / 4; ++k) {
-                       const int nt = part * (kColumns / 8) + k / 2;
-                       bool tie = ordered_key(rS[row / 2][nt][row % 2 * 2 + k % 2]) == rank.low;
-                       if (tie) ties |= uint64_t{1} << lane_column(k);
-                     }
-                     ties |= __shfl_xor_sync(~0u, ties, 1);
-                     ties |= __shfl_xor_sync(~0u, ties, 2);
-                     uint32_t count = __popcll(ties);
-                     if (threadIdx.x % 4 == 0 && rank.tied() && before < rank.wanted &&
-                         before + count >= rank.wanted) {
-                       for (uint32_t skip = rank.wanted - before - 1; skip > 0; --skip)
-                         ties &= ties - 1;
-                       int column = part * kColumns + __ffsll(ties) - 1;
-                       thresholds[r] = {rank.low, source.tile.key_position(step, column)};
-                     }
-                     before += count;
-                   }
-                 }
-               });
+        for (int k = 0; k < kColumns / 4; ++k) {
+          const int nt = part * (kColumns / 8) + k / 2;
+          bool tie = ordered_key(rS[row / 2][nt][row % 2 * 2 + k % 2]) == rank.low;
+          if (tie) ties |= uint64_t{1} << lane_column(k);
+        }
+        ties |= __shfl_xor_sync(~0u, ties, 1);
+        ties |= __shfl_xor_sync(~0u, ties, 2);
+        uint32_t count = __popcll(ties);
+        if (threadIdx.x % 4 == 0 && rank.tied() && before < rank.wanted &&
+            before + count >= rank.wanted) {
+          for (uint32_t skip = rank.wanted - before - 1; skip > 0; --skip) ties &= ties - 1;
+          int column = part * kColumns + __ffsll(ties) - 1;
+          thresholds[r] = {rank.low, source.tile.key_position(step, column)};
+        }
+        before += count;
+      }
+    }
+  });
   __syncwarp();
 }
 

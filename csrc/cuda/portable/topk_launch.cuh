@@ -21,8 +21,9 @@ Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice)
                                 Rank::kShape.smem_bytes() + kRankBytes, params.stream, params, plan,
                                 thresholds);
   if (!status.ok()) return status;
-  return launch_kernel(attention_kernel<Top>, blocks, Top::kThreads, Top::kShape.smem_bytes(),
-                       params.stream, params, plan, thresholds, true);
+  return launch_kernel(attention_kernel<Top>, blocks, Top::kThreads,
+                       Top::kShape.smem_bytes() + kTopRowBytes * Top::BLOCK_Q, params.stream,
+                       params, plan, thresholds, true);
 }
 
 template <int HEAD_DIM>

@@ -9,7 +9,6 @@
 
 #include "topk_bracket.cuh"
 #include "topk_candidates.cuh"
-#include "topk_scores.cuh"
 
 namespace sparse_attn::cuda::portable {
 
@@ -80,16 +79,16 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       const bool sampling = pass == 0;
-      Stride stride = sampling ? Stride::sample(steps, kSampleTiles) : Stride::all(steps);
+      Stride stride = sampling ? Stride::sample(steps, kSampleTiles) : Stride{};
       if (has_row && !ranked) row.bins = {};
       __syncwarp();
-      count_scores<Config>(source, stride, storage.rows, storage.histograms,
+      count_scores<Config>(source, stride, storage.histograms,
                            [&](int r) { return storage.rows[r].bins; });
       if (!ranked) continue;
       if (sampling) {
         int32_t sampled = 0;
-        for (int32_t i = 0; i < stride.count; ++i) {
-          int32_t begin = (stride.at(i) + tile.state.walk.tile_offset) * Config::BLOCK_KV;
+        for (int32_t at = stride.first(); at < steps; at += stride.step) {
+          int32_t begin = (at + tile.state.walk.tile_offset) * Config::BLOCK_KV;
           sampled += intersect(keys, {begin, begin + Config::BLOCK_KV}).size();
         }
         row.bins = bracket_bins(row.bins, histogram, sampled, keys.size(), k);
@@ -104,13 +103,13 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
       };
       __syncwarp();
       const bool open = ranked && row.open();
-      count_scores<Config>(source, Stride::all(steps), storage.rows, storage.histograms, make_bins);
+      count_scores<Config>(source, Stride{}, storage.histograms, make_bins);
       if (open) narrow(row, make_bins(own), histogram, k);
       __syncwarp();
     }
     if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
     if (__syncthreads_or(ranked && row.few())) {
-      gather_candidates<Config>(source, steps, storage.rows, storage.candidates);
+      gather_candidates<Config>(source, storage.rows, storage.candidates);
       for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
         if (!storage.rows[r].few()) continue;
         Threshold threshold;
@@ -120,7 +119,7 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
       }
     }
     if (__syncthreads_or(ranked && row.tied())) {
-      find_last_ties<Config>(source, steps, storage.rows, storage.thresholds);
+      find_last_ties<Config>(source, storage.rows, storage.thresholds);
     }
   }
   __syncwarp();

@@ -6,8 +6,9 @@
 #pragma once
 
 #include "../common/ptx/red.cuh"
-#include "mask.cuh"
+#include "../common/state.cuh"
 #include "topk_bins.cuh"
+#include "topk_scores.cuh"
 
 namespace sparse_attn::cuda::portable {
 
@@ -25,24 +26,6 @@ struct RowRank {
   /// More equal scores than candidates: the keys' order decides.
   __device__ bool tied() const { return !settled() && !few() && low == high; }
   __device__ bool open() const { return !settled() && !few() && low != high; }
-};
-
-/// Which of a query tile's steps a walk visits: `count` of them, evenly spread.
-struct Stride {
-  int32_t step = 1, count = 0;
-
-  __device__ static Stride all(int32_t steps) { return {1, steps}; }
-  __device__ static Stride sample(int32_t steps, int32_t least) {
-    int32_t step = imax(steps / imax(least, 1), 1);
-    return {step, ceil_div(steps - step / 2, step)};
-  }
-  __device__ __forceinline__ int32_t at(int32_t i) const { return step / 2 + i * step; }
-
-  template <typename Walk>
-  __device__ __forceinline__ typename Walk::Step step_at(const Walk& walk, int32_t i) const {
-    int32_t position = at(i);
-    return i < count ? walk.next(position) : typename Walk::Step{};
-  }
 };
 
 /// Bins of about five standard deviations around the mean of a few tiles' scores.
@@ -77,7 +60,7 @@ __device__ void spread_bins(const Source& source, int32_t steps, RowRank* rows) 
 
 /// The warp's rows' histograms over the visited tiles; make_bins(r) gives a row's bins.
 template <typename Config, typename Source, typename MakeBins>
-__device__ __forceinline__ void count_scores(const Source& source, Stride stride, RowRank* rows,
+__device__ __forceinline__ void count_scores(const Source& source, Stride stride,
                                              uint32_t* histograms, const MakeBins& make_bins) {
   const int first = threadIdx.x / 32 * Config::kWarpRows;
   uint4* own = reinterpret_cast<uint4*>(histograms + first * kBinPitch);

@@ -1,11 +1,23 @@
-// The portable engine's score tiles for the ranking pass of token top-k: queries in registers, keys
-// in two slots of shared memory.
+// Score tiles for the passes that rank: the keys of visited tiles, one after the other or sampled,
+// in two slots of shared memory. Called by the threshold pass of every top-k (topk.cuh) and by the
+// ranking pass of plain ones (topk_rank.cuh).
 #pragma once
 
-#include "topk_rows.cuh"
+#include "mask.cuh"
 
 namespace sparse_attn::cuda::portable {
 
+/// Which of a query tile's steps are visited: every `step`-th.
+struct Stride {
+  int32_t step = 1;
+
+  /// At least `least` of `steps` steps, evenly spread; all where there are fewer.
+  __device__ static Stride sample(int32_t steps, int32_t least) { return {imax(steps / least, 1)}; }
+  __device__ __forceinline__ int32_t first() const { return step / 2; }
+};
+
+/// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where the
+/// pattern does not allow a key.
 template <typename Config>
 struct TileScores {
   const QueryTile<Config>& tile;
@@ -14,14 +26,21 @@ struct TileScores {
 
   template <typename Function>
   __device__ __forceinline__ void visit(Stride stride, const Function& function) const {
+    const auto walk = tile.walk();
+    int32_t position = stride.first();
+    auto next = [&] {
+      const typename Config::Step step = walk.next(position);
+      position += stride.step - 1;
+      return step;
+    };
     uint32_t slot = ring;
     uint32_t other = ring + Config::kShape.slot_bytes();
-    typename Config::Step step = stride.step_at(tile.walk(), 0);
+    typename Config::Step step = next();
     if (step.exists()) tile.load_keys(slot, step);
     ptx::cp_async_commit();
 #pragma unroll 1
-    for (int32_t i = 1; step.exists(); ++i) {
-      const typename Config::Step next_step = stride.step_at(tile.walk(), i);
+    while (step.exists()) {
+      const typename Config::Step next_step = next();
       ptx::cp_async_wait<0>();
       __syncthreads();  // keys have landed; the tile before them has been read
       if (next_step.exists()) tile.load_keys(other, next_step);
