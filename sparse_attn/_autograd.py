@@ -16,11 +16,29 @@ from torch.autograd import forward_ad
 
 from ._schema import bound, overload
 
-__all__ = ["InferenceOnly", "register_refusals"]
+__all__ = ["InferenceOnly", "is_tracked", "register_refusals"]
 
 
 class InferenceOnly(RuntimeError):
     """Differentiation of an op that is for inference."""
+
+
+def _wants_gradient(arguments: Iterable[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in arguments
+    )
+
+
+def is_tracked(arguments: Iterable[Any]) -> bool:
+    """Whether differentiation of any kind looks at a call with these arguments.
+
+    No other call needs the autograd kernels, which in Python cost as much as the op's own way down.
+    """
+    return (
+        getattr(forward_ad, "_current_level", 0) >= 0
+        or torch._C._are_functorch_transforms_active()
+        or _wants_gradient(arguments)
+    )
 
 
 def _refuse_tangents(name: str, arguments: Iterable[Any]) -> None:
@@ -77,9 +95,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         _refuse_tangents(name, (*args, *kwargs.values()))
-        if torch.is_grad_enabled() and any(
-            isinstance(value, torch.Tensor) and value.requires_grad for value in args
-        ):
+        if _wants_gradient(args):
             if torch._C._are_functorch_transforms_active():  # they take no such Function
                 raise InferenceOnly(
                     f"sparse_attn::{name}: expected inference (no torch.func.grad or vjp), "

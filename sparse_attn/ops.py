@@ -15,7 +15,7 @@ import torch
 
 from . import _load
 from ._autocast import register_autocast
-from ._autograd import InferenceOnly, register_refusals
+from ._autograd import InferenceOnly, is_tracked, register_refusals
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
@@ -130,7 +130,10 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return op(*args, **kwargs)
     try:
-        return op(*args, **kwargs)
+        if is_tracked((*args, *kwargs.values())):
+            return op(*args, **kwargs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
     except InferenceOnly:
         raise
     except RuntimeError as error:
