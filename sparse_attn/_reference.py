@@ -60,6 +60,15 @@ def allowed_keys(
     -------
     Tensor
         bool ``(B, Hq, Sq, Skv)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band
+    >>> from sparse_attn.testing import allowed_keys
+    >>> q, k, _ = torch.randn(3, 1, 1, 3, 16)
+    >>> allowed_keys(q, k, Band((1, 0)))[0, 0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
     shape = (*query.shape[:3], key.shape[2])
     row = torch.arange(shape[2], device=query.device)[:, None]

@@ -186,6 +186,22 @@ class Policy:
     ) -> Policy:
         """Make the last ``ceil(share * num_layers)`` layers dense.
 
+        Parameters
+        ----------
+        pattern, num_layers, dense_below, decode
+            As in the class.
+        share : float
+            Share of the layers, from 0 to 1.
+
+        Returns
+        -------
+        Policy
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; a number out of range.
+
         Examples
         --------
         >>> from sparse_attn import Band, Policy
@@ -216,6 +232,22 @@ class Policy:
         decode: Pattern | None = None,
     ) -> Policy:
         """Make every n-th layer dense: n - 1, 2n - 1, and so on.
+
+        Parameters
+        ----------
+        pattern, num_layers, dense_below, decode
+            As in the class.
+        n : int
+            Distance of dense layers, at least 1.
+
+        Returns
+        -------
+        Policy
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; a number out of range.
 
         Examples
         --------

@@ -120,10 +120,33 @@ class SparseMultiheadAttention(nn.Module):
     ) -> SparseMultiheadAttention:
         """Make the sparse twin of a module; it shares the parameters.
 
+        Parameters
+        ----------
+        module : nn.MultiheadAttention
+            Stays as it is.
+        policy, layer
+            As in the class.
+
+        Returns
+        -------
+        SparseMultiheadAttention
+
         Raises
         ------
+        TypeError
+            `module` is no ``nn.MultiheadAttention``.
         NotImplementedError
             A subclass of ``nn.MultiheadAttention``, hooks, or an option that is not served.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import Band
+        >>> from sparse_attn.nn import SparseMultiheadAttention
+        >>> dense = torch.nn.MultiheadAttention(64, 4)
+        >>> twin = SparseMultiheadAttention.from_dense(dense, Band(16))
+        >>> twin.out_proj is dense.out_proj
+        True
         """
         check_kind(_OWNER, "module", module, nn.MultiheadAttention, "an nn.MultiheadAttention")
         reason = unserved_module(module)
