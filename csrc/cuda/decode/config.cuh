@@ -1,5 +1,6 @@
 // What a split kernel is compiled for. Every warp works alone on its own keys, with a ring of its
-// own in shared memory, so the shape is a warp's.
+// own in shared memory, so the shape is a warp's. Tiles of one fragment of rows hold their queries
+// in registers, taller ones in shared memory.
 #pragma once
 
 #include "../common/mma_product.cuh"
@@ -7,10 +8,13 @@
 
 namespace sparse_attn::cuda::decode {
 
-template <typename T_, int HEAD_DIM_>
+template <typename T_, int HEAD_DIM_, int TILE_ROWS_>
 struct Config {
   using T = T_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int TILE_ROWS = TILE_ROWS_;
+  static constexpr int MT = TILE_ROWS / kFragmentRows;
+  static constexpr bool kQueryRegisters = MT == 1;
   static constexpr int kWarps = HEAD_DIM > 128 ? 2 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSm = 2;
@@ -18,20 +22,27 @@ struct Config {
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * kPitch;
   static constexpr int kRingBytes = kStages * 2 * kTileBytes;
-  static constexpr int kSmemBytes = kWarps * kRingBytes;
+  static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * kPitch;
+  static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
   static constexpr int NT = kStepKeys / 8;
   static constexpr int DT = HEAD_DIM / 8;
 
-  using Products = TensorCoreProducts<T, HEAD_DIM, kStepKeys, 1, kPitch, true>;
-  using Scores = float[1][NT][4];
-  using Output = float[1][DT][4];
+  using Products = TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>;
+  using Scores = float[MT][NT][4];
+  using Output = float[MT][DT][4];
 
   static_assert(kPitch % 128 == 0, "the swizzle permutes chunks of 128-byte lines");
-  static_assert(kTileRows == kStepKeys, "queries pass through a slot of keys");
+  static_assert(kFragmentRows * HEAD_DIM * sizeof(float) == 2 * kTileBytes,
+                "a fragment of float32 output fills a slot of keys and values");
+  static_assert(kFragmentRows == kStepKeys, "queries are loaded as a step's keys are");
+  static_assert(MT <= kWarps, "a warp loads a fragment of queries");
 };
 
 /// Shared memory that every device from sm_80 on gives a thread block.
 constexpr int32_t kSmemLimit = 99 << 10;
+
+/// Whether the sums of kTallRows rows fit the registers of a warp.
+constexpr bool has_tall_tiles(int32_t head_dim) { return head_dim <= 128; }
 
 /// The head dim that a kernel is compiled for.
 constexpr int32_t head_dim_bucket(int32_t head_dim) {

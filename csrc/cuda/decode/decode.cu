@@ -4,6 +4,7 @@
 #include "config.cuh"
 #include "decode.h"
 #include "launch.h"
+#include "row_tile.cuh"
 
 namespace sparse_attn::cuda::decode {
 namespace {
@@ -21,20 +22,27 @@ template <typename Function>
 auto with_config(int32_t head_dim, const Function& function) {
   switch (head_dim_bucket(head_dim)) {
     case 64:
-      return function(Config<__half, 64>{});
+      return function(Config<__half, 64, kFragmentRows>{});
     case 128:
-      return function(Config<__half, 128>{});
+      return function(Config<__half, 128, kFragmentRows>{});
     default:
-      return function(Config<__half, 256>{});
+      return function(Config<__half, 256, kFragmentRows>{});
   }
 }
 
 GridPlan grid_of(const AttentionParams& params) {
   return with_config(params.head_dim, [&](auto config) {
     using Shape = decltype(config);
-    int32_t resident =
+    DeviceShape device;
+    device.resident =
         attribute(cudaDevAttrMultiProcessorCount, params.device) * Shape::kBlocksPerSm;
-    return plan_grid(params, resident);
+    const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
+    if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
+      using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
+      constexpr int32_t kTallBytes = Tall::kSmemBytes + sizeof(TileState<Tall>);
+      device.tall = smem >= kTallBytes;
+    }
+    return plan_grid(params, device);
   });
 }
 

@@ -11,7 +11,7 @@
 namespace sparse_attn::cuda::decode {
 
 /// A warp's walk over its share of the keys, and their way into its ring.
-template <typename Config, bool kStrided>
+template <typename Config, Kind kKind>
 struct KeyLoader {
   using T = typename Config::T;
 
@@ -39,8 +39,8 @@ struct KeyLoader {
       Interval valid =
           step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : state.walk.keys_loaded;
       valid = {valid.begin - step.start, valid.end - step.start};
-      int64_t first = kStrided ? view.at(step.start) : step.start;
-      int64_t stride = kStrided ? view.step : 1;
+      int64_t first = kKind == Kind::kStrided ? view.at(step.start) : step.start;
+      int64_t stride = kKind == Kind::kStrided ? view.step : 1;
       rows.load(keys(ring, slot), state.key_head + first * params.key.stride_s,
                 stride * params.key.stride_s, valid);
       rows.load(values(ring, slot), state.value_head + first * params.value.stride_s,
@@ -56,36 +56,45 @@ __device__ __forceinline__ int64_t row_index(const AttentionParams& params, cons
   return (int64_t{work.batch} * params.heads_q + row.head) * params.seq_q + row.query;
 }
 
+/// Loads the queries of a fragment of rows; a warp calls it.
 template <typename Config>
 __device__ __forceinline__ void load_queries(const AttentionParams& params,
                                              const TileState<Config>& state,
-                                             const RowLoader<Config>& rows, uint32_t to) {
+                                             const RowLoader<Config>& rows, int mt, uint32_t to) {
   using T = typename Config::T;
   const TensorView& query = params.query;
-  rows.load_each(to, [&](int r) -> const T* {
-    if (r >= state.work.rows) return nullptr;
-    return static_cast<const T*>(query.data) + state.work.batch * query.stride_b +
-           state.rows[r].head * query.stride_h + state.rows[r].query * query.stride_s;
+  const T* first = static_cast<const T*>(query.data) + state.work.batch * query.stride_b;
+  const TileRow* row = &state.rows[mt * kFragmentRows];
+  const int count = imin(state.work.rows - mt * kFragmentRows, kFragmentRows);
+  rows.load_each(to, imax(count, 0), [&](int r) {
+    return first + row[r].head * query.stride_h + row[r].query * query.stride_s;
   });
 }
 
 /// What a warp has summed up over its steps of a chunk.
 template <typename Config>
 struct ChunkSum {
-  SoftmaxState<1, false> softmax;
+  static constexpr int MT = Config::MT;
+  SoftmaxState<MT, false> softmax;
   typename Config::Output rO;
 
   __device__ __forceinline__ void init() {
     softmax.init();
 #pragma unroll
-    for (int i = 0; i < 4 * Config::DT; ++i) rO[0][i / 4][i % 4] = 0.0f;
+    for (int i = 0; i < 4 * Config::DT * MT; ++i) rO[i % MT][i / MT / 4][i / MT % 4] = 0.0f;
   }
 
-  __device__ __forceinline__ void rescale(const float (&factor)[1][2]) {
+  __device__ __forceinline__ void rescale(const float (&factor)[MT][2]) {
     // Once the maxima have settled there is nothing to do; a factor of 1 changes no bit.
-    if (!__any_sync(~0u, factor[0][0] != 1.0f || factor[0][1] != 1.0f)) return;
+    bool changed = false;
 #pragma unroll
-    for (int i = 0; i < 4 * Config::DT; ++i) rO[0][i / 4][i % 4] *= factor[0][i % 4 / 2];
+    for (int row = 0; row < 2 * MT; ++row) changed |= factor[row / 2][row % 2] != 1.0f;
+    if (!__any_sync(~0u, changed)) return;
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+      for (int i = 0; i < 4 * Config::DT; ++i) rO[mt][i / 4][i % 4] *= factor[mt][i % 4 / 2];
+    }
   }
 };
 
@@ -103,82 +112,83 @@ __device__ __forceinline__ float weight_of(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
 }
 
-/// Adds up the warps' sums of a chunk and stores them; the thread block calls it. Each warp's part
-/// of the output passes through `free_slot` of its ring, which has just its size.
+/// Adds up the warps' sums of a chunk and stores them, a fragment of rows at a time; the thread
+/// block calls it. Each warp's part of the output passes through `staging`, an offset into the
+/// rings, of rows of HEAD_DIM floats.
 template <typename Config>
 __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
                                             const AttentionParams& params, TileState<Config>& state,
                                             const Partials& partials, int32_t chunk, char* rings,
-                                            int free_slot) {
-  static_assert(kTileRows * Config::HEAD_DIM * sizeof(float) == 2 * Config::kTileBytes,
-                "a tile of float32 output fills a slot of keys and values");
+                                            int32_t staging) {
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  auto part_of = [&](int of_warp, int r, int column) {
-    char* slot =
-        rings + of_warp * Config::kRingBytes + state.free_slot[of_warp] * 2 * Config::kTileBytes;
-    return reinterpret_cast<float*>(slot) + r * Config::HEAD_DIM + column;
-  };
-
   sum.softmax.finish(exponent);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int i = 0; i < 2 * Config::MT; ++i) {
     if (lane % 4 == 0) {
-      state.sums[warp][lane_row(h)] = {sum.softmax.m[0][h], sum.softmax.l[0][h]};
+      state.sums[warp][lane_row(i / 2, i % 2)] = {sum.softmax.m[i / 2][i % 2],
+                                                  sum.softmax.l[i / 2][i % 2]};
     }
   }
-  if (lane == 0) state.free_slot[warp] = free_slot;
-  __syncthreads();
+  if (lane == 0) state.staging[warp] = staging;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int r = lane_row(h);
-    if (r >= state.work.rows) continue;
-    float weight = weight_of(sum.softmax.m[0][h], row_maximum(state, r));
-    float* part = part_of(warp, r, lane % 4 * 2);
+  for (int mt = 0; mt < Config::MT; ++mt) {
+    const int first = mt * kFragmentRows;
+    const int rows = imin(state.work.rows - first, kFragmentRows);
 #pragma unroll
-    for (int dt = 0; dt < Config::DT; ++dt) {
-      float2 pair = {weight * sum.rO[0][dt][2 * h], weight * sum.rO[0][dt][2 * h + 1]};
-      *reinterpret_cast<float2*>(part + dt * 8) = pair;
+    for (int h = 0; h < 2; ++h) {
+      int r = lane_row(0, h);
+      if (r >= rows) continue;
+      float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM + lane % 4 * 2;
+#pragma unroll
+      for (int dt = 0; dt < Config::DT; ++dt) {
+        float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
+        *reinterpret_cast<float2*>(part + dt * 8) = pair;
+      }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < state.work.rows * kColumns; i += Config::kThreads) {
-    int r = i / kColumns;
-    int column = i % kColumns * 4;
-    int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
-    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
-    float l = 0.0f;
-    float m = row_maximum(state, r);
+    for (int i = threadIdx.x; i < rows * kColumns; i += Config::kThreads) {
+      int r = first + i / kColumns;
+      int column = i % kColumns * 4;
+      int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
+      float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+      float l = 0.0f;
+      float m = row_maximum(state, r);
 #pragma unroll
-    for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
-      float4 part = *reinterpret_cast<const float4*>(part_of(of_warp, r, column));
-      out = {out.x + part.x, out.y + part.y, out.z + part.z, out.w + part.w};
-      l = fmaf(weight_of(state.sums[of_warp][r].x, m), state.sums[of_warp][r].y, l);
+      for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
+        float4 part = *reinterpret_cast<const float4*>(rings + state.staging[of_warp] + 16 * i);
+        float weight = weight_of(state.sums[of_warp][r].x, m);
+        out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
+               fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
+        l = fmaf(weight, state.sums[of_warp][r].y, l);
+      }
+      if (column < partials.head_dim) {
+        *reinterpret_cast<float4*>(partials.out + at * partials.head_dim + column) = out;
+      }
+      if (column == 0) partials.state[at] = {m, l};
     }
-    if (column < partials.head_dim) {
-      *reinterpret_cast<float4*>(partials.out + at * partials.head_dim + column) = out;
-    }
-    if (column == 0) partials.state[at] = {m, l};
+    __syncthreads();  // the parts and sums may be overwritten
   }
-  __syncthreads();  // the slots may be filled again
   sum.init();
 }
 
-template <typename Config, bool kStrided>
+template <typename Config, Kind kKind>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     split_kernel(const __grid_constant__ AttentionParams params,
                  const __grid_constant__ GridPlan grid, const Partials partials, bool aligned) {
   constexpr int kStages = Config::kStages;
   using State = TileState<Config>;
-  using Loader = KeyLoader<Config, kStrided>;
-  static_assert(Config::kSmemBytes + sizeof(State) <= kSmemLimit, "fits every device it serves");
+  using Loader = KeyLoader<Config, kKind>;
+  constexpr bool kPlain = kKind == Kind::kPlain;
+  static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
+                "fits every device it serves");
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);
-  const Pattern pattern = pattern_of<kStrided>(params);
-  if (threadIdx.x < 32) prepare_tile(params, pattern, grid, state);
+  const Pattern pattern = pattern_of<kKind>(params);
+  if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
   __syncthreads();
   const Work& work = state.work;
   if (work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
@@ -192,26 +202,38 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (chunk == end) return;
 
   const int warp = threadIdx.x / 32;
-  const uint32_t ring = ptx::shared_address(smem) + warp * Config::kRingBytes;
-  const RowLoader<Config> rows = {params.head_dim, aligned};
+  // Behind a shuffle, so that the compiler keeps it instead of making it anew in every step.
+  const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
+  const RowLoader<Config> rows = {kPlain ? Config::HEAD_DIM : params.head_dim, kPlain || aligned};
   typename Config::Products products;
   const Walk walk = {pattern, state.walk, grid.chunk_steps, chunk, end, warp, Config::kWarps};
   Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
 
-  const bool transformed = !scale_suffices(params) || params.scale >= kLargeScale;
+  const bool transformed = !kPlain && !has_plain_scores(params);
   const Exponent exponent = {transformed ? kLog2e : params.scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
   int slot = 0;
   int load_slot = 0;
+  // Queries for registers pass through the slot that is filled last.
+  uint32_t queries = Loader::keys(ring, kStages - 1);
+  if constexpr (Config::kQueryRegisters) {
+    load_queries(params, state, rows, 0, queries);
+  } else {
+    const uint32_t fragment = kFragmentRows * Config::kPitch;
+    queries = ptx::shared_address(smem) + Config::kWarps * Config::kRingBytes;
+    if (warp < Config::MT) load_queries(params, state, rows, warp, queries + warp * fragment);
+  }
+  ptx::cp_async_commit();
 #pragma unroll 1
   for (int loaded = 1;; ++loaded) {
     __syncwarp();  // what lies in the slot to fill has been read
     if (loaded >= kStages) {
       const int32_t next_chunk = state.steps[warp][slot].chunk;
+      const int32_t staging = Loader::keys(warp * Config::kRingBytes, load_slot);
 #pragma unroll 1
       for (; chunk < next_chunk; ++chunk) {
-        store_chunk(sum, exponent, params, state, partials, chunk, smem, load_slot);
+        store_chunk(sum, exponent, params, state, partials, chunk, smem, staging);
       }
       if (chunk == end) break;
     }
@@ -219,10 +241,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_slot = load_slot + 1 == kStages ? 0 : load_slot + 1;
     if (loaded < kStages) {
       if (loaded < kStages - 1) continue;
-      // The first keys are on their way: now the queries, through the slot that is filled last.
-      load_queries(params, state, rows, Loader::keys(ring, load_slot));
-      __syncwarp();
-      products.start(Loader::keys(ring, load_slot));
+      ptx::cp_async_wait<kStages - 1>();  // the queries have landed, behind them are the first keys
+      if constexpr (Config::kQueryRegisters) {
+        __syncwarp();
+      } else {
+        __syncthreads();
+      }
+      products.start(queries);
       continue;
     }
 
@@ -233,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     products.scores(rS, Loader::keys(ring, slot));
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);
     if (transformed) transform_scores<Config>(rS, params, pattern, state, step);
-    float rescale[1][2];
+    float rescale[Config::MT][2];
     sum.softmax.update(rS, exponent, rescale);
     typename Config::Products::Slice rP[1];
     products.round(rP[0], rS, 0);

@@ -7,11 +7,9 @@
 
 namespace sparse_attn::cuda::decode {
 
-template <typename Config>
-Status launch_config(const AttentionParams& params, const LaunchPlan& plan) {
-  const Pattern& pattern = params.pattern;
-  bool strided = pattern.dilation > 1 || pattern.lead.step > 1;
-  auto kernel = strided ? split_kernel<Config, true> : split_kernel<Config, false>;
+template <typename Config, Kind kKind>
+Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
+  auto kernel = split_kernel<Config, kKind>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
   if (error != cudaSuccess) return to_status(error);
@@ -21,12 +19,24 @@ Status launch_config(const AttentionParams& params, const LaunchPlan& plan) {
   return launched();
 }
 
+template <typename T, int HEAD_DIM>
+Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
+  using Flat = Config<T, HEAD_DIM, kFragmentRows>;
+  Kind kind = kind_of(params, HEAD_DIM, plan.aligned);
+  if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);
+  if constexpr (has_tall_tiles(HEAD_DIM)) {
+    if (plan.grid.tile_rows == kTallRows) {
+      return launch_kernel<Config<T, HEAD_DIM, kTallRows>, Kind::kGeneral>(params, plan);
+    }
+  }
+  if (kind == Kind::kPlain) return launch_kernel<Flat, Kind::kPlain>(params, plan);
+  return launch_kernel<Flat, Kind::kGeneral>(params, plan);
+}
+
 template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchPlan& plan) {
-  if (params.dtype == Dtype::kFloat16) {
-    return launch_config<Config<__half, HEAD_DIM>>(params, plan);
-  }
-  return launch_config<Config<__nv_bfloat16, HEAD_DIM>>(params, plan);
+  if (params.dtype == Dtype::kFloat16) return launch_type<__half, HEAD_DIM>(params, plan);
+  return launch_type<__nv_bfloat16, HEAD_DIM>(params, plan);
 }
 
 }  // namespace sparse_attn::cuda::decode

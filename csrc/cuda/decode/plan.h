@@ -6,16 +6,19 @@
 #include <cstdint>
 
 #include "../../params.h"
+#include "../common/plain_scores.h"
 
 namespace sparse_attn::cuda::decode {
 
-constexpr int32_t kTileRows = 16;  // packed query rows of a tile
-constexpr int32_t kStepKeys = 16;  // keys that a warp loads and multiplies at once
+constexpr int32_t kFragmentRows = 16;  // of mma
+constexpr int32_t kTallRows = 32;      // packed query rows of a tile where there are more than that
+constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies at once
 
 /// The grid of a call.
 struct GridPlan {
   int32_t classes = 1;       // residue classes that have rows
   int32_t heads_packed = 1;  // query heads whose rows share tiles
+  int32_t tile_rows = 16;    // packed query rows of a tile
   int32_t row_tiles = 1;     // of the packed rows of a class
   int32_t tiles = 1;         // row tiles that read one key head
   int32_t chunk_steps = 1;   // steps of a chunk
@@ -43,8 +46,36 @@ constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
 
-/// `resident` is the number of thread blocks that the device holds at once.
-inline GridPlan plan_grid(const AttentionParams& params, int32_t resident) {
+/// What a kernel leaves out: what its calls do not have is constant to it, which makes it short. A
+/// cold call fetches its code from memory.
+enum class Kind {
+  kPlain,    // a window on keys that all exist, scores that need no more than their scale
+  kGeneral,  // all but strided views
+  kStrided,
+};
+
+/// Whether some view of the keys is strided.
+inline bool is_strided(const Pattern& pattern) {
+  return pattern.dilation > 1 || pattern.lead.step > 1;
+}
+
+/// The kind of kernel that serves a call, compiled for a head dim.
+inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim, bool aligned) {
+  const Pattern& pattern = params.pattern;
+  if (is_strided(pattern)) return Kind::kStrided;
+  bool plain = !pattern.list.present() && pattern.lead.length == 0 && pattern.global_count == 0 &&
+               params.bounds.data == nullptr && has_plain_scores(params) && aligned &&
+               params.head_dim == compiled_head_dim;
+  return plain ? Kind::kPlain : Kind::kGeneral;
+}
+
+/// What a device has for the kernels of a head dim.
+struct DeviceShape {
+  int32_t resident = 1;  // thread blocks that it holds at once
+  bool tall = false;     // room for tiles of kTallRows
+};
+
+inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& device) {
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
   GridPlan plan;
@@ -52,7 +83,10 @@ inline GridPlan plan_grid(const AttentionParams& params, int32_t resident) {
   plan.classes = pattern.classes(params.seq_q);
   plan.heads_packed = list_per_head ? 1 : params.group();
   int32_t class_rows = ceil_div(params.seq_q, pattern.dilation);
-  plan.row_tiles = ceil_div(plan.heads_packed * class_rows, kTileRows);
+  int32_t rows = plan.heads_packed * class_rows;
+  plan.tile_rows =
+      device.tall && rows > kFragmentRows && !is_strided(pattern) ? kTallRows : kFragmentRows;
+  plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
   int32_t reach = main_reach(params);
@@ -72,7 +106,8 @@ inline GridPlan plan_grid(const AttentionParams& params, int32_t resident) {
 
   int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.tiles;
   constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernel_ladder.md
-  while (blocks * plan.splits * 2 <= int64_t{kWaves} * resident && plan.splits < plan.max_chunks) {
+  while (blocks * plan.splits * 2 <= int64_t{kWaves} * device.resident &&
+         plan.splits < plan.max_chunks) {
     plan.splits *= 2;
   }
   return plan;

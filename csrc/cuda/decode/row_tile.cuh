@@ -7,15 +7,18 @@
 
 namespace sparse_attn::cuda::decode {
 
-/// The pattern of a call. Where no view is strided their steps are constants, which spares the
-/// divisions.
-template <bool kStrided>
+/// The pattern of a call, with constants for what a kernel's kind leaves out: divisions, views.
+template <Kind kKind>
 __device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
   Pattern pattern = params.pattern;
   pattern.global_bits = nullptr;
-  if constexpr (!kStrided) {
+  if constexpr (kKind != Kind::kStrided) {
     pattern.dilation = 1;
-    pattern.lead = {0, 1, pattern.lead.length};
+    pattern.lead = {0, 1, kKind == Kind::kPlain ? 0 : pattern.lead.length};
+  }
+  if constexpr (kKind == Kind::kPlain) {
+    pattern.list = {};
+    pattern.global_count = 0;
   }
   return pattern;
 }
@@ -42,10 +45,10 @@ struct TileState {
   const typename Config::T* key_head;  // [Skv, D] of the batch entry and key head
   const typename Config::T* value_head;
   WalkPlan walk;
-  TileRow rows[kTileRows];
-  Step steps[Config::kWarps][Config::kStages];  // in each warp's ring
-  float2 sums[Config::kWarps][kTileRows];       // m and l of each warp's part of a chunk
-  int32_t free_slot[Config::kWarps];            // where its part of the output lies
+  TileRow rows[Config::TILE_ROWS];
+  Step steps[Config::kWarps][Config::kStages];     // in each warp's ring
+  float2 sums[Config::kWarps][Config::TILE_ROWS];  // m and l of each warp's part of a chunk
+  int32_t staging[Config::kWarps];                 // where its part of the output lies
 };
 
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
@@ -58,7 +61,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   block /= grid.splits;
   work.key_head = block % params.heads_kv;
   work.batch = block / params.heads_kv;
-  work.first_row = tile % grid.row_tiles * kTileRows;
+  work.first_row = tile % grid.row_tiles * grid.tile_rows;
   tile /= grid.row_tiles;
   uint32_t residue = 0;
   if (pattern.dilation > 1) {
@@ -67,7 +70,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   }
   work.first_head = work.key_head * params.group() + tile;
   work.slice = make_slice(pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
-  work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, kTileRows);
+  work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;
 }
 
@@ -92,7 +95,7 @@ __device__ __forceinline__ Bounds reduce_bounds(Interval keys, int32_t seq_kv) {
 }
 
 /// Fills the state; one warp calls it.
-template <typename Config>
+template <typename Config, Kind kKind>
 __device__ __forceinline__ void prepare_tile(const AttentionParams& params, const Pattern& pattern,
                                              const GridPlan& grid, TileState<Config>& state) {
   Work work = find_work(params, pattern, grid);
@@ -107,7 +110,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   row.query = work.slice.rows.at(r);
   Bounds bounds = unbounded(params.seq_kv);
   Interval keys = bounds.any;
-  if (params.bounds.data != nullptr) {
+  if (kKind != Kind::kPlain && params.bounds.data != nullptr) {
     keys = params.bounds.row(work.batch, row.head, row.query, params.seq_kv);
     bounds = reduce_bounds(keys, params.seq_kv);
   }
@@ -116,7 +119,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
     row.main = seen_main(pattern, seen);
     row.lead = seen_lead(pattern, work.slice, seen);
   }
-  if (lane < kTileRows) state.rows[lane] = row;
+  if (lane < Config::TILE_ROWS) state.rows[lane] = row;
   if (lane == 0) {
     state.key_head = head_of<typename Config::T>(params.key, work);
     state.value_head = head_of<typename Config::T>(params.value, work);
@@ -141,48 +144,40 @@ struct RowLoader {
   /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
   __device__ __forceinline__ void load(uint32_t to, const T* from, int64_t stride,
                                        Interval valid) const {
-    if (column() >= head_dim) valid = {};
     from += row(0) * stride + column();
-    if (aligned) {
+    if (aligned && head_dim == Config::HEAD_DIM && valid.holds({0, kStepKeys})) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        ptx::cp_async_16(place(to, pass), from, valid.contains(row(pass)));
+        ptx::cp_async_16(place(to, pass), from, true);
         from += kRowsAtOnce * stride;
       }
-    } else {
+      return;
+    }
 #pragma unroll 1
-      for (int pass = 0; pass < kPasses; ++pass) {
-        bool exists = valid.contains(row(pass));
-        ptx::store_shared_16(place(to, pass), exists ? load_unaligned(from) : uint4{});
-        from += kRowsAtOnce * stride;
-      }
+    for (int pass = 0; pass < kPasses; ++pass) {
+      copy(to, pass, from, valid.contains(row(pass)));
+      from += kRowsAtOnce * stride;
     }
   }
 
-  /// Row r lies at row_of(r), or is zero where that is null; done on return.
+  /// Row r lies at row_of(r); rows from `count` on become zeros.
   template <typename RowOf>
-  __device__ __forceinline__ void load_each(uint32_t to, const RowOf& row_of) const {
-    if (aligned) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        copy_row(to, pass, row_of(row(pass)),
-                 [](const T* from) { return *reinterpret_cast<const uint4*>(from); });
-      }
-    } else {
+  __device__ __forceinline__ void load_each(uint32_t to, int count, const RowOf& row_of) const {
 #pragma unroll 1
-      for (int pass = 0; pass < kPasses; ++pass) {
-        copy_row(to, pass, row_of(row(pass)), [](const T* from) { return load_unaligned(from); });
-      }
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int r = imin(row(pass), count - 1);
+      copy(to, pass, row_of(r) + column(), r == row(pass));
     }
   }
 
  private:
-  template <typename Load>
-  __device__ __forceinline__ void copy_row(uint32_t to, int pass, const T* from,
-                                           const Load& load_from) const {
-    uint4 bits = {0, 0, 0, 0};
-    if (from != nullptr && column() < head_dim) bits = load_from(from + column());
-    ptx::store_shared_16(place(to, pass), bits);
+  __device__ __forceinline__ void copy(uint32_t to, int pass, const T* from, bool exists) const {
+    exists = exists && column() < head_dim;
+    if (aligned) {
+      ptx::cp_async_16(place(to, pass), from, exists);
+    } else {
+      ptx::store_shared_16(place(to, pass), exists ? load_unaligned(from) : uint4{});
+    }
   }
 
   __device__ __forceinline__ static int row(int pass) {
@@ -190,7 +185,10 @@ struct RowLoader {
   }
   __device__ __forceinline__ static int column() { return threadIdx.x % kLanesPerRow * kElements; }
   __device__ __forceinline__ static uint32_t place(uint32_t to, int pass) {
-    return to + swizzled<Config::kPitch>(row(pass), threadIdx.x % kLanesPerRow);
+    // The rows of a pass differ in the bits that pass 0 leaves, so their swizzle is one more xor.
+    const uint32_t first = to + swizzled<Config::kPitch>(row(0), threadIdx.x % kLanesPerRow);
+    const int rows = pass * kRowsAtOnce;
+    return (first ^ (rows % 8 * kChunkBytes)) + rows * Config::kPitch;
   }
 };
 
