@@ -111,16 +111,17 @@ SCORES = {
     "uniform": dict(scale=0.0),
     "negative-scale": dict(scale=-0.3, softcap=2.0),
     "padding-mask": dict(attn_mask=torch.arange(3000)[None, None, None] % 3 > 0),
-    "bias": dict(attn_mask=torch.linspace(-2, 2, 4 * 2 * 3000).view(1, 4, 2, 3000)),
+    "bias": dict(attn_mask=torch.linspace(-2, 2, 4 * 12 * 3000).view(1, 4, 12, 3000)),
 }
 
 
+@pytest.mark.parametrize("Sq", [2, 12])
 @pytest.mark.parametrize("common", SCORES.values(), ids=SCORES)
-def test_score_modifiers(split, device, common):
-    tensors = Shape(2, 4, 2, 2, 3000, 64).make(device, torch.float16)
+def test_score_modifiers(split, device, common, Sq):
+    tensors = Shape(2, 4, 2, Sq, 3000, 64).make(device, torch.float16)
     common = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in common.items()}
     if common.get("attn_mask") is not None and common["attn_mask"].is_floating_point():
-        common["attn_mask"] = common["attn_mask"].half()
+        common["attn_mask"] = common["attn_mask"][:, :, :Sq].half()
     for pattern in (sa.Full(), sa.Band((900, 0), sinks=10), sa.Dilated(100, 3)):
         check(split, tensors, pattern, **common)
 
@@ -140,10 +141,11 @@ def test_keys_beyond_the_length_never_count(split, device):
     assert torch.equal(split(query, key, value, sa.Full(), key_bounds=bounds), want)
 
 
+@pytest.mark.parametrize("Sq", [2, 12])
 @pytest.mark.parametrize("name", [name for name in LONG if name != "block-topk"])
-def test_bits_of_a_row_are_its_own(split, device, name):
+def test_bits_of_a_row_are_its_own(split, device, name, Sq):
     """Neither batch, nor other heads, nor their bounds, nor the run change a row."""
-    shape = Shape(3, 8, 2, 2, 6007, 64)
+    shape = Shape(3, 8, 2, Sq, 6007, 64)
     query, key, value = shape.make(device, torch.float16)
     pattern = LONG[name](shape, device)
     bounds = bounds_of_rows(shape, device)
@@ -161,6 +163,20 @@ def test_bits_of_a_row_are_its_own(split, device, name):
             its = sa.BlockSparse(sa.BlockLayout.from_mask(mask, 128, 128))
         one = split(*own, its, key_bounds=bounds[b : b + 1, h : h + 1], **common)
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
+
+
+@pytest.mark.parametrize("Sq", [1, 12])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_bounds_that_hold_every_key_change_no_bit(split, device, head_dim, Sq):
+    """Calls without bounds have a kernel of their own."""
+    tensors = Shape(2, 4, 2, Sq, 5003, head_dim).make(device, torch.bfloat16)
+    bounds = torch.tensor([0, 5003], dtype=torch.int32, device=device).expand(2, 1, Sq, 2)
+    for pattern in (sa.Full(), sa.Band((1500, 20))):
+        for is_causal in (False, True):
+            common = dict(is_causal=is_causal, return_lse=True)
+            plain = split(*tensors, pattern, **common)
+            general = split(*tensors, pattern, key_bounds=bounds, **common)
+            assert all(map(torch.equal, plain, general))
 
 
 def test_graph_follows_a_growing_cache(split, device):
