@@ -27,6 +27,20 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 #endif
 }
 
+/// The same for bytes that are read once: their lines are the first to leave the L2 cache.
+__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+      : "memory");
+#else
+  cp_async_16(to, from, valid);
+#endif
+}
+
 /// Closes the group of the copies made since the last one.
 __device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
