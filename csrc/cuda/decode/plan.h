@@ -75,6 +75,7 @@ struct DeviceShape {
   bool tall = false;     // room for tiles of kTallRows
 };
 
+/// The grid of a call on a device.
 inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& device) {
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
