@@ -37,6 +37,7 @@ def uneven(length, block_q, block_kv, device):
 
 PATTERNS = {
     "causal": (LENGTH, lambda device: sa.Full(), {"is_causal": True}),
+    "wide-band": (LENGTH, lambda device: sa.Band(1500), {}),
     "lists": (LENGTH, lambda device: uneven(LENGTH, 128, 128, device), {}),
     "low-lists": (LENGTH, lambda device: uneven(LENGTH, 64, 32, device), {}),
     "global-rows": (LENGTH, lambda device: sa.Band(60, global_tokens=100), {}),
