@@ -18,10 +18,10 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
       int32_t place;
       const float* panel =
           keys_.panel(chunk.axis, tile_.slice, run.begin + piece.begin - column, &place);
-      math_.bfloat->scores(
-          query + int64_t{row} * head_dim, rows, head_dim, reinterpret_cast<const uint16_t*>(panel),
-          ceil_div(place + piece.size(), kPanelKeys),
-          scratch_.scores + row * plan_.score_stride + piece.begin - place, plan_.score_stride);
+      math_.bfloat->scores(query + int64_t{row} * head_dim, rows, head_dim,
+                           reinterpret_cast<const uint16_t*>(panel),
+                           ceil_div(place + piece.size(), kPanelKeys),
+                           scores_ + row * score_stride_ + piece.begin - place, score_stride_);
     }
     column += run.length;
   }
@@ -62,8 +62,8 @@ void QueryTile::bfloat_values(const Chunk& chunk, const Span* visible) {
     while (first < end && blocks[first].column + kBfloatRows <= seen.begin) ++first;
     while (first < end && blocks[end - 1].column >= seen.end) --end;
     if (first == end || seen.empty()) continue;
-    math_.bfloat->values(scratch_.scores + row * plan_.score_stride, plan_.score_stride, rows,
-                         blocks + first, end - first, head_dim, scratch_.rounded,
+    math_.bfloat->values(scores_ + row * score_stride_, score_stride_, rows, blocks + first,
+                         end - first, head_dim, scratch_.rounded,
                          scratch_.out + int64_t{row} * head_dim);
   }
 }

@@ -36,8 +36,7 @@ void QueryTile::panel_keys(const Chunk& chunk) {
                                   : scratch_.key + int64_t{first - place} * head_dim;
       math_.panel_scores(query_ + row * query_stride_, query_stride_, rows, head_dim, panel,
                          ceil_div(place + piece.size(), kPanelKeys),
-                         scratch_.scores + row * plan_.score_stride + piece.begin - place,
-                         plan_.score_stride);
+                         scores_ + row * score_stride_ + piece.begin - place, score_stride_);
     });
     column += run.length;
   }
@@ -58,8 +57,8 @@ void QueryTile::panel_values(const Chunk& chunk, const Span* seen) {
       }
       column += run.length;
     }
-    math_.panel_values(scratch_.scores + row * plan_.score_stride + columns.begin,
-                       plan_.score_stride, rows, runs, num_runs, stride, params_.head_dim,
+    math_.panel_values(scores_ + row * score_stride_ + columns.begin, score_stride_, rows, runs,
+                       num_runs, stride, params_.head_dim,
                        scratch_.out + int64_t{row} * params_.head_dim);
   });
 }

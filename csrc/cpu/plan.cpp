@@ -1,6 +1,8 @@
 // Tile sizes, from measurements on 2 cores of an EPYC 7003 with 512 KiB of L2 a core.
 #include "plan.h"
 
+#include <algorithm>
+
 #include "chunks.h"
 #include "vector_math.h"
 
@@ -12,7 +14,11 @@ constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which
 constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
 constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
-constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's candidates for token top-k
+constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's scores for token top-k
+constexpr int64_t kTopkRows = 24;                    // in steps: whole groups of 6 and of 12
+constexpr int64_t kWholeColumns = 4096;  // of whole rows of scores, where few of them are kept
+constexpr int64_t kDenseShare = 3;       // of the keys 1/3: so many kept values are worth zeros
+constexpr int64_t kBfloatDenseShare = 18;
 
 /// Keys that a row of the main view sees at most.
 int32_t reach(const AttentionParams& params) {
@@ -49,12 +55,34 @@ TopkRoom topk_room(const AttentionParams& params) {
   return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
 }
 
+/// Columns up to which top-k takes the dense product, and keeps whole rows of scores, if its tiles
+/// visit one run of keys.
+void fit_topk(const AttentionParams& params, Plan* plan) {
+  const Pattern& pattern = params.pattern;
+  bool one_run =
+      pattern.lead.length == 0 && params.global_tokens == nullptr && !pattern.list.present();
+  if (!one_run || params.seq_q <= kFewRows) return;
+  int64_t share = use_bfloat(params) ? kBfloatDenseShare : kDenseShare, k = pattern.topk;
+  int64_t whole = std::max((share + 1) * k, kWholeColumns);
+  plan->dense_columns = static_cast<int32_t>(std::min(share * k, int64_t{params.seq_kv}));
+  plan->whole_columns = static_cast<int32_t>(std::min(whole, int64_t{params.seq_kv}));
+  // Room for a row that begins and ends inside a panel; a line more than whole lines keeps rows out
+  // of the same cache sets.
+  plan->whole_stride = round_up(plan->whole_columns, kPanelKeys) + 3 * kPanelKeys;
+}
+
+int32_t topk_rows(const AttentionParams& params) {
+  Plan plan;
+  fit_topk(params, &plan);
+  bool whole = plan.whole_columns == params.seq_kv;
+  int64_t fit = kTopkFloats / (whole ? plan.whole_stride : 2 * topk_room(params).stride);
+  int64_t step = use_bfloat(params) ? kBfloatRows : kTopkRows;
+  return static_cast<int32_t>(std::max(step, std::min(fit / step * step, int64_t{kPanelRows})));
+}
+
 /// Rows of a tile: many amortise the packing inside BLAS, few waste less at the window's edges.
 int32_t preferred_rows(const AttentionParams& params) {
-  if (params.pattern.topk > 0) {
-    int64_t fit = kTopkFloats / (2 * topk_room(params).stride);
-    return static_cast<int32_t>(fit < 16 ? 16 : fit > kPanelRows ? kPanelRows : fit);
-  }
+  if (params.pattern.topk > 0) return topk_rows(params);
   if (use_panels(params) || use_bfloat(params)) return kPanelRows;
   int32_t keys = reach(params);
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
@@ -127,7 +155,10 @@ Plan make_plan(const AttentionParams& params, int32_t num_workers) {
   plan.chunk_keys = chunk_keys(params);
   // One line more than a power of two keeps rows out of the same cache sets.
   plan.score_stride = round_up(plan.chunk_keys, 16) + 16;
-  if (params.pattern.topk > 0) plan.topk = topk_room(params);
+  if (params.pattern.topk > 0) {
+    plan.topk = topk_room(params);
+    fit_topk(params, &plan);
+  }
   plan.num_workers = num_workers;
   return plan;
 }

@@ -64,7 +64,12 @@ struct Plan {
   PackCut pack;
   int32_t chunk_keys = 0;    // columns of a tile of scores
   int64_t score_stride = 0;  // floats from a row of scores to the next
-  TopkRoom topk;             // of a row's candidates, for token top-k
+  // For token top-k: tiles of up to whole_columns keep whole rows of scores, others candidates; of
+  // those, tiles of up to dense_columns multiply zeros too.
+  int32_t whole_columns = 0;
+  int32_t dense_columns = 0;
+  int64_t whole_stride = 0;
+  TopkRoom topk;  // of a row's candidates
   int32_t num_workers = 1;
 };
 

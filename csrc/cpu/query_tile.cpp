@@ -36,6 +36,8 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
     rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
   }
   if (params.pattern.topk == 0) return;
+  if (plan.whole_columns > 0) whole_scores = arena->take<float>(max_rows * plan.whole_stride);
+  if (plan.dense_columns == params.seq_kv) return;
   kept = arena->take<TopkRow>(max_rows);
   kept_scores = arena->take<float>(max_rows * plan.topk.stride);
   kept_columns = arena->take<int32_t>(max_rows * plan.topk.stride);
@@ -61,7 +63,9 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       mask_(params, pattern, math, scratch.mask),
       bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
-      row_by_row_(!panels_ && tile.rows.size() <= kFewRows) {}
+      row_by_row_(!panels_ && tile.rows.size() <= kFewRows),
+      scores_(scratch.scores),
+      score_stride_(plan.score_stride) {}
 
 bool QueryTile::transforms() const {
   return mask_.present() || params_.softcap != 0 || !(params_.scale > 0);
@@ -129,18 +133,18 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
   }
   Matrix query(scratch_.query, tile_.size(), head_dim, head_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
-    float* scores = scratch_.scores + column;
+    float* scores = scores_ + column;
     if (row_by_row_) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
         math_.row_scores(scratch_.query + int64_t{row} * head_dim, key, length, head_dim,
-                         scores + row * plan_.score_stride);
+                         scores + row * score_stride_);
       }
       return true;
     }
     return multiply(
         query,
         Matrix::transposed(static_cast<const float*>(key.data), length, head_dim, key.stride),
-        Matrix(scores, tile_.size(), length, plan_.score_stride), false);
+        Matrix(scores, tile_.size(), length, score_stride_), false);
   });
 }
 
@@ -154,15 +158,15 @@ bool QueryTile::multiply_values(const Chunk& chunk, const Span* seen, bool first
   }
   Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
-    const float* weights = scratch_.scores + column;
+    const float* weights = scores_ + column;
     if (row_by_row_) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        math_.row_accumulate(weights + row * plan_.score_stride, nullptr, length, value, head_dim,
+        math_.row_accumulate(weights + row * score_stride_, nullptr, length, value, head_dim,
                              scratch_.out + int64_t{row} * head_dim);
       }
       return true;
     }
-    return multiply(Matrix(weights, tile_.size(), length, plan_.score_stride),
+    return multiply(Matrix(weights, tile_.size(), length, score_stride_),
                     Matrix(static_cast<const float*>(value.data), length, head_dim, value.stride),
                     out, !(first && column == 0));
   });
@@ -175,9 +179,8 @@ void QueryTile::find_visible(const Chunk& chunk) {
   }
   RowView view(pattern_, tile_, chunk);
   for (int32_t row = 0; row < tile_.size(); ++row) {
-    scratch_.visible[row] =
-        masked ? view.columns(scratch_.rows[row], scratch_.scores + row * plan_.score_stride)
-               : Span{0, chunk.columns};
+    scratch_.visible[row] = masked ? view.columns(scratch_.rows[row], scores_ + row * score_stride_)
+                                   : Span{0, chunk.columns};
   }
 }
 
@@ -198,14 +201,14 @@ void QueryTile::transform_row(const Chunk& chunk, int32_t row, float* scores, fl
   Span span = scratch_.visible[row];
   if (span.begin >= span.end) return;
   const float* terms = mask_.present() ? mask_.row(tile_, chunk, row) + span.begin : nullptr;
-  math_.transform(scores + row * plan_.score_stride + span.begin, span.end - span.begin, scale,
+  math_.transform(scores + row * score_stride_ + span.begin, span.end - span.begin, scale,
                   params_.softcap, terms);
 }
 
 SoftmaxTile QueryTile::softmax_tile() const {
   SoftmaxTile softmax;
-  softmax.scores = scratch_.scores;
-  softmax.stride = plan_.score_stride;
+  softmax.scores = scores_;
+  softmax.stride = score_stride_;
   softmax.rows = tile_.size();
   softmax.visible = scratch_.visible;
   softmax.m = scratch_.m;
@@ -226,7 +229,7 @@ bool QueryTile::run_online() {
     ran = score(chunk);
     if (transforms()) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        transform_row(chunk, row, scratch_.scores, params_.scale);
+        transform_row(chunk, row, scores_, params_.scale);
       }
     }
     softmax.columns = chunk.columns;

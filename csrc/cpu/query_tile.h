@@ -29,6 +29,7 @@ struct TileScratch {
   uint16_t* edges = nullptr;    // [2 runs, 32, D], blocks of values with rows outside their run
   uint16_t* rounded = nullptr;  // [32 rows, blocks of a chunk, 32], P
   // For top-k:
+  float* whole_scores = nullptr;    // [rows, whole_stride]
   TopkRow* kept = nullptr;          // [rows]
   float* kept_scores = nullptr;     // [rows, topk.stride]
   int32_t* kept_columns = nullptr;  // [rows, topk.stride]
@@ -82,14 +83,26 @@ class QueryTile {
 
   // Token top-k, in topk_tile.cpp.
   bool run_topk();
-  void hide_masked(const Chunk& chunk, int32_t row, float* scores);
-  int32_t select_columns();
+  void prepare(const Chunk& chunk, int32_t row);
+  void clear_kept();
+  void finish_kept();
+  bool select_columns();
   template <class Visit>
   void for_each_again(const Visit& visit);
   Span next_kept(int32_t row, int32_t end);
   void transform_kept();
   void add_kept(const Chunk& chunk, int32_t first);
-  bool multiply_kept(const Chunk& chunk, int32_t first);
+  bool add_kept_values();
+
+  // The same on whole rows of scores, in whole_rows.cpp.
+  template <class Visit>
+  void for_each_of_whole_rows(const Visit& visit);
+  template <class Change>
+  void change_whole_rows(const Change& change);
+  int32_t find_whole_visible();
+  bool score_whole_rows();
+  void select_from_whole_rows();
+  bool multiply_whole_rows();
 
   const AttentionParams& params_;
   const Pattern& pattern_;
@@ -100,9 +113,11 @@ class QueryTile {
   HeadRows keys_;
   HeadRows values_;
   DenseMask mask_;
-  bool bfloat_;         // products of bfloat16 ...
-  bool panels_;         // ... or with panels of keys ...
-  bool row_by_row_;     // ... or by rows, instead of BLAS
+  bool bfloat_;      // products of bfloat16 ...
+  bool panels_;      // ... or with panels of keys ...
+  bool row_by_row_;  // ... or by rows, instead of BLAS
+  float* scores_;    // of the chunk, [rows, score_stride_]
+  int64_t score_stride_;
   const float* query_;  // of the tile's first row: scratch_.query, or the caller's
   int64_t query_stride_;
   bool gathered_ = false;  // the chunk's rows lie in scratch_.key and scratch_.value

@@ -53,6 +53,16 @@ inline Floats larger(Floats a, Floats b) {
 #endif
 }
 
+/// Adds 1 to the counts of the lanes in which x is less than the limit.
+inline void count_less(Floats x, Floats limit, Ints* counts) {
+#if defined(__AVX512F__)
+  __mmask16 less = _mm512_cmp_ps_mask(__m512(x), __m512(limit), _CMP_LT_OQ);
+  *counts = Ints(_mm512_mask_sub_epi32(__m512i(*counts), less, __m512i(*counts), __m512i(~Ints{})));
+#else
+  *counts -= x < limit;
+#endif
+}
+
 /// Sums by halves, in the same order on every call.
 inline float horizontal_sum(Floats x) {
   float lanes[kLanes];

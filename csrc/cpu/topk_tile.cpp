@@ -1,59 +1,64 @@
 // Token top-k of a query tile: q.k chunk by chunk, the k highest of each row, softmax over those.
 // Ranking is by scale q.k alone; softcap and the terms of attn_mask come after it, and a key that
-// attn_mask hides is no candidate.
+// attn_mask hides is no candidate. Three ways, by how many keys a tile visits and how many of them
+// are kept: candidates chunk by chunk; whole rows of scores (whole_rows.cpp), the kept values then
+// added one by one; or whole rows and the dense product.
 #include <cstring>
 
 #include "query_tile.h"
 
 namespace sparse_attn::cpu {
-namespace {
 
-constexpr int32_t kSparseShare = 3;  // fewer kept than 1/3 of the keys: values are added one by one
-
-}  // namespace
-
-/// Writes -inf over what attn_mask hides of what the row sees of the chunk.
-void QueryTile::hide_masked(const Chunk& chunk, int32_t row, float* scores) {
+/// Makes scores what keys are ranked by: times a scale that is not positive, and -inf for what
+/// attn_mask hides.
+void QueryTile::prepare(const Chunk& chunk, int32_t row) {
+  Span span = scratch_.visible[row];
+  if (span.begin >= span.end) return;
+  float* scores = scores_ + row * score_stride_;
+  if (!(params_.scale > 0)) {
+    math_.transform(scores + span.begin, span.end - span.begin, params_.scale, 0, nullptr);
+  }
   if (!mask_.present()) return;
   const float* terms = mask_.row(tile_, chunk, row);
-  Span span = scratch_.visible[row];
   for (int32_t column = span.begin; column < span.end; ++column) {
     if (terms[column] == kHidden) scores[column] = kHidden;
   }
 }
 
-/// Chooses each row's keys; returns how many columns the tile visits, -1 on failure.
-int32_t QueryTile::select_columns() {
-  int32_t columns = 0;
+void QueryTile::clear_kept() {
   for (int32_t row = 0; row < tile_.size(); ++row) {
-    scratch_.kept[row] = {scratch_.kept_scores + row * plan_.topk.stride,
-                          scratch_.kept_columns + row * plan_.topk.stride};
+    int64_t first = row * plan_.topk.stride;
+    scratch_.kept[row] = {scratch_.kept_scores + first, scratch_.kept_columns + first};
   }
-  for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
-    if (columns < 0) return;
-    mask_.begin_chunk();
-    if (!score(chunk)) {
-      columns = -1;
-      return;
-    }
-    for (int32_t row = 0; row < tile_.size(); ++row) {
-      float* scores = scratch_.scores + row * plan_.score_stride;
-      Span span = scratch_.visible[row];
-      if (span.begin >= span.end) continue;
-      int32_t seen = span.end - span.begin;
-      if (!(params_.scale > 0)) {
-        math_.transform(scores + span.begin, seen, params_.scale, 0, nullptr);
-      }
-      hide_masked(chunk, row, scores);
-      scratch_.kept[row].add(math_, plan_.topk, scores + span.begin, seen, columns + span.begin);
-    }
-    columns += chunk.columns;
-  });
+}
+
+/// Leaves each row's k highest scores and what the softmax sees of them.
+void QueryTile::finish_kept() {
   for (int32_t row = 0; row < tile_.size(); ++row) {
     scratch_.kept[row].finish(math_, plan_.topk);
     scratch_.visible[row] = {0, scratch_.kept[row].count};
   }
-  return columns;
+}
+
+/// Selects each row's keys chunk by chunk; false on failure.
+bool QueryTile::select_columns() {
+  bool ran = true;
+  int32_t first = 0;
+  clear_kept();
+  for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
+    mask_.begin_chunk();
+    ran = ran && score(chunk);
+    for (int32_t row = 0; row < tile_.size() && ran; ++row) {
+      Span span = scratch_.visible[row];
+      if (span.begin >= span.end) continue;
+      prepare(chunk, row);
+      scratch_.kept[row].add(math_, plan_.topk, scores_ + row * score_stride_ + span.begin,
+                             span.end - span.begin, first + span.begin);
+    }
+    first += chunk.columns;
+  });
+  finish_kept();
+  return ran;
 }
 
 /// Calls visit(chunk, first column) for every chunk again.
@@ -70,14 +75,14 @@ void QueryTile::for_each_again(const Visit& visit) {
 /// The row's kept entries before column `end`, from where the last call ended.
 Span QueryTile::next_kept(int32_t row, int32_t end) {
   const TopkRow& kept = scratch_.kept[row];
-  Span entries = {scratch_.cursor[row], scratch_.cursor[row]};
-  constexpr int32_t kStep = 16;  // looked at without a branch for each
-  int32_t before = kStep;
-  for (; before == kStep && entries.end + kStep <= kept.count; entries.end += before) {
-    before = 0;
-    for (int32_t i = 0; i < kStep; ++i) before += kept.columns[entries.end + i] < end;
+  int32_t begin = scratch_.cursor[row];
+  const int32_t* next = kept.columns + begin;
+  for (int32_t n = kept.count - begin; n > 0;) {  // halves without a branch on a column
+    int32_t half = (n + 1) / 2;
+    next += half * (next[half - 1] < end);
+    n -= half;
   }
-  while (entries.end < kept.count && kept.columns[entries.end] < end) ++entries.end;
+  Span entries = {begin, static_cast<int32_t>(next - kept.columns)};
   scratch_.cursor[row] = entries.end;
   return entries;
 }
@@ -115,41 +120,27 @@ void QueryTile::add_kept(const Chunk& chunk, int32_t first) {
   });
 }
 
-/// O += P v by BLAS, with zeros in P for the keys that are not kept.
-bool QueryTile::multiply_kept(const Chunk& chunk, int32_t first) {
-  int32_t count = 0;
-  for (int32_t row = 0; row < tile_.size(); ++row) {
-    float* weights = scratch_.scores + row * plan_.score_stride;
-    Span entries = next_kept(row, first + chunk.columns);
-    const TopkRow& kept = scratch_.kept[row];
-    std::memset(weights, 0, chunk.columns * sizeof(float));
-    for (int32_t i = entries.begin; i < entries.end; ++i) {
-      weights[kept.columns[i] - first] = kept.scores[i];
-    }
-    count += entries.end - entries.begin;
-  }
-  return count == 0 || multiply_values(chunk, nullptr, false);
-}
-
-bool QueryTile::run_topk() {
-  int32_t columns = select_columns();
-  if (columns < 0) return false;
+bool QueryTile::add_kept_values() {
   if (transforms()) transform_kept();
   SoftmaxTile softmax = softmax_tile();
   softmax.scores = scratch_.kept_scores;
   softmax.stride = plan_.topk.stride;
   math_.online_softmax(softmax);
   clear_out();
-  bool ran = true, sparse = row_by_row_ || pattern_.topk < columns / kSparseShare;
   for_each_again([&](const Chunk& chunk, int32_t first) {
     gather(chunk);
-    if (sparse) {
-      add_kept(chunk, first);
-    } else {
-      ran = ran && multiply_kept(chunk, first);
-    }
+    add_kept(chunk, first);
   });
-  return ran;
+  return true;
+}
+
+bool QueryTile::run_topk() {
+  int32_t columns = tile_.visited.main.size();
+  if (columns > plan_.whole_columns) return select_columns() && add_kept_values();
+  if (!score_whole_rows()) return false;
+  if (columns <= plan_.dense_columns) return multiply_whole_rows();
+  select_from_whole_rows();
+  return add_kept_values();
 }
 
 }  // namespace sparse_attn::cpu

@@ -261,6 +261,18 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
   });
 }
 
+float low_threshold(float* scores, Span seen, int32_t k) {
+  Span whole = whole_vectors(scores, seen);
+  Bracket bracket = find_threshold(scores + whole.begin, whole.end - whole.begin, k, k + k / 8);
+  if (bracket.low <= rank_of_score(-kInfinity)) return -kInfinity;
+  return score_of_rank(bracket.low == 0 ? -2 : bracket.low - 1);  // -1 is -0, which equals 0
+}
+
+void keep_only(float* scores, Span seen, int32_t k) {
+  Span whole = whole_vectors(scores, seen);
+  drop_others(scores + whole.begin, whole.end - whole.begin, k);
+}
+
 }  // namespace
 
 #define SPARSE_ATTN_NAME(isa) SPARSE_ATTN_NAME_OF(isa)
@@ -281,6 +293,8 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 panel_scores<>,
                                 panel_values<>,
                                 collect,
-                                keep_highest};
+                                keep_highest,
+                                low_threshold,
+                                keep_only};
 
 }  // namespace sparse_attn::cpu::SPARSE_ATTN_ISA

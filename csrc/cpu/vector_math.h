@@ -115,6 +115,12 @@ struct VectorMath {
   /// entries past n.
   int32_t (*keep_highest)(float* candidates, int32_t* columns, int32_t n, int32_t k, int32_t most,
                           float* threshold);
+  /// A threshold that the k highest of what the row sees are above, and few more; more than k are
+  /// seen. Entries outside the span are written, up to whole vectors.
+  float (*low_threshold)(float* scores, Span seen, int32_t k);
+  /// Writes -inf over all that the row sees but its k highest, of equal ones the first; more than k
+  /// are seen. Entries outside the span are written too, up to whole vectors. NaN is the highest.
+  void (*keep_only)(float* scores, Span seen, int32_t k);
 };
 
 /// The functions for this processor; SPARSE_ATTN_CPU_ISA=plain|avx2|avx512|amx forces a lesser set.

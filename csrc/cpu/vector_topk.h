@@ -4,6 +4,7 @@
 #pragma once
 
 #include "simd.h"
+#include "vector_threshold.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {
@@ -64,89 +65,11 @@ int32_t collect(const float* scores, int32_t n, float threshold, int32_t first, 
   return count;
 }
 
-/// Numbers in the order of the scores, without gaps between neighbours; -0 counts as 0.
-inline int64_t rank_of_score(float score) {
-  int32_t bits;
-  score += 0.0f;
-  __builtin_memcpy(&bits, &score, sizeof(bits));
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-inline float score_of_rank(int64_t rank) {
-  int32_t bits = static_cast<int32_t>(rank ^ ((rank >> 31) & 0x7fffffff));
-  float score;
-  __builtin_memcpy(&score, &bits, sizeof(score));
-  return score;
-}
-
-/// How many of n scores, a multiple of kLanes, are not below `score`.
-int32_t count_from(const float* scores, int32_t n, float score) {
-  Ints below[4] = {};
-  int32_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int k = 0; k < 4; ++k) below[k] += load<Floats>(scores + i + k * kLanes) < score;
-  }
-  for (; i < n; i += kLanes) below[0] += load<Floats>(scores + i) < score;
-  Ints sum = (below[0] + below[1]) + (below[2] + below[3]);
-  int32_t count = n;
-  for (int lane = 0; lane < kLanes; ++lane) count += sum[lane];
-  return count;
-}
-
-/// Scores by rank, low <= rank < high, and how many reach the two.
-struct Bracket {
-  int64_t low, high;
-  int32_t reach_low, reach_high;
-};
-
-Bracket bracket_all(const float* scores, int32_t n) {
-  Floats most = broadcast(-kInfinity), most_below = most;
-  for (int32_t i = 0; i < n; i += kLanes) {
-    Floats x = load<Floats>(scores + i);
-    most = larger(x, most);
-    most_below = larger(-x, most_below);
-  }
-  return {rank_of_score(-horizontal_max(most_below)), rank_of_score(horizontal_max(most)) + 1, n,
-          0};
-}
-
-/// A rank inside the bracket: by the counts at its ends, which mostly come close in few steps, or,
-/// every third time, halfway, which bounds the number of steps.
-int64_t split(const Bracket& bracket, int32_t wanted, int step) {
-  int64_t half = bracket.low + (bracket.high - bracket.low) / 2;
-  if (step % 3 == 0) return half;
-  float low = score_of_rank(bracket.low), high = score_of_rank(bracket.high - 1);
-  float part = static_cast<float>(bracket.reach_low - wanted) /
-               static_cast<float>(bracket.reach_low - bracket.reach_high);
-  float score = low + (high - low) * part;
-  if (!(score > low && score < high)) return half;
-  return rank_of_score(score);
-}
-
-/// Narrows the bracket, whose low end k or more reach, until no more than `most` reach it or it
-/// holds a single score.
-void narrow(const float* scores, int32_t n, int32_t k, int32_t most, Bracket* bracket) {
-  for (int step = 1; bracket->reach_low > most && bracket->high - bracket->low > 1; ++step) {
-    int64_t middle = split(*bracket, k + (most - k) / 2, step);
-    int32_t count = count_from(scores, n, score_of_rank(middle));
-    if (count >= k) {
-      bracket->low = middle;
-      bracket->reach_low = count;
-    } else {
-      bracket->high = middle;
-      bracket->reach_high = count;
-    }
-  }
-}
-
 int32_t keep_highest(float* candidates, int32_t* columns, int32_t n, int32_t k, int32_t most,
                      float* threshold) {
   int32_t whole = (n + kLanes - 1) / kLanes * kLanes;
-  for (int32_t i = n; i < whole; ++i) candidates[i] = candidates[0];
-  Bracket bracket = bracket_all(candidates, whole);
   for (int32_t i = n; i < whole; ++i) candidates[i] = -kInfinity;
-  bracket.reach_low = n;
-  narrow(candidates, whole, k, most, &bracket);
+  Bracket bracket = find_threshold(candidates, whole, k, most);
   float least = score_of_rank(bracket.low);
   *threshold = least;
   int32_t kept = 0;
@@ -170,6 +93,23 @@ int32_t keep_highest(float* candidates, int32_t* columns, int32_t n, int32_t k, 
     room -= tie;
   }
   return k;
+}
+
+/// Writes -inf over all but the k highest of n scores, a multiple of kLanes; more than k are there.
+void drop_others(float* scores, int32_t n, int32_t k) {
+  Bracket bracket = find_threshold(scores, n, k, k);
+  float least = score_of_rank(bracket.low);
+  if (least == -kInfinity) return;
+  for (int32_t i = 0; i < n; i += kLanes) {
+    Floats x = load<Floats>(scores + i);
+    store(scores + i, select(x < least, broadcast(-kInfinity), x));
+  }
+  int32_t surplus = bracket.reach_low - k;
+  for (int32_t i = n - 1; surplus > 0 && i >= 0; --i) {
+    if (!(scores[i] <= least) || scores[i] == -kInfinity) continue;
+    scores[i] = -kInfinity;
+    --surplus;
+  }
 }
 
 }  // namespace
