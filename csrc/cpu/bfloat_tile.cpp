@@ -27,14 +27,12 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
   }
 }
 
-/// `visible` holds the spans of the tile's rows; without it they see the whole chunk.
-void QueryTile::bfloat_values(const Chunk& chunk, const Span* visible) {
+void QueryTile::bfloat_values(const Chunk& chunk) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
   int32_t head_dim = params_.head_dim, num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t* edge = scratch_.edges;
-  Interval any = {0, chunk.columns};
-  if (visible != nullptr) any = seen_by(visible, tile_.size(), chunk.columns);
+  Interval any = seen_by(scratch_.visible, tile_.size(), chunk.columns);
   for (int32_t i = 0; i < chunk.num_runs; column += chunk.runs[i++].length) {
     const Run& run = chunk.runs[i];
     Interval piece = intersect(any, {column, column + run.length});
@@ -56,8 +54,7 @@ void QueryTile::bfloat_values(const Chunk& chunk, const Span* visible) {
   }
   for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
     int32_t rows = imin(kBfloatRows, tile_.size() - row);
-    Interval seen = {0, chunk.columns};
-    if (visible != nullptr) seen = seen_by(visible + row, rows, chunk.columns);
+    Interval seen = seen_by(scratch_.visible + row, rows, chunk.columns);
     int32_t first = 0, end = num_blocks;
     while (first < end && blocks[first].column + kBfloatRows <= seen.begin) ++first;
     while (first < end && blocks[end - 1].column >= seen.end) --end;

@@ -1,22 +1,32 @@
 // The products of a query tile with panels of keys: groups of rows, each with the columns that some
 // row of the group sees, so that windows and diagonals cost what they cover.
+#include <algorithm>
+
 #include "query_tile.h"
 
 namespace sparse_attn::cpu {
 
-/// Calls visit(first row, rows, columns) for groups of nearly equal size; `columns` holds the spans
-/// of the group's rows, or is the whole chunk when `seen` is null.
+/// Calls visit(first row, rows, columns) for groups of nearly equal size; `columns` holds what the
+/// group's rows see of the chunk's.
 template <class Visit>
-void QueryTile::for_each_group(const Chunk& chunk, const Span* seen, const Visit& visit) {
+void QueryTile::for_each_group(int32_t num_columns, const Visit& visit) {
   int32_t groups = ceil_div(tile_.size(), math_.group_rows);
   int32_t each = tile_.size() / groups, more = tile_.size() % groups;
   for (int32_t group = 0, row = 0; group < groups; ++group) {
     int32_t rows = each + (group < more);
-    Interval columns = {0, chunk.columns};
-    if (seen != nullptr) columns = seen_by(seen + row, rows, chunk.columns);
+    Interval columns = seen_by(scratch_.visible + row, rows, num_columns);
     if (!columns.empty()) visit(row, rows, columns);
     row += rows;
   }
+}
+
+/// Finds what the product with values reads of each row of P: with panels, what its group sees.
+void QueryTile::find_read(int32_t num_columns) {
+  std::fill_n(scratch_.read, tile_.size(), Span{0, num_columns});
+  if (!panels_ || bfloat_) return;
+  for_each_group(num_columns, [&](int32_t row, int32_t rows, Interval columns) {
+    std::fill_n(scratch_.read + row, rows, Span{columns.begin, columns.end});
+  });
 }
 
 void QueryTile::panel_keys(const Chunk& chunk) {
@@ -28,7 +38,7 @@ void QueryTile::panel_keys(const Chunk& chunk) {
       copy_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
                   scratch_.key);
     }
-    for_each_group(chunk, scratch_.visible, [&](int32_t row, int32_t rows, Interval columns) {
+    for_each_group(chunk.columns, [&](int32_t row, int32_t rows, Interval columns) {
       Interval piece = intersect(columns, {column, column + run.length});
       if (piece.empty()) return;
       int32_t first = piece.begin - column, place = first % kPanelKeys;
@@ -42,8 +52,8 @@ void QueryTile::panel_keys(const Chunk& chunk) {
   }
 }
 
-void QueryTile::panel_values(const Chunk& chunk, const Span* seen) {
-  for_each_group(chunk, seen, [&](int32_t row, int32_t rows, Interval columns) {
+void QueryTile::panel_values(const Chunk& chunk) {
+  for_each_group(chunk.columns, [&](int32_t row, int32_t rows, Interval columns) {
     ValueRun runs[Chunk::kMaxRuns];
     int32_t num_runs = 0, column = 0;
     int64_t stride = 0;

@@ -24,6 +24,7 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   l = arena->take<float>(max_rows);
   rows = arena->take<Row>(max_rows);
   visible = arena->take<Span>(max_rows);
+  read = arena->take<Span>(max_rows);
   if (params.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(chunk);
@@ -148,12 +149,11 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
   });
 }
 
-/// O += P v over the chunk, or O = P v at first; P is 0 outside the spans, where values may be left
-/// out.
-bool QueryTile::multiply_values(const Chunk& chunk, const Span* seen, bool first) {
+/// O += P v over the chunk, or O = P v at first; what no row sees may be left out.
+bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
   int32_t head_dim = params_.head_dim;
   if (panels_) {
-    bfloat_ ? bfloat_values(chunk, seen) : panel_values(chunk, seen);
+    bfloat_ ? bfloat_values(chunk) : panel_values(chunk);
     return true;
   }
   Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);
@@ -221,6 +221,7 @@ SoftmaxTile QueryTile::softmax_tile() const {
 
 bool QueryTile::run_online() {
   SoftmaxTile softmax = softmax_tile();
+  softmax.read = scratch_.read;
   bool first = true, ran = true;
   for_each_chunk(pattern_, tile_, plan_.chunk_keys, [&](const Chunk& chunk) {
     mask_.begin_chunk();
@@ -232,9 +233,9 @@ bool QueryTile::run_online() {
         transform_row(chunk, row, scores_, params_.scale);
       }
     }
-    softmax.columns = chunk.columns;
+    find_read(chunk.columns);
     math_.online_softmax(softmax);
-    ran = ran && multiply_values(chunk, scratch_.visible, first);
+    ran = ran && multiply_values(chunk, first);
     first = false;
   });
   return ran;

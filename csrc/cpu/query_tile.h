@@ -22,6 +22,7 @@ struct TileScratch {
   float* l = nullptr;       // [rows]
   Row* rows = nullptr;      // [rows]
   Span* visible = nullptr;  // [rows]
+  Span* read = nullptr;     // [rows], columns of P that its product with values reads
   float* mask = nullptr;    // [chunk_keys], one row of attn_mask
   float* key = nullptr;     // [chunk_keys, D], gathered blocks, or panels of a run
   float* value = nullptr;   // [chunk_keys, D]
@@ -65,17 +66,18 @@ class QueryTile {
   void gather(const Chunk& chunk);
   bool score(const Chunk& chunk);
   bool multiply_keys(const Chunk& chunk);
-  bool multiply_values(const Chunk& chunk, const Span* seen, bool first);
+  bool multiply_values(const Chunk& chunk, bool first);
   void bfloat_keys(const Chunk& chunk);
-  void bfloat_values(const Chunk& chunk, const Span* visible);
+  void bfloat_values(const Chunk& chunk);
   void panel_keys(const Chunk& chunk);
-  void panel_values(const Chunk& chunk, const Span* seen);
+  void panel_values(const Chunk& chunk);
   template <class Visit>
-  void for_each_group(const Chunk& chunk, const Span* seen, const Visit& visit);
+  void for_each_group(int32_t num_columns, const Visit& visit);
   template <class Product>
   bool for_each_part(const Chunk& chunk, const Product& product);
   void find_visible(const Chunk& chunk);
   void transform_row(const Chunk& chunk, int32_t row, float* scores, float scale);
+  void find_read(int32_t num_columns);
   SoftmaxTile softmax_tile() const;
   bool run_online();
   void clear_out();

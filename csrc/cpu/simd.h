@@ -63,6 +63,17 @@ inline void count_less(Floats x, Floats limit, Ints* counts) {
 #endif
 }
 
+/// Writes -inf over the scores that are less than the limit.
+inline void hide_less(float* scores, Floats limit) {
+  Floats x = load<Floats>(scores), hidden = broadcast(-kInfinity);
+#if defined(__AVX512F__)
+  __mmask16 less = _mm512_cmp_ps_mask(__m512(x), __m512(limit), _CMP_LT_OQ);
+  _mm512_mask_storeu_ps(scores, less, __m512(hidden));
+#else
+  store(scores, select(x < limit, hidden, x));
+#endif
+}
+
 /// Sums by halves, in the same order on every call.
 inline float horizontal_sum(Floats x) {
   float lanes[kLanes];

@@ -163,14 +163,14 @@ Span whole_vectors(float* scores, Span span) {
 void online_softmax(const SoftmaxTile& tile) {
   for (int32_t row = 0; row < tile.rows; ++row) {
     float* scores = tile.scores + row * tile.stride;
-    Span span = tile.visible[row];
+    Span span = tile.visible[row], read = tile.read == nullptr ? span : tile.read[row];
     if (span.end <= span.begin) {
-      clear(scores, 0, tile.columns);
+      clear(scores, read.begin, read.end);
       continue;
     }
     span = whole_vectors(scores, span);
-    clear(scores, 0, span.begin);
-    clear(scores, span.end, tile.columns);
+    clear(scores, read.begin, span.begin);
+    clear(scores, span.end, read.end);
     scores += span.begin;
     int32_t n = span.end - span.begin;
 

@@ -35,16 +35,16 @@ struct ValueRun {
   int32_t count = 0;
 };
 
-/// One step of the online softmax over a [rows, columns] tile of scores: scores become P, and m, l
+/// One step of the online softmax over a tile of scores: scores become P, and m, l
 /// and out take the tile in. P = 2^(factor * (score - m)), with m in the unit of the scores: a
 /// product with the factor would round or overflow before the difference is taken, and by more than
 /// 1 where scores are huge, as under masks of -1e12 or the lowest float.
 struct SoftmaxTile {
-  float* scores = nullptr;  // [rows, columns], `stride` apart
+  float* scores = nullptr;  // rows `stride` apart
   int64_t stride = 0;
   int32_t rows = 0;
-  int32_t columns = 0;
-  const Span* visible = nullptr;  // [rows]; P is 0 elsewhere
+  const Span* visible = nullptr;  // [rows]
+  const Span* read = nullptr;     // [rows], of P, which is 0 there outside `visible`; may be null
   float factor = 1.0f;            // positive; from scores to exponents of 2
   float* m = nullptr;             // [rows], -inf before the first tile
   float* l = nullptr;             // [rows], 0 before the first tile

@@ -44,7 +44,7 @@ struct Guess {
 
 /// As if scores were normal, with the mean and the deviation of some vectors; NaN where that fails.
 Guess guess_threshold(const float* scores, int32_t n, int32_t k) {
-  constexpr int32_t kSampleVectors = 64;
+  constexpr int32_t kSampleVectors = 512 / kLanes;
   int32_t step = (n / kLanes + kSampleVectors - 1) / kSampleVectors * kLanes;
   Floats sum = {}, squares = {}, count = {};
   for (int32_t i = 0; i < n; i += step) {

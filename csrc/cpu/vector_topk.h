@@ -100,10 +100,7 @@ void drop_others(float* scores, int32_t n, int32_t k) {
   Bracket bracket = find_threshold(scores, n, k, k);
   float least = score_of_rank(bracket.low);
   if (least == -kInfinity) return;
-  for (int32_t i = 0; i < n; i += kLanes) {
-    Floats x = load<Floats>(scores + i);
-    store(scores + i, select(x < least, broadcast(-kInfinity), x));
-  }
+  for (int32_t i = 0; i < n; i += kLanes) hide_less(scores + i, broadcast(least));
   int32_t surplus = bracket.reach_low - k;
   for (int32_t i = n - 1; surplus > 0 && i >= 0; --i) {
     if (!(scores[i] <= least) || scores[i] == -kInfinity) continue;

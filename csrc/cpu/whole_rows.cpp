@@ -70,7 +70,8 @@ void QueryTile::select_from_whole_rows() {
 /// Softmax and O += P v over whole rows, with -inf in place of what is not kept.
 bool QueryTile::multiply_whole_rows() {
   SoftmaxTile softmax = softmax_tile();
-  softmax.columns = find_whole_visible();
+  softmax.read = scratch_.read;
+  int32_t columns = find_whole_visible();
   for (int32_t row = 0; row < tile_.size(); ++row) {
     Span seen = scratch_.visible[row];
     if (seen.end - seen.begin <= pattern_.topk) continue;
@@ -82,12 +83,13 @@ bool QueryTile::multiply_whole_rows() {
         [&](const Chunk& chunk, int32_t row) { transform_row(chunk, row, scores_, scale); });
     find_whole_visible();
   }
+  find_read(columns);
   math_.online_softmax(softmax);
   bool ran = true, first = true;
   clear_out();
   for_each_of_whole_rows([&](const Chunk& chunk) {
     find_visible(chunk);
-    ran = ran && multiply_values(chunk, scratch_.visible, first);
+    ran = ran && multiply_values(chunk, first);
     first = false;
   });
   return ran;
