@@ -153,6 +153,16 @@ def test_rows_of_any_distribution(attend, device, dtype, kind, k):
     assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
 
 
+@pytest.mark.parametrize("kind", ["normal", "few values"])
+@pytest.mark.parametrize("k", [3, 700, 1500])
+def test_rows_of_about_4096_keys(attend, device, kind, k):
+    """On a CPU the last rows see too many keys for whole rows of scores, but for the largest k."""
+    query, key, value = skewed(kind, Shape(1, 2, 1, 130, 4300, 64), device)
+    common = {"is_causal": True, "query_offset": 4040}
+    result = attend(sa.TopK(k), query, key, value, return_lse=True, **common)
+    assert_close_to_reference(result, query, key, value, sa.TopK(k), **common)
+
+
 @pytest.mark.parametrize("D", [72, 96, 128, 160, 192, 256])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_head_dims_in_half_precision(attend, device, D, is_causal):

@@ -44,7 +44,20 @@ struct Workspace {
   }
 };
 
-/// Query tiles by descending work, which the first head stands for.
+/// Runs of the longest list that some head has for a row of query blocks.
+int64_t longest_list(const AttentionParams& params, const BlockList& list, int32_t row) {
+  int32_t longest = 0;
+  int32_t batches = list.count_stride_b == 0 ? 1 : params.batch;
+  int32_t heads = list.count_stride_h == 0 ? 1 : params.heads_q;
+  for (int32_t batch = 0; batch < batches; ++batch) {
+    for (int32_t head = 0; head < heads; ++head) {
+      longest = imax(longest, list.runs(batch, head, row, list.block_kv).count);
+    }
+  }
+  return longest;
+}
+
+/// Query tiles by descending work: of all heads' lists the longest, else that of the first head.
 void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Plan& plan,
                 TileWork* order) {
   int32_t count = plan.query.num_tiles();
@@ -52,8 +65,7 @@ void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Pla
     Tile tile = make_tile(params, pattern, plan.query, 0, 0, index);
     int64_t keys = tile.visited.count();
     if (pattern.list.present()) {
-      int32_t block = pattern.list.block_kv;
-      int64_t listed = int64_t{pattern.list.runs(0, 0, tile.layout_row, block).count} * block;
+      int64_t listed = longest_list(params, pattern.list, tile.layout_row) * pattern.list.block_kv;
       keys = std::min<int64_t>(listed, tile.visited.seen_keys.size());
     }
     order[index] = {keys * tile.size(), index};
