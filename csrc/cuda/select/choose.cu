@@ -4,6 +4,7 @@
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
 #include "tools.h"
+#include "warp_list.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -76,16 +77,8 @@ __global__ void __launch_bounds__(kThreads)
   Threshold threshold = find_threshold(key, params.num_kv, kept, storage);
 
   if (threadIdx.x >= 32) return;
-  int lane = threadIdx.x;
-  int32_t count = 0;
-  for (int32_t begin = 0; begin < params.num_kv; begin += 32) {
-    int32_t j = begin + lane;
-    uint32_t taken = __ballot_sync(~0u, j < params.num_kv && threshold.keeps(key(j), j));
-    if (taken >> lane & 1) indices[count + __popc(taken & ((1u << lane) - 1))] = j;
-    count += __popc(taken);
-  }
-  for (int32_t entry = count + lane; entry < params.num_kv; entry += 32) indices[entry] = 0;
-  if (lane == 0) params.counts[row] = count;
+  auto kept_block = [&](int32_t j) { return threshold.keeps(key(j), j); };
+  write_list_row(params.num_kv, kept_block, indices, params.counts + row);
 }
 
 }  // namespace

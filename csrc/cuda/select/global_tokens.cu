@@ -1,7 +1,7 @@
 // A bit per key and a list of key tiles from an index tensor, in two small launches.
 #include "../common/launch.cuh"
-#include "../common/radix_select.cuh"
 #include "global_tokens.h"
+#include "warp_list.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -31,15 +31,10 @@ __device__ bool any_bit(const uint32_t* bits, int32_t begin, int32_t end) {
 /// One warp writes the tiles of `block` keys that hold a bit, ascending.
 __global__ void list_tiles(const uint32_t* bits, int32_t keys, int32_t block, int32_t* tiles,
                            int32_t* count) {
-  int32_t num_tiles = ceil_div(keys, block);
-  int32_t written = 0;
-  for (int32_t begin = 0; begin < num_tiles; begin += 32) {
-    int32_t tile = begin + threadIdx.x;
-    bool any = tile < num_tiles && any_bit(bits, tile * block, imin((tile + 1) * block, keys));
-    uint32_t found = __ballot_sync(~0u, any);
-    if (any) tiles[written + __popc(found & ((1u << threadIdx.x) - 1))] = tile;
-    written += __popc(found);
-  }
+  auto holds_token = [&](int32_t tile) {
+    return any_bit(bits, tile * block, imin((tile + 1) * block, keys));
+  };
+  int32_t written = write_list(ceil_div(keys, block), holds_token, tiles);
   if (threadIdx.x == 0) *count = written;
 }
 

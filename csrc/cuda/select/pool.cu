@@ -2,6 +2,7 @@
 // some row of its batch entry has it: rows mark their interval's ends, and a prefix sum counts
 // them.
 #include "../common/launch.cuh"
+#include "../common/radix_select.cuh"
 #include "../common/types.cuh"
 #include "tools.h"
 
@@ -60,11 +61,7 @@ __global__ void __launch_bounds__(kScanThreads) sum_marks(int32_t length, int32_
   int32_t carry = 0;
   for (int32_t begin = 0; begin < length; begin += kScanThreads) {
     int32_t j = begin + threadIdx.x;
-    int32_t sum = j < length ? marks[j] : 0;
-    for (int step = 1; step < 32; step *= 2) {
-      int32_t other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
+    int32_t sum = warp_prefix_sum(j < length ? marks[j] : 0);
     if (lane == 31) warps[threadIdx.x / 32] = sum;
     __syncthreads();
     int32_t before = carry;
