@@ -1,5 +1,6 @@
-// Which scores count: in-tile masks of the pattern on score fragments. A main tile of a range needs
-// two comparisons a score; lead tiles, global bits and gathered lists ask pattern.h key by key.
+// Which scores count: in-tile masks of the pattern on score fragments. A tile in which each row
+// sees an interval needs two comparisons a score; lead tiles of which rows see different parts,
+// global bits and shared axes ask pattern.h key by key.
 #pragma once
 
 #include "query_tile.cuh"
@@ -44,6 +45,14 @@ __device__ __forceinline__ bool is_interval_tile(const QueryTile<Config>& tile,
           (!pattern.list.present() && step.start() >= pattern.lead.length));
 }
 
+/// A lead tile of which every row sees the same interval.
+template <typename Config>
+__device__ __forceinline__ bool is_shared_tile(const QueryTile<Config>& tile,
+                                               const typename Config::Step& step) {
+  return step.lead() &&
+         tile.state.walk.tiles.lead_is_shared({step.start(), step.start() + Config::BLOCK_KV});
+}
+
 /// What the rows of a warp make of a step.
 struct WarpStep {
   bool visited = true;
@@ -85,8 +94,9 @@ template <typename Config>
 __device__ __forceinline__ void mask_scores(typename Config::Scores& rS,
                                             const QueryTile<Config>& tile,
                                             const typename Config::Step& step) {
-  if (is_interval_tile(tile, step)) {
-    Interval own = tile.lane_keys();
+  if (is_interval_tile(tile, step) || is_shared_tile(tile, step)) {
+    const bool lead = !Config::kRanges && step.lead();
+    Interval own = lead ? tile.state.walk.tiles.full_lead : tile.lane_keys();
     Interval keys[Config::MT][2];
 #pragma unroll
     for (int row = 0; row < 2 * Config::MT; ++row) {

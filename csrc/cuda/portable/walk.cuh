@@ -73,10 +73,11 @@ struct TileWalk {
   __device__ __forceinline__ bool other(int32_t at, Step& step) const {
     const Tiles& tiles = plan.tiles;
     int32_t tile;
-    if (at < plan.main_steps.begin) {
-      tile = tiles.lead_left.begin + at;
-    } else if (at < plan.range_steps) {
-      tile = tiles.lead_right.begin + at - plan.main_steps.end;
+    bool masked = true;
+    if (at < plan.range_steps) {
+      tile = at < plan.main_steps.begin ? tiles.lead_left.begin + at
+                                        : tiles.lead_right.begin + at - plan.main_steps.end;
+      masked = tiles.lead_needs_mask({tile * BLOCK_KV, (tile + 1) * BLOCK_KV});
     } else {
       tile = pattern.global_tiles[at - plan.range_steps];
       if (tiles.main.contains(tile) || tiles.lead_left.contains(tile) ||
@@ -84,7 +85,7 @@ struct TileWalk {
         return false;
       }
     }
-    step.code = tile * BLOCK_KV | Step::kLead | Step::kMasked;
+    step.code = tile * BLOCK_KV | Step::kLead | (masked ? Step::kMasked : 0);
     return true;
   }
 
