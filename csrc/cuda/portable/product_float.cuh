@@ -3,6 +3,7 @@
 // the depth.
 #pragma once
 
+#include "../common/ptx/shared.cuh"
 #include "load.cuh"
 
 namespace sparse_attn::cuda::portable {
@@ -13,14 +14,6 @@ struct FmaProducts {
   static constexpr int DT = HEAD_DIM / 8;
 
   uint32_t query;
-
-  __device__ __forceinline__ static float4 read(uint32_t address) {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address));
-    return x;
-  }
 
   /// The four products are added as one: the sum is rounded at its full size a fourth as often.
   __device__ __forceinline__ static float dot(float4 a, float4 b, float sum) {
@@ -39,13 +32,13 @@ struct FmaProducts {
     }
 #pragma unroll 2
     for (int chunk = 0; chunk < HEAD_DIM / 4; ++chunk) {
-      float4 top = read(query + swizzled<kPitch>(g, chunk));
-      float4 bottom = read(query + swizzled<kPitch>(g + 8, chunk));
+      float4 top = ptx::load_shared_float4(query + swizzled<kPitch>(g, chunk));
+      float4 bottom = ptx::load_shared_float4(query + swizzled<kPitch>(g + 8, chunk));
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float4 k = read(sK + swizzled<kPitch>(nt * 8 + column + e, chunk));
+          float4 k = ptx::load_shared_float4(sK + swizzled<kPitch>(nt * 8 + column + e, chunk));
           rS[0][nt][e] = dot(top, k, rS[0][nt][e]);
           rS[0][nt][e + 2] = dot(bottom, k, rS[0][nt][e + 2]);
         }
@@ -81,7 +74,7 @@ struct FmaProducts {
       float sum[2][4] = {};
 #pragma unroll
       for (int key = 0; key < BLOCK_KV; ++key) {
-        float4 v = read(sV + swizzled<kPitch>(key, pair * 4 + t));
+        float4 v = ptx::load_shared_float4(sV + swizzled<kPitch>(key, pair * 4 + t));
         const float row[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int d = 0; d < 4; ++d) {

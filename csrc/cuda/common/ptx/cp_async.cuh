@@ -2,19 +2,9 @@
 // work (PTX ISA 9.7.9.25). Before sm_80 the copy is made at once, and waiting does nothing.
 #pragma once
 
-#include <cstdint>
+#include "shared.cuh"
 
 namespace sparse_attn::cuda::ptx {
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(data.x), "r"(data.y),
-               "r"(data.z), "r"(data.w)
-               : "memory");
-}
 
 /// Copies 16 bytes, both sides 16-byte aligned; writes zeros and reads nothing unless `valid`.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {

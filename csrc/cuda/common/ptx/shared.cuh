@@ -1,0 +1,27 @@
+// ld.shared and st.shared: 16 bytes at an address of shared memory that is held as a number (PTX
+// ISA 9.7.9.8, 9.7.9.11).
+#pragma once
+
+#include <cstdint>
+
+namespace sparse_attn::cuda::ptx {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(data.x), "r"(data.y),
+               "r"(data.z), "r"(data.w)
+               : "memory");
+}
+
+__device__ __forceinline__ float4 load_shared_float4(uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from));
+  return x;
+}
+
+}  // namespace sparse_attn::cuda::ptx
