@@ -9,7 +9,7 @@ namespace sparse_attn::cuda::portable {
 /// `sampled` of the row's `keys` scores were counted in `bins`.
 __device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t* histogram,
                                           float sampled, float keys, float k) {
-  constexpr float kDeviations = 5.0f;  // a miss costs a tile one more walk: one row in a million
+  constexpr float kDeviations = 4.0f;  // a miss costs a tile more walks: one row in ten thousand
   constexpr float kSlack = 4.0f;       // where few are expected
   constexpr float kReach = 16.0f;      // of a tail, in its own median distances
   float rank = k * sampled / keys;

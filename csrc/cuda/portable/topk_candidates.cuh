@@ -1,96 +1,91 @@
 // The end of the ranking pass of token top-k: the scores of a row's last interval are gathered and
-// ranked one by one. Where more equal scores stand there than candidates fit, the row's keys are
+// ranked one by one. Where equal scores stand there of which only some are kept, the row's keys are
 // counted in their order.
 #pragma once
+
+#include <cfloat>
 
 #include "topk_rows.cuh"
 
 namespace sparse_attn::cuda::portable {
 
-/// A score of the last interval.
-struct Candidate {
-  uint32_t key;
-  int32_t j;  // position on the key axis
-  __device__ bool before(const Candidate& other) const {
-    return key > other.key || (key == other.key && j < other.j);
-  }
-};
+/// The highest score whose key is `key` at most; the key of -0 is nobody's.
+__device__ inline float highest_score(uint32_t key) {
+  constexpr uint32_t kMinusZero = 0x7fffffff;
+  return score_of(key == kMinusZero ? key - 1 : key);
+}
 
-/// Collects the candidates of the warp's rows, in any order.
+/// Collects the candidates of the warp's rows, each lane in a list of its own as far as they fit;
+/// no branch depends on a score. Free places are -inf, which is no score.
 template <typename Config, typename Source>
-__device__ void gather_candidates(const Source& source, RowRank* rows, Candidate* candidates) {
-  // Two operations a score tell whether any of a group lies near its interval; few groups have one.
-  constexpr int kGroup = 4;
-  constexpr float kWider = 1.0f + 1e-6f;
-  float middle[Config::MT][2], reach[Config::MT][2];
-#pragma unroll
-  for (int row = 0; row < 2 * Config::MT; ++row) {
-    const RowRank& rank = rows[lane_row<Config>(row / 2, row % 2)];
-    float low = fmaxf(score_of(rank.low), -FLT_MAX), high = fminf(score_of(rank.high), FLT_MAX);
-    float centre = low + (0.5f * high - 0.5f * low);
-    middle[row / 2][row % 2] = centre;
-    reach[row / 2][row % 2] =
-        rank.few() ? fmaxf(high - centre, centre - low) * kWider + FLT_MIN : -1.0f;
+__device__ void gather_candidates(const Source& source, const RowRank* rows,
+                                  CandidateLists* candidates) {
+  constexpr int kRows = 2 * Config::MT;
+  const int first = threadIdx.x / 32 * Config::kWarpRows;
+  for (int r = first; r < first + Config::kWarpRows; ++r) {
+    candidates[r].quads[threadIdx.x % 32] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   }
-  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  __syncwarp();
+  float low[kRows], high[kRows];
+  uint32_t place[kRows], end[kRows];
 #pragma unroll
-    for (int row = 0; row < 2 * Config::MT; ++row) {
-      const int mt = row / 2, h = row % 2;
-#pragma unroll
-      for (int group = 0; group < 2 * Config::NT; group += kGroup) {
-        bool near = false;
-        float scores[kGroup];
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          scores[i] = rS[mt][(group + i) / 2][2 * h + i % 2];
-          near |= fabsf(scores[i] - middle[mt][h]) <= reach[mt][h];
-        }
-        if (!__any_sync(~0u, near)) continue;
-        RowRank& rank = rows[lane_row<Config>(mt, h)];
-#pragma unroll 1
-        for (int i = 0; i < kGroup; ++i) {  // short code, that the main loop jumps over
-          float score = scores[0];
-#pragma unroll
-          for (int other = 1; other < kGroup; ++other) {
-            score = i == other ? scores[other] : score;
-          }
-          uint32_t key = ordered_key(score);
-          if (!near || key < rank.low || key > rank.high) continue;
-          uint32_t slot = atomicAdd(&rank.gathered, 1u);
-          if (slot < kCandidates) {
-            candidates[lane_row<Config>(mt, h) * kCandidates + slot] = {
-                key, source.tile.key_position(step, lane_column(group + i))};
-          }
-        }
-      }
-    }
+  for (int row = 0; row < kRows; ++row) {
+    const int r = lane_row<Config>(row / 2, row % 2);
+    const bool few = rows[r].few();
+    low[row] = few ? score_of(rows[r].low) : INFINITY;
+    high[row] = few ? highest_score(rows[r].high) : -INFINITY;
+    place[row] = ptx::shared_address(&candidates[r].lists[0][threadIdx.x % 4]);
+    end[row] = place[row] + sizeof(CandidateLists);
+  }
+  source.visit_straight(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step&) {
+    for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+      const int row = 2 * mt + h;
+      const bool hit = low[row] <= score && score <= high[row] && place[row] < end[row];
+      ptx::store_shared_if(hit, place[row], score);
+      place[row] += hit ? sizeof(CandidateLists::lists[0]) : 0;
+    });
   });
   __syncwarp();
 }
 
-/// The threshold of one row from its candidates; a whole warp calls it, one lane gets `found`.
-__device__ inline bool choose_candidate(const RowRank& rank, const Candidate* candidates,
-                                        Threshold* threshold) {
-  static_assert(kCandidates <= 64, "a lane has two candidates");
-  const uint32_t count = rank.gathered < kCandidates ? rank.gathered : kCandidates;
-  bool found = false;
+/// Ranks a row's candidates, and its interval becomes the wanted score; or, where a list was too
+/// short, has it divided until any list holds all. A whole warp calls it.
+__device__ inline void choose_candidate(RowRank& row, CandidateLists& candidates) {
+  const uint32_t lane = threadIdx.x % 32;
+  const float4 quad = candidates.quads[lane];
+  const float own[4] = {quad.x, quad.y, quad.z, quad.w};
+  uint32_t count = 0;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t own = threadIdx.x % 32 + 32 * half;
-    if (own >= count) continue;
-    const Candidate mine = candidates[own];
-    uint32_t place = 1;
-    bool tied = false;
-    for (uint32_t i = 0; i < count; ++i) {
-      const Candidate other = candidates[i];
-      place += other.before(mine);
-      tied |= other.key == mine.key && other.j > mine.j;
-    }
-    if (place != rank.wanted) continue;
-    *threshold = {mine.key, tied ? mine.j : kUnlimited};
-    found = true;
+  for (int i = 0; i < 4; ++i) count += own[i] != -INFINITY;
+  const uint32_t end = warp_prefix_sum(count);
+  const uint32_t total = __shfl_sync(~0u, end, 31);
+  float* packed = &candidates.lists[0][0];
+  uint32_t place = end - count;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (own[i] != -INFINITY) packed[place++] = own[i];
   }
-  return found;
+  const RowRank before = row;
+  __syncwarp();
+  if (total != before.count) {
+    if (lane == 0) row.limit = CandidateLists::kLength;
+  } else {
+    for (uint32_t at = lane; at < total; at += 32) {
+      const float mine = packed[at];
+      uint32_t higher = 0, equal = 0;
+      bool first = true;  // of equal ones
+      for (uint32_t i = 0; i < total; ++i) {
+        higher += packed[i] > mine;
+        equal += packed[i] == mine;
+        first &= packed[i] != mine || i >= at;
+      }
+      if (!first || higher >= before.wanted || before.wanted > higher + equal) continue;
+      row.low = row.high = ordered_key(mine);
+      row.wanted = before.wanted - higher;
+      row.count = equal;
+    }
+  }
+  __syncwarp();
 }
 
 /// Finds the last key kept of the rows whose interval is one score with many keys.

@@ -19,7 +19,7 @@ struct RankStorage {
   Threshold thresholds[Config::BLOCK_Q];
   union {
     alignas(16) uint32_t histograms[Config::BLOCK_Q * kBinPitch];
-    Candidate candidates[Config::BLOCK_Q * kCandidates];
+    CandidateLists candidates[Config::BLOCK_Q];
   };
 };
 
@@ -96,28 +96,27 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
         narrow(row, row.bins, histogram, k);
       }
     }
-    while (__syncthreads_or(ranked && row.open())) {
-      auto make_bins = [&](int r) {
-        const RowRank& rank = storage.rows[r];
-        return rank.open() ? KeyBins::over(rank.low, rank.high) : KeyBins{};
-      };
-      __syncwarp();
-      const bool open = ranked && row.open();
-      count_scores<Config>(source, Stride{}, storage.histograms, make_bins);
-      if (open) narrow(row, make_bins(own), histogram, k);
-      __syncwarp();
-    }
-    if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
-    if (__syncthreads_or(ranked && row.few())) {
-      gather_candidates<Config>(source, storage.rows, storage.candidates);
-      for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
-        if (!storage.rows[r].few()) continue;
-        Threshold threshold;
-        if (choose_candidate(storage.rows[r], storage.candidates + r * kCandidates, &threshold)) {
-          storage.thresholds[r] = threshold;
+    do {
+      while (__syncthreads_or(ranked && row.open())) {
+        auto make_bins = [&](int r) {
+          const RowRank& rank = storage.rows[r];
+          return rank.open() ? KeyBins::over(rank.low, rank.high) : KeyBins{};
+        };
+        __syncwarp();
+        const bool open = ranked && row.open();
+        count_scores<Config>(source, Stride{}, storage.histograms, make_bins);
+        if (open) narrow(row, make_bins(own), histogram, k);
+        __syncwarp();
+      }
+      if (__syncthreads_or(ranked && row.few())) {
+        gather_candidates<Config>(source, storage.rows, storage.candidates);
+        for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
+          if (storage.rows[r].few()) choose_candidate(storage.rows[r], storage.candidates[r]);
         }
       }
-    }
+      __syncwarp();
+    } while (__syncthreads_or(ranked && row.open()));
+    if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
     if (__syncthreads_or(ranked && row.tied())) {
       find_last_ties<Config>(source, storage.rows, storage.thresholds);
     }

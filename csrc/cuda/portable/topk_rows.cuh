@@ -2,7 +2,7 @@
 // score tiles that move it on: the spread of a few scores, then histograms. Each warp works on its
 // own rows. A Source has visit(stride, function), which calls function(rS, step) for the warp's
 // part of visited tiles: rS = Q K^T, -inf where not allowed. Nothing is scaled there: a positive
-// scale changes no order.
+// scale changes no order. visit_straight may do more at once for a function without branches.
 #pragma once
 
 #include "../common/ptx/red.cuh"
@@ -18,15 +18,24 @@ struct RowRank {
   uint32_t low = 0, high = 0;  // keys
   uint32_t wanted = 0;         // place of the k-th score among those from low to high
   uint32_t count = 0;          // how many those are; 0 for a row that keeps all
-  uint32_t gathered = 0;       // candidates so far
+  uint32_t limit = kCandidates;
 
   /// Everything from `low` on is kept.
   __device__ bool settled() const { return count == wanted; }
-  __device__ bool few() const { return !settled() && count <= kCandidates; }
-  /// More equal scores than candidates: the keys' order decides.
-  __device__ bool tied() const { return !settled() && !few() && low == high; }
-  __device__ bool open() const { return !settled() && !few() && low != high; }
+  /// Equal scores of which some are kept: the keys' order decides.
+  __device__ bool tied() const { return !settled() && low == high; }
+  __device__ bool few() const { return !settled() && !tied() && count <= limit; }
+  __device__ bool open() const { return !settled() && !tied() && !few(); }
 };
+
+/// A row's candidates, by the four lanes that hold the row.
+union CandidateLists {
+  static constexpr uint32_t kLength = 32;
+  float lists[kLength][4];
+  float4 quads[32];
+};
+static_assert(sizeof(CandidateLists::lists) == sizeof(CandidateLists::quads),
+              "each lane of a warp clears and reads a part");
 
 /// Bins of about five standard deviations around the mean of a few tiles' scores.
 template <typename Config, typename Source>
@@ -66,7 +75,8 @@ __device__ __forceinline__ void count_scores(const Source& source, Stride stride
   uint4* own = reinterpret_cast<uint4*>(histograms + first * kBinPitch);
   for (int i = threadIdx.x % 32; i < Config::kWarpRows * kBinPitch / 4; i += 32) own[i] = {};
   __syncwarp();
-  decltype(make_bins(0)) bins[Config::MT][2];
+  using Bins = decltype(make_bins(0));
+  Bins bins[Config::MT][2];
   uint32_t words[Config::MT][2];  // where code 0 would be
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
@@ -75,11 +85,16 @@ __device__ __forceinline__ void count_scores(const Source& source, Stride stride
     words[row / 2][row % 2] =
         ptx::shared_address(histograms + r * kBinPitch) - uint32_t{4} * kFirstCode;
   }
-  source.visit(stride, [&](typename Config::Scores& rS, const typename Config::Step&) {
+  auto count = [&](typename Config::Scores& rS, const typename Config::Step&) {
     for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
       ptx::count_shared(words[mt][h] + 4 * bins[mt][h].code(score));
     });
-  });
+  };
+  if constexpr (std::is_same_v<Bins, LinearBins>) {
+    source.visit_straight(stride, count);
+  } else {
+    source.visit(stride, count);
+  }
   __syncwarp();
 }
 

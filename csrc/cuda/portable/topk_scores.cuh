@@ -59,6 +59,11 @@ struct TileScores {
     }
     __syncthreads();
   }
+
+  template <typename Function>
+  __device__ __forceinline__ void visit_straight(Stride stride, const Function& function) const {
+    visit(stride, function);
+  }
 };
 
 }  // namespace sparse_attn::cuda::portable

@@ -1,5 +1,5 @@
-// ld.shared and st.shared: 16 bytes at an address of shared memory that is held as a number (PTX
-// ISA 9.7.9.8, 9.7.9.11).
+// ld.shared and st.shared: a number or 16 bytes at an address of shared memory that is held as a
+// number (PTX ISA 9.7.9.8, 9.7.9.11).
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,18 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(data.x), "r"(data.y),
                "r"(data.z), "r"(data.w)
                : "memory");
+}
+
+/// A store that no branch surrounds.
+__device__ __forceinline__ void store_shared_if(bool stores, uint32_t to, float value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %0, 0;\n"
+      "@stores st.shared.f32 [%1], %2;\n"
+      "}" ::"r"(static_cast<uint32_t>(stores)),
+      "r"(to), "f"(value)
+      : "memory");
 }
 
 __device__ __forceinline__ float4 load_shared_float4(uint32_t from) {
