@@ -1,8 +1,13 @@
 // The limits of each engine, a sentence each. An engine without a limit here serves every case.
 #include "capability.h"
 
+#include "cuda/common/log2_units.h"
+
 namespace sparse_attn {
 namespace {
+
+/// A scale that changes no order of scores, and that the exponent takes in one product.
+bool has_common_scale(float scale) { return scale > 0.0f && scale < cuda::kLargeScale; }
 
 /// Why `engine` does not serve the case; empty when it does.
 std::string refusal(const std::string& engine, const Case& c) {
@@ -19,7 +24,15 @@ std::string refusal(const std::string& engine, const Case& c) {
     if (!c.aligned) return "hopper needs pointers and strides that are multiples of 16 bytes";
     if (c.dense_mask) return "hopper takes no attn_mask";
     if (c.scattered_globals) return "hopper takes no global_tokens given as indices";
-    if (c.topk) return "hopper has no token top-k";
+    if (c.topk && c.head_dim != 64 && c.head_dim != 128) {
+      return "hopper takes token top-k at head dims 64 and 128, not " + std::to_string(c.head_dim);
+    }
+    if (c.topk && c.key_bounds) return "hopper takes no key_bounds with token top-k";
+    if (c.topk && c.softcap != 0.0f) return "hopper takes no softcap with token top-k";
+    if (c.topk && !has_common_scale(c.scale)) {
+      return "hopper takes scales above 0 and below " +
+             std::to_string(static_cast<int>(cuda::kLargeScale)) + " with token top-k";
+    }
     const int32_t least_rows = c.head_dim > 128 ? 128 : 64;
     if (c.block_q % least_rows != 0) {
       return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
@@ -37,7 +50,7 @@ std::string refusal(const std::string& engine, const Case& c) {
 std::string deferral(const std::string& engine, const Case& c) {
   constexpr int32_t kFewQueries = 16;
   constexpr int32_t kManyKeys = 1024;
-  if (engine == "hopper" && c.seq_q <= kFewQueries && c.seq_kv >= kManyKeys) {
+  if (engine == "hopper" && !c.topk && c.seq_q <= kFewQueries && c.seq_kv >= kManyKeys) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to portable, which splits the keys";
   }

@@ -19,6 +19,8 @@ struct Case {
   bool dense_mask = false;         // attn_mask given
   bool scattered_globals = false;  // global tokens given as an index tensor
   bool topk = false;
+  bool key_bounds = false;
+  float scale = 1.0f, softcap = 0.0f;
   int32_t block_q = 0, block_kv = 0;  // of a block list; 0 without
 };
 

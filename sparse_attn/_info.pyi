@@ -22,6 +22,9 @@ def choose_engine(
     dense_mask: bool = False,
     scattered_globals: bool = False,
     topk: bool = False,
+    key_bounds: bool = False,
+    scale: float = 1.0,
+    softcap: float = 0.0,
     block_q: int = 0,
     block_kv: int = 0,
 ) -> tuple[str | None, list[str]]: ...

@@ -148,6 +148,7 @@ def can_use(
     on_cuda = query.is_cuda
     major, minor = torch.cuda.get_device_capability(query.device) if on_cuda else (0, 0)
     block = arguments.get("block_size", 0) if isinstance(pattern, BlockTopK) else 0
+    scale = common.get("scale")
     engine, reasons = _info.choose_engine(
         common.get("engine", "auto"),
         cuda=on_cuda,
@@ -160,6 +161,9 @@ def can_use(
         dense_mask=common.get("attn_mask") is not None,
         scattered_globals=arguments.get("global_tokens") is not None,
         topk=arguments.get("k") is not None,
+        key_bounds=common.get("key_bounds") is not None,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        softcap=common.get("softcap", 0.0),
         block_q=arguments.get("block_q", block),
         block_kv=arguments.get("block_kv", block),
     )

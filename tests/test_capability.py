@@ -156,3 +156,49 @@ def test_bfloat16_without_tensor_cores_is_told(sm, dtype, said):
         engine, reasons = info.choose_engine(requested, **case, block_q=0, block_kv=0)
         assert engine == "portable"
         assert any("bfloat16 without tensor cores" in reason for reason in reasons) == said
+
+
+HOPPER_TOP_K = {
+    "plain": ({}, None),
+    "head-dim-64": ({"head_dim": 64}, None),
+    "head-dim-96": ({"head_dim": 96}, "head dims 64 and 128, not 96"),
+    "head-dim-256": ({"head_dim": 256}, "head dims 64 and 128, not 256"),
+    "bounds": ({"key_bounds": True}, "no key_bounds with token top-k"),
+    "softcap": ({"softcap": 30.0}, "no softcap with token top-k"),
+    "scale-0": ({"scale": 0.0}, "scales above 0 and below 1024"),
+    "scale-negative": ({"scale": -1.0}, "scales above 0 and below 1024"),
+    "scale-1024": ({"scale": 1024.0}, "scales above 0 and below 1024"),
+    "one-query": ({"seq_q": 1, "seq_kv": 5000}, None),
+}
+
+
+@pytest.mark.parametrize("change, said", HOPPER_TOP_K.values(), ids=HOPPER_TOP_K)
+def test_hopper_takes_top_k_of_scaled_scores_alone(change, said):
+    info = pytest.importorskip("sparse_attn._info", reason="the info module is not built")
+    case = dict(cuda=True, sm=90, dtype="float16", head_dim=128, seq_q=100, seq_kv=100) | change
+    engine, reasons = info.choose_engine("auto", **case, topk=True)
+    assert engine == ("portable" if said else "hopper")
+    assert [said in reason for reason in reasons] == ([True] if said else [])
+    forced, _ = info.choose_engine("hopper", **case, topk=True)
+    assert forced == (None if said else "hopper")
+
+
+@pytest.mark.parametrize(
+    "common",
+    [{}, {"softcap": 20.0}, {"scale": -0.25}, {"scale": 2000.0}, {"key_bounds": True}],
+    ids=["plain", "softcap", "negative-scale", "large-scale", "bounds"],
+)
+def test_the_answer_for_top_k_is_what_runs(device, common):
+    query, key, value = SHAPE.make(device, torch.bfloat16)
+    if "key_bounds" in common:
+        common = {
+            "key_bounds": torch.tensor([3, 60], dtype=torch.int32).to(device).expand(1, 1, 34, 2)
+        }
+    answer = sa.can_use(query, key, value, sa.TopK(9), **common)
+    auto = sa.topk_attention(query, key, value, 9, **common)
+    assert torch.equal(
+        auto, sa.topk_attention(query, key, value, 9, engine=answer.engine, **common)
+    )
+    for engine in ENGINES[device][: ENGINES[device].index(answer.engine)]:
+        with pytest.raises(NotImplementedError, match="not served"):
+            sa.topk_attention(query, key, value, 9, engine=engine, **common)

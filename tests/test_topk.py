@@ -187,3 +187,30 @@ def test_more_keys_than_a_counter_of_16_bits(attend, device):
     value[:, :, 65_999, 0] = value[:, :, 66_000, 1] = 2.0**14
     out = attend(sa.TopK(66_000), query, key, value)
     assert (out[..., 0] > 0).all() and (out[..., 1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("k", [1, 50, 400])
+def test_nan_in_a_query_shows_in_its_row(attend, device, dtype, k):
+    query, key, value = Shape(1, 2, 1, 140, 300, 64).make(device, dtype)
+    query[:, :, 7] = torch.nan
+    out = attend(sa.TopK(k), query, key, value, is_causal=True)
+    assert out[:, :, 7].isnan().all()
+    assert out[:, :, :7].isfinite().all() and out[:, :, 8:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("sign", [1, -1], ids=["below", "above"])
+def test_zeros_beside_scores_of_any_size(attend, device, dtype, sign):
+    """The threshold lies between 1000 scores of 0 and 500 from 2^-100 to 2^10 in size."""
+    query = torch.zeros(1, 1, 20, 64, device=device, dtype=dtype)
+    query[..., 0] = 1
+    sizes = torch.cat([sign * 2.0 ** torch.linspace(-100, 10, 500), torch.zeros(1000)])
+    order = torch.randperm(1500)
+    key = torch.zeros(1, 1, 1500, 64, device=device, dtype=dtype)
+    key[0, 0, :, 0] = sizes[order].to(device, dtype)
+    value = torch.zeros_like(key)
+    value[0, 0, :, 0] = (order < 500).to(device, dtype)  # 1 where the score is not 0
+    out = attend(sa.TopK(500 if sign > 0 else 1000), query, key, value, scale=2.0**-20)
+    expected = 1.0 if sign > 0 else 0.0
+    assert torch.allclose(out[..., 0], torch.full_like(out[..., 0], expected), atol=1e-3)

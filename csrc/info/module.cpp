@@ -60,7 +60,8 @@ PYBIND11_MODULE(_info, module) {
       "choose_engine",
       [](const std::string& requested, bool cuda, int32_t sm, const std::string& dtype,
          int32_t head_dim, int32_t seq_q, int32_t seq_kv, bool aligned, bool dense_mask,
-         bool scattered_globals, bool topk, int32_t block_q, int32_t block_kv) {
+         bool scattered_globals, bool topk, bool key_bounds, float scale, float softcap,
+         int32_t block_q, int32_t block_kv) {
         Case c;
         c.cuda = cuda;
         c.sm = sm;
@@ -71,6 +72,9 @@ PYBIND11_MODULE(_info, module) {
         c.dense_mask = dense_mask;
         c.scattered_globals = scattered_globals;
         c.topk = topk;
+        c.key_bounds = key_bounds;
+        c.scale = scale;
+        c.softcap = softcap;
         c.block_q = block_q;
         c.block_kv = block_kv;
         return sparse_attn::choose(requested, dtype, c);
@@ -81,6 +85,8 @@ PYBIND11_MODULE(_info, module) {
       py::arg("seq_kv") = defaults.seq_kv, py::arg("aligned") = defaults.aligned,
       py::arg("dense_mask") = defaults.dense_mask,
       py::arg("scattered_globals") = defaults.scattered_globals, py::arg("topk") = defaults.topk,
-      py::arg("block_q") = defaults.block_q, py::arg("block_kv") = defaults.block_kv,
+      py::arg("key_bounds") = defaults.key_bounds, py::arg("scale") = defaults.scale,
+      py::arg("softcap") = defaults.softcap, py::arg("block_q") = defaults.block_q,
+      py::arg("block_kv") = defaults.block_kv,
       "The engine that serves the case (or None), and why the others stood aside.");
 }

@@ -244,6 +244,9 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   c.dense_mask = params.mask.kind != MaskKind::kNone;
   c.scattered_globals = params.num_global_tokens > 0;
   c.topk = params.pattern.topk > 0;
+  c.key_bounds = params.bounds.data != nullptr;
+  c.scale = params.scale;
+  c.softcap = params.softcap;
   c.block_q = params.pattern.list.block_q;
   c.block_kv = params.pattern.list.block_kv;
   return call;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../common/partial.cuh"
+#include "../common/radix_select.cuh"
 #include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -52,6 +53,8 @@ struct Arguments {
 
   KeySplit split;  // its items come first
   Partials partials;
+
+  const Threshold* thresholds = nullptr;  // [B, Hq, Sq], for kTop
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -18,8 +18,9 @@ constexpr int kReservedBytes = 1024;      // ... from each block
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
 
 /// What a kernel is compiled for. A plain one serves ranges whose rows each see a window one key
-/// behind that of the row above, of scores that are only scaled: full, causal, band, dilated.
-enum class KernelKind { kPlain, kGeneral };
+/// behind that of the row above, of scores that are only scaled: full, causal, band, dilated. kTop
+/// is a plain one that keeps the scores above thresholds: the second pass of token top-k.
+enum class KernelKind { kPlain, kGeneral, kTop };
 
 template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_, KernelKind kKind>
 struct Config {
@@ -27,7 +28,8 @@ struct Config {
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int BLOCK_KV = BLOCK_KV_;
   static constexpr int kConsumers = kConsumers_;
-  static constexpr bool kPlain = kKind == KernelKind::kPlain;
+  static constexpr bool kPlain = kKind != KernelKind::kGeneral;
+  static constexpr bool kTop = kKind == KernelKind::kTop;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
@@ -106,6 +108,7 @@ struct alignas(16) StepInfo {
   Sliding columns;  // of the tile, that its rows see; where the mask slides
   TileMask mask;
   Follows follows;
+  int32_t key;  // position of the tile's first column; for kTop
 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.

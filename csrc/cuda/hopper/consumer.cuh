@@ -14,6 +14,7 @@
 #include "epilogue.cuh"
 #include "mask_words.h"
 #include "softmax.cuh"
+#include "topk_keep.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -84,11 +85,13 @@ class Consumer {
     ptx::wgmma_fence();
     issue_qk();
     take_mask();
+    take_thresholds();
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
     release_key();
     prepare_scores();
     find_maxima<true, true>();
+    keep_top();
     exponentiate<0>(s_, state_, args_.scale_log2);
     exponentiate<1>(s_, state_, args_.scale_log2);
     pack_probabilities();
@@ -130,6 +133,7 @@ class Consumer {
     issue_pv();
     pass_turn();
     take_mask();
+    take_thresholds();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
@@ -141,6 +145,7 @@ class Consumer {
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void softmax_behind_pv() {
     find_maxima<kFirst, kMasked>();
+    keep_top();
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
@@ -250,6 +255,21 @@ class Consumer {
     }
   }
 
+  /// The thresholds of this thread's rows of the query tile that begins.
+  __device__ __forceinline__ void take_thresholds() {
+    if (!C::kTop) return;
+    const Work& work = smem_.work[work_.index];
+    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
+    kept_.load(args_, head,
+               work.first_row + consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4);
+  }
+
+  /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
+  /// kept, and comes to be the maximum.
+  __device__ __forceinline__ void keep_top() {
+    if (C::kTop) kept_.drop_others(s_, info_.key + 2 * (lane_ % 4));
+  }
+
   __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 4; ++i) p_[i] = pack<Element>(s_[2 * i], s_[2 * i + 1]);
@@ -340,6 +360,7 @@ class Consumer {
   uint32_t steps_ = 0;
   StepInfo info_;        // of the tile whose K was waited for last
   uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
+  KeptScores<C> kept_;   // for kTop
   Ring<C::kQueryBuffers> query_;
   Ring<C::kKeyStages> key_;
   Ring<C::kValueStages> value_;

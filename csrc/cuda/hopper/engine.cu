@@ -1,6 +1,6 @@
 // The Hopper engine: chooses the tile shape of a call and launches its kernel. What it does not
 // serve (capability.h keeps such calls away) is float32, other head dims, attn_mask, scattered
-// global tokens, token top-k, lists of query blocks that no tile height divides.
+// global tokens, lists of query blocks that no tile height divides.
 #include <algorithm>
 #include <initializer_list>
 
@@ -63,6 +63,15 @@ bool is_plain(const Arguments& args) {
          pattern.lead.length == 0 && pattern.global_count == 0;
 }
 
+/// Token top-k: plain calls of two head dims.
+template <Dtype kDtype>
+Status launch_topk_for_head_dim(const Arguments& args) {
+  auto* thresholds =
+      reinterpret_cast<Threshold*>(static_cast<char*>(args.params.workspace) + kCounterBytes);
+  return args.params.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds)
+                                    : launch_topk<kDtype, 128>(args, thresholds);
+}
+
 /// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
 /// where key tiles are smaller.
 int64_t most_partials(const AttentionParams& params) {
@@ -78,6 +87,10 @@ int64_t most_partials(const AttentionParams& params) {
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
+  if (params.pattern.topk > 0) {
+    const int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+    return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
+  }
   const int64_t partial_bytes = sizeof(float2) + params.head_dim * sizeof(float);
   const int64_t most_tiles =
       int64_t{params.batch} * params.heads_q * ceil_div(params.seq_q, kConsumerRows);
@@ -93,8 +106,14 @@ Status run(const AttentionParams& params) {
   args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
-  return params.dtype == Dtype::kFloat16 ? launch_for_head_dim<Dtype::kFloat16>(args)
-                                         : launch_for_head_dim<Dtype::kBFloat16>(args);
+  const bool half = params.dtype == Dtype::kFloat16;
+  if (params.pattern.topk > 0) {
+    if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
+    return half ? launch_topk_for_head_dim<Dtype::kFloat16>(args)
+                : launch_topk_for_head_dim<Dtype::kBFloat16>(args);
+  }
+  return half ? launch_for_head_dim<Dtype::kFloat16>(args)
+              : launch_for_head_dim<Dtype::kBFloat16>(args);
 }
 
 }  // namespace

@@ -13,4 +13,8 @@ void arrange_tiles(TileShape tile, Arguments* args);
 template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
 Status launch_tiles(const Arguments& args);
 
+/// Token top-k of a plain call; `thresholds` is room for [B, Hq, Sq].
+template <Dtype kDtype, int HEAD_DIM>
+Status launch_topk(const Arguments& args, Threshold* thresholds);
+
 }  // namespace sparse_attn::cuda::hopper

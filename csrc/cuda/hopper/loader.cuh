@@ -94,6 +94,7 @@ class Loader {
     info.mask = mask.kind;
     info.follows = follows;
     if (mask.kind == TileMask::kSliding) info.columns = mask.columns;
+    if (C::kTop) info.key = step.key;
   }
 
   /// Fills the ring's next stage once it is empty; each lane copies its box.

@@ -1,0 +1,229 @@
+// Score tiles for the ranking pass of token top-k by wgmma: 128 queries and 128 keys a tile, two
+// warpgroups. The products of a tile run under the work on the scores of the one before. They are
+// those of the attention kernel, bit by bit.
+#pragma once
+
+#include "../common/ptx/tma.cuh"
+#include "../common/ptx/wgmma.cuh"
+#include "../portable/topk_rows.cuh"
+#include "config.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// In the terms of the portable engine's tiles, whose plan and rows the pass shares.
+template <typename T_, int HEAD_DIM_>
+struct RankConfig {
+  using T = T_;
+  static constexpr portable::TileShape kShape = {HEAD_DIM_, 128, 128, 8, 3, 128, false, 2};
+  static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int BLOCK_Q = kShape.block_q;
+  static constexpr int BLOCK_KV = kShape.block_kv;
+  static constexpr int kThreads = kShape.threads();
+  static constexpr int kWarpRows = kShape.rows_per_warp();
+  static constexpr int kPitch = kShape.pitch();
+  static constexpr int MT = 1;
+  static constexpr int NT = BLOCK_KV / 8;
+  static constexpr bool kFloat = false;
+  static constexpr bool kGeneral = false;
+  static constexpr bool kRanges = true;
+  static constexpr Dtype kDtype = std::is_same_v<T, __half> ? Dtype::kFloat16 : Dtype::kBFloat16;
+  using Walk = portable::TileWalk<BLOCK_KV, kShape.granule>;
+  using Step = typename Walk::Step;
+  using Scores = float[MT][NT][4];
+  static_assert(kWarpRows == hopper::kWarpRows, "a warp holds the rows that wgmma gives it");
+};
+
+template <typename Config>
+class WgmmaScores {
+  using Step = typename Config::Step;
+  using Scores = typename Config::Scores;
+  using Product = ptx::Wgmma<Config::kDtype, Config::BLOCK_KV>;
+  static constexpr int kRows = 128;  // of every tile
+  static constexpr int kRowBytes = 128;
+  static constexpr int kSlabBytes = kRows * kRowBytes;
+  static_assert(Config::BLOCK_Q == kRows && Config::BLOCK_KV == kRows, "tiles are alike");
+
+ public:
+  const portable::QueryTile<Config>& tile;
+
+  /// Loads the queries; `smem` has room for a tile of them and three of keys.
+  __device__ __forceinline__ WgmmaScores(const portable::QueryTile<Config>& tile, uint32_t smem)
+      : tile(tile), keys_(smem + Config::kShape.query_bytes()) {
+    const AttentionParams& params = tile.params;
+    const View& rows = tile.work.slice.rows;
+    const int64_t stride = params.query.stride_s;
+    const auto* head = static_cast<const typename Config::T*>(params.query.data) +
+                       tile.work.batch * params.query.stride_b +
+                       tile.work.head * params.query.stride_h;
+    load(smem, {head + rows.offset * stride, rows.step * stride, tile.work.rows},
+         tile.work.rows.begin);
+    ptx::cp_async_commit();
+    const uint32_t group = threadIdx.x / kWarpgroup * kConsumerRows;
+    queries_ = descriptor(smem + group * kRowBytes);
+  }
+
+  /// Reads the plan, once it is made.
+  __device__ __forceinline__ void plan() {
+    steps_ = tile.state.walk.steps;
+    tile_offset_ = tile.state.walk.tile_offset;
+    full_ = tile.state.walk.full_steps;
+  }
+
+  template <typename Function>
+  __device__ __forceinline__ void visit(portable::Stride stride, const Function& function) const {
+    Scores scores;
+    Walk walk = begin(stride);
+#pragma unroll 1
+    while (walk.more()) {
+      advance(scores, walk);
+      ptx::wgmma_wait<0>();
+      pin(scores);
+      work_on(scores, walk.current, function);
+    }
+    end();
+  }
+
+  /// The same for a function without branches of single lanes, under which the next products run.
+  template <typename Function>
+  __device__ __forceinline__ void visit_straight(portable::Stride stride,
+                                                 const Function& function) const {
+    Scores even, odd;
+    Walk walk = begin(stride);
+    if (!walk.more()) return end();
+    advance(even, walk);
+    ptx::wgmma_wait<0>();
+    pin(even);
+    auto turn = [&](Scores& scores, Scores& upcoming) {
+      const Step step = walk.current;
+      const bool more = walk.more();
+      if (step.masked() || !more) {
+        work_on(scores, step, function);
+        if (!more) return false;
+        advance(upcoming, walk);
+      } else {
+        advance(upcoming, walk);
+        function(scores, step);
+      }
+      ptx::wgmma_wait<0>();
+      pin(upcoming);
+      return true;
+    };
+    while (turn(even, odd) && turn(odd, even)) {
+    }
+    end();
+  }
+
+ private:
+  static constexpr int kSlots = Config::kShape.slots;
+  static constexpr int kAhead = kSlots - 1;
+
+  /// Where a walk stands: the step whose products were started last, and those behind it, whose
+  /// keys are on their way.
+  struct Walk {
+    portable::Stride stride;
+    int32_t position;
+    int slot;  // of ahead[0]
+    Step current;
+    Step ahead[kAhead];
+    __device__ __forceinline__ bool more() const { return ahead[0].exists(); }
+  };
+
+  __device__ __forceinline__ Walk begin(portable::Stride stride) const {
+    Walk walk = {stride, stride.first(), 0, {}, {}};
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) walk.ahead[i] = load_next(walk, i);
+    return walk;
+  }
+
+  /// Waits for the readers of the last keys.
+  __device__ __forceinline__ static void end() {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  /// Loads the next step's keys: all of a plain call's tiles are main tiles.
+  __device__ __forceinline__ Step load_next(Walk& walk, int slot) const {
+    Step step;
+    const int32_t at = walk.position;
+    walk.position += walk.stride.step;
+    if (at < steps_) {
+      step.code = (at + tile_offset_) * Config::BLOCK_KV | (full_.contains(at) ? 0 : Step::kMasked);
+      load(keys_ + slot * Config::kShape.slot_bytes(), tile.state.sources[false][0], step.start());
+    }
+    ptx::cp_async_commit();
+    return step;
+  }
+
+  /// Starts the products of the next step, and loads one into the slot that all have read.
+  __device__ __forceinline__ void advance(Scores& scores, Walk& walk) const {
+    ptx::cp_async_wait<kAhead - 1>();
+    ptx::fence_async_proxy();
+    __syncthreads();
+    issue(scores, walk.slot);
+    walk.current = walk.ahead[0];
+#pragma unroll
+    for (int i = 1; i < kAhead; ++i) walk.ahead[i - 1] = walk.ahead[i];
+    walk.ahead[kAhead - 1] = load_next(walk, walk.slot == 0 ? kAhead : walk.slot - 1);
+    walk.slot = walk.slot == kAhead ? 0 : walk.slot + 1;
+  }
+
+  template <typename Function>
+  __device__ __forceinline__ void work_on(Scores& scores, const Step& step,
+                                          const Function& function) const {
+    const portable::WarpStep warp_step = portable::refine(tile, step);
+    if (!warp_step.visited) return;
+    if (warp_step.masked) portable::mask_scores(scores, tile, step);
+    function(scores, step);
+  }
+
+  __device__ __forceinline__ static uint64_t descriptor(uint32_t tile) {
+    return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
+  }
+
+  __device__ __forceinline__ static float (&flat(Scores& scores)) [Config::BLOCK_KV / 2] {
+    return reinterpret_cast<float (&)[Config::BLOCK_KV / 2]>(scores);
+  } __device__ __forceinline__ static void pin(Scores& scores) {
+    ptx::pin(flat(scores));
+  }
+
+  /// A tile of rows from `first` on in slabs of 64 columns, swizzled as wgmma reads them.
+  __device__ __forceinline__ static void load(uint32_t to,
+                                              const portable::RowSource<typename Config::T>& source,
+                                              int32_t first) {
+    constexpr int kChunks = Config::HEAD_DIM / 8;
+    constexpr int kRowsAtOnce = Config::kThreads / kChunks;
+    const int chunk = threadIdx.x % kChunks;
+    const int row = threadIdx.x / kChunks;
+    const int32_t element = first + row;
+    const auto* from = source.data + element * source.stride + chunk * 8;
+    to += chunk / 8 * kSlabBytes;
+#pragma unroll
+    for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+      const bool valid = source.valid.contains(element + pass * kRowsAtOnce);
+      ptx::cp_async_16(to + swizzled<kRowBytes>(row + pass * kRowsAtOnce, chunk % 8), from, valid);
+      from += kRowsAtOnce * source.stride;
+    }
+  }
+
+  __device__ __forceinline__ void issue(Scores& scores, int slot) const {
+    constexpr int kSteps = 4;  // of 16 columns in a slab
+    const uint64_t keys = descriptor(keys_ + slot * Config::kShape.slot_bytes());
+    pin(scores);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Config::HEAD_DIM / 16; ++i) {
+      const uint32_t at = i / kSteps * kSlabBytes + i % kSteps * 32;
+      Product::ss(flat(scores), ptx::wgmma_advance(queries_, at), ptx::wgmma_advance(keys, at),
+                  i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  uint32_t keys_;
+  uint64_t queries_;
+  int32_t steps_ = 0;
+  int32_t tile_offset_ = 0;
+  Interval full_;  // steps that need no mask
+};
+
+}  // namespace sparse_attn::cuda::hopper
