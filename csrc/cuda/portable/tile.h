@@ -113,7 +113,7 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
 }
 
 /// Bytes that the passes of a plain top-k hold for each query row, behind the tiles.
-constexpr int32_t kRankRowBytes = 564;
+constexpr int32_t kRankRowBytes = 560;
 constexpr int32_t kTopRowBytes = 4;
 
 /// Whether both kernels of a plain top-k fit.

@@ -9,7 +9,7 @@ namespace sparse_attn::cuda::portable {
 
 constexpr int kBins = 128;
 constexpr int kBinPitch = kBins + 4;  // words of a row: scores below, the bins, scores above, zeros
-constexpr int kCandidates = 64;       // scores of a row's last interval that are ranked one by one
+constexpr int kCandidates = 32;       // scores of a row's last interval that are ranked one by one
 
 constexpr uint32_t kLowestKey = 0x007fffff;   // of -infinity, which is no score
 constexpr uint32_t kHighestKey = 0xff800000;  // of infinity

@@ -96,26 +96,24 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
         narrow(row, row.bins, histogram, k);
       }
     }
-    do {
-      while (__syncthreads_or(ranked && row.open())) {
-        auto make_bins = [&](int r) {
-          const RowRank& rank = storage.rows[r];
-          return rank.open() ? KeyBins::over(rank.low, rank.high) : KeyBins{};
-        };
-        __syncwarp();
-        const bool open = ranked && row.open();
-        count_scores<Config>(source, Stride{}, storage.histograms, make_bins);
-        if (open) narrow(row, make_bins(own), histogram, k);
-        __syncwarp();
-      }
-      if (__syncthreads_or(ranked && row.few())) {
-        gather_candidates<Config>(source, storage.rows, storage.candidates);
-        for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
-          if (storage.rows[r].few()) choose_candidate(storage.rows[r], storage.candidates[r]);
-        }
-      }
+    while (__syncthreads_or(ranked && row.open())) {
+      auto make_bins = [&](int r) {
+        const RowRank& rank = storage.rows[r];
+        return rank.open() ? KeyBins::over(rank.low, rank.high) : KeyBins{};
+      };
       __syncwarp();
-    } while (__syncthreads_or(ranked && row.open()));
+      const bool open = ranked && row.open();
+      count_scores<Config>(source, Stride{}, storage.histograms, make_bins);
+      if (open) narrow(row, make_bins(own), histogram, k);
+      __syncwarp();
+    }
+    if (__syncthreads_or(ranked && row.few())) {
+      gather_candidates<Config>(source, storage.rows, storage.candidates);
+      for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {
+        if (storage.rows[r].few()) choose_candidate(storage.rows[r], storage.candidates[r]);
+      }
+    }
+    __syncwarp();
     if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
     if (__syncthreads_or(ranked && row.tied())) {
       find_last_ties<Config>(source, storage.rows, storage.thresholds);

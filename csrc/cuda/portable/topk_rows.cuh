@@ -18,20 +18,18 @@ struct RowRank {
   uint32_t low = 0, high = 0;  // keys
   uint32_t wanted = 0;         // place of the k-th score among those from low to high
   uint32_t count = 0;          // how many those are; 0 for a row that keeps all
-  uint32_t limit = kCandidates;
 
   /// Everything from `low` on is kept.
   __device__ bool settled() const { return count == wanted; }
   /// Equal scores of which some are kept: the keys' order decides.
   __device__ bool tied() const { return !settled() && low == high; }
-  __device__ bool few() const { return !settled() && !tied() && count <= limit; }
+  __device__ bool few() const { return !settled() && !tied() && count <= kCandidates; }
   __device__ bool open() const { return !settled() && !tied() && !few(); }
 };
 
-/// A row's candidates, by the four lanes that hold the row.
+/// A row's candidates, by the four lanes that hold the row; all of them fit each list.
 union CandidateLists {
-  static constexpr uint32_t kLength = 32;
-  float lists[kLength][4];
+  float lists[kCandidates][4];
   float4 quads[32];
 };
 static_assert(sizeof(CandidateLists::lists) == sizeof(CandidateLists::quads),
