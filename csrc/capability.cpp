@@ -6,9 +6,6 @@
 namespace sparse_attn {
 namespace {
 
-/// A scale that changes no order of scores, and that the exponent takes in one product.
-bool has_common_scale(float scale) { return scale > 0.0f && scale < cuda::kLargeScale; }
-
 /// Why `engine` does not serve the case; empty when it does.
 std::string refusal(const std::string& engine, const Case& c) {
   if (engine == "hopper") {
@@ -29,7 +26,7 @@ std::string refusal(const std::string& engine, const Case& c) {
     }
     if (c.topk && c.key_bounds) return "hopper takes no key_bounds with token top-k";
     if (c.topk && c.softcap != 0.0f) return "hopper takes no softcap with token top-k";
-    if (c.topk && !has_common_scale(c.scale)) {
+    if (c.topk && !cuda::is_common_scale(c.scale)) {
       return "hopper takes scales above 0 and below " +
              std::to_string(static_cast<int>(cuda::kLargeScale)) + " with token top-k";
     }

@@ -10,7 +10,7 @@ namespace sparse_attn::cuda {
 /// Whether the softmax takes q.k times a positive scale of common size and nothing else: no
 /// softcap, no attn_mask.
 SPARSE_ATTN_HD bool has_plain_scores(const AttentionParams& params) {
-  return params.scale > 0.0f && params.scale < kLargeScale && params.softcap == 0.0f &&
+  return is_common_scale(params.scale) && params.softcap == 0.0f &&
          params.mask.kind == MaskKind::kNone;
 }
 

@@ -6,6 +6,7 @@
 
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/plain_scores.h"
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
@@ -102,7 +103,7 @@ Status run(const AttentionParams& params) {
   if (params.batch == 0 || params.heads_q == 0 || params.seq_q == 0) return {};
   Arguments args;
   args.params = params;
-  args.transform = params.softcap != 0.0f || params.scale <= 0.0f || params.scale >= kLargeScale;
+  args.transform = !has_plain_scores(params);
   args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
