@@ -131,7 +131,6 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     rank_kernel(const __grid_constant__ AttentionParams params,
                 const __grid_constant__ GridPlan plan, Threshold* thresholds) {
-#if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) char dynamic_smem[];
   char* smem = held_address(dynamic_smem);
   auto& storage = *reinterpret_cast<RankStorage<Config>*>(smem + Config::kShape.smem_bytes());
@@ -147,7 +146,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
   __syncthreads();
   rank_rows<Config>(TileScores<Config>{tile, products, ring}, storage, thresholds);
-#endif
 }
 
 }  // namespace sparse_attn::cuda::portable
