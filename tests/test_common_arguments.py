@@ -112,6 +112,15 @@ def test_softcap_and_sink_logits(attend, device, name):
     check(attend, device, name, softcap=30.0, sink_logits=3 * sinks, scale=2.0)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_a_large_softcap_leaves_small_scores_exact(attend, device, head_dim):
+    """Rows of one to three keys: their lse is near 0, where its error may be 2^-18 at most."""
+    tensors = Shape(4, 8, 2, 70, 70, head_dim).make(device, torch.float16)
+    common = {"softcap": 50.0, "return_lse": True}
+    result = attend(sa.Band((2, 0)), *tensors, **common)
+    assert_close_to_reference(result, *tensors, sa.Band((2, 0)), **common)
+
+
 def test_sink_logits_in_half_precision(attend, device):
     query, key, value = SHAPE.make(device, torch.bfloat16)
     sinks = torch.randn(4, device=device).bfloat16()
