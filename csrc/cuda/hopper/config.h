@@ -19,8 +19,9 @@ constexpr int kMinBoxRows = 16;           // least keys that one copy of a list 
 
 /// What a kernel is compiled for. A plain one serves ranges whose rows each see a window one key
 /// behind that of the row above, of scores that are only scaled: full, causal, band, dilated. kTop
-/// is a plain one that keeps the scores above thresholds: the second pass of token top-k.
-enum class KernelKind { kPlain, kGeneral, kTop };
+/// is a plain one that keeps the scores above thresholds: the second pass of token top-k. A listed
+/// one serves lists, a general one every other call.
+enum class KernelKind { kPlain, kGeneral, kListed, kTop };
 
 template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_, KernelKind kKind>
 struct Config {
@@ -28,9 +29,12 @@ struct Config {
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int BLOCK_KV = BLOCK_KV_;
   static constexpr int kConsumers = kConsumers_;
-  static constexpr bool kPlain = kKind != KernelKind::kGeneral;
   static constexpr bool kTop = kKind == KernelKind::kTop;
+  static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop;
+  static constexpr bool kListed = kKind == KernelKind::kListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
+  // Serves lead views and global rows, whose narrow windows gain nothing by a third consumer.
+  static constexpr bool kLeads = kKind == KernelKind::kGeneral && kConsumers == 2;
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -58,9 +62,12 @@ struct Config {
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kWide && kPlain ? 40 : 56;
+  static constexpr int kProducerRegisters = kConsumers == 3   ? 32
+                                            : kHalf           ? 48
+                                            : kWide && kPlain ? 40
+                                                              : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3   ? 160
-                                            : kConsumers == 1 ? 200
+                                            : kConsumers == 1 ? 208
                                             : kWide && kPlain ? 232
                                                               : 224;
   // What every thread has at launch, of which the roles are given theirs.

@@ -167,6 +167,8 @@ class Consumer {
   __device__ __forceinline__ void issue_qk() {
     constexpr int kSteps = C::kSlabColumns / 16;  // of 16 columns in a slab
     uint64_t q = ptx::wgmma_advance(sQ_, query_.index * C::kConsumers * C::kQueryBytes);
+    // Else the descriptors of all steps stay in registers, of which there are too few.
+    if (C::kWide && !C::kPlain) ptx::pin(q);
     uint64_t k = ptx::wgmma_advance(sK_, key_.index * C::kKeyBytes);
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {

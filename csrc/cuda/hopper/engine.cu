@@ -24,10 +24,11 @@ constexpr int32_t kShortCausal = 1536;
 template <Dtype kDtype>
 Status launch_for_head_dim(const Arguments& args) {
   const AttentionParams& params = args.params;
-  const BlockList& list = params.pattern.list;
-  const bool listed = list.present();
-  const bool half_tiles = listed && list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool two_consumers = listed || (params.pattern.causal && params.seq_kv <= kShortCausal);
+  const Pattern& pattern = params.pattern;
+  const bool listed = pattern.list.present();
+  const bool half_tiles = listed && pattern.list.block_q % 128 != 0;  // 64 rows are one layout row
+  const bool two_consumers =
+      listed || pattern.lead.length > 0 || (pattern.causal && params.seq_kv <= kShortCausal);
   switch (params.head_dim) {
     case 64:
       if (half_tiles) return launch_tiles<kDtype, 64, 128, 1>(args);

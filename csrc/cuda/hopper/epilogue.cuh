@@ -91,7 +91,7 @@ class Epilogue {
 
  private:
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
-    return !C::kPlain && work.chunk >= 0;
+    return C::kLeads && work.chunk >= 0;
   }
 
   /// Where the results of row r of this thread and of a chunk lie.

@@ -7,13 +7,19 @@ namespace sparse_attn::cuda::hopper {
 
 template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
 Status launch_tiles(const Arguments& args) {
-  constexpr bool kListsAlone = BLOCK_KV == 64 || kConsumers == 1;  // no plain call takes them
+  constexpr bool kListsAlone = BLOCK_KV == 64 || kConsumers == 1;
+  constexpr bool kNoLists = !kListsAlone && (BLOCK_KV < 128 || kConsumers == 3);  // see engine.cu
   if constexpr (!kListsAlone) {
     if (args.plain) {
       return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kPlain>>(args);
     }
+    if (kNoLists || !args.params.pattern.list.present()) {
+      return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kGeneral>>(args);
+    }
   }
-  return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kGeneral>>(args);
+  if constexpr (!kNoLists) {
+    return launch<Config<kDtype, HEAD_DIM, BLOCK_KV, kConsumers, KernelKind::kListed>>(args);
+  }
 }
 
 #define SPARSE_ATTN_HOPPER_TILES(HEAD_DIM, BLOCK_KV, kConsumers)                                   \

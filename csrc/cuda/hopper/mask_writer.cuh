@@ -68,8 +68,10 @@ class MaskWriter {
       return mask;
     }
 #pragma unroll 1
-    for (int i = 0; i < RowMask::kWords; ++i) {
-      mask.word[i] = without_class(pattern, work.slice, mask.word[i], seen.counted, key + 2 * i);
+    for (int i = 0; i < RowMask::kWords; ++i) {  // the words go round: registers have no index
+      const uint32_t word =
+          without_class(pattern, work.slice, mask.word[0], seen.counted, key + 2 * i);
+      mask = {mask.word[1], mask.word[2], mask.word[3], word};
     }
     return mask;
   }

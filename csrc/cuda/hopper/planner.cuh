@@ -25,15 +25,15 @@ class Planner {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
-      if (rows.empty() || (!C::kPlain && work.chunk < 0 && is_split(work))) continue;
+      if (rows.empty() || (C::kLeads && work.chunk < 0 && is_split(work))) continue;
       work.tiles =
           visited_tiles(args_.params.pattern, work.slice, rows, bounds_of(work, rows), C::BLOCK_KV);
-      if (!C::kPlain && work.chunk >= 0) {
+      if (C::kLeads && work.chunk >= 0) {
         const int32_t first = work.chunk * args_.split.chunk_tiles;
         work.tiles.main = intersect(work.tiles.main, {first, first + args_.split.chunk_tiles});
         if (work.chunk > 0) work.tiles.lead_left = work.tiles.lead_right = {};
       }
-      if (list_.present()) {
+      if (C::kListed) {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
@@ -47,7 +47,7 @@ class Planner {
 
  private:
   __device__ __forceinline__ Work decode(int32_t tile) {
-    if (C::kPlain) return decode_whole(tile);
+    if (!C::kLeads) return decode_whole(tile);
     const int32_t items = args_.params.batch * args_.params.heads_q * args_.split.items();
     return tile < items ? decode_split(tile) : decode_whole(tile - items);
   }
@@ -111,7 +111,7 @@ class Planner {
 
   /// Tiles of keys that a query tile visits, at most.
   __device__ __forceinline__ int32_t visits(const Work& work) const {
-    if (!list_.present()) return work.tiles.count();
+    if (!C::kListed) return work.tiles.count();
     return ceil_div(work.runs.count * args_.box_rows, C::BLOCK_KV);
   }
 
@@ -162,7 +162,7 @@ class Planner {
     if (args_.counter == nullptr) return tile + grid;
     ptx::wait_for_primary();
     const int32_t turn = __shfl_sync(~0u, lane_ == 0 ? atomicAdd(args_.counter, 1) : 0, 0);
-    const bool ordered = !C::kPlain && args_.order != nullptr && turn < args_.num_tiles - grid;
+    const bool ordered = C::kListed && args_.order != nullptr && turn < args_.num_tiles - grid;
     return ordered ? __ldcg(args_.order + turn) : turn + grid;
   }
 

@@ -25,7 +25,7 @@ struct StepMask {
 /// Whether TileSource may name a written mask for one of the tiles.
 template <class C>
 __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Tiles& tiles) {
-  if (args.params.pattern.list.present() && args.box_rows < C::BLOCK_KV) return true;
+  if (C::kListed && args.box_rows < C::BLOCK_KV) return true;
   const Interval main = {tiles.main.begin * C::BLOCK_KV, tiles.main.end * C::BLOCK_KV};
   return !tiles.slides.holds(main) || !tiles.full_lead.holds(tiles.seen_lead);
 }
@@ -36,12 +36,11 @@ class TileSource {
   __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
       : tiles_(work.tiles),
         runs_(work.runs),
-        listed_(args.params.pattern.list.present()),
         box_rows_(args.box_rows),
         boxes_(args.boxes),
         main_begin_(work.tiles.main.begin),
         full_keys_(work.tiles.full_keys),
-        main_left_(listed_ ? work.runs.count : work.tiles.main.size()),
+        main_left_(C::kListed ? work.runs.count : work.tiles.main.size()),
         lead_left_(work.tiles.lead_left),
         lead_right_(work.tiles.lead_right) {}
 
@@ -56,25 +55,25 @@ class TileSource {
   /// The next tile; not valid when there is none.
   __device__ __forceinline__ Step next() {
     Step step;
-    if (listed_) {
+    if (C::kListed) {
       step = next_listed();
     } else if (main_left_ > 0) {
       step = {true, false, (main_begin_ + --main_left_) * C::BLOCK_KV};
     }
-    if (!C::kPlain && !step.valid) step = next_lead();
+    if (C::kLeads && !step.valid) step = next_lead();
     return step;
   }
 
   /// Whether a tile that was named needs a mask.
   __device__ __forceinline__ bool needs_mask(const Step& step) const {
-    if (listed_) return step.masked;
+    if (C::kListed) return step.masked;
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     return step.lead ? tiles_.lead_needs_mask(run) : !full_keys_.holds(run);
   }
 
   /// The mask of a tile that needs one.
   __device__ __forceinline__ StepMask mask(const Step& step) const {
-    if (listed_) return listed_mask(step.key);
+    if (C::kListed) return listed_mask(step.key);
     if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     if (step.lead) {
@@ -180,7 +179,6 @@ class TileSource {
 
   const Tiles& tiles_;
   const ListedRuns& runs_;
-  const bool listed_;
   const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
   const int32_t main_begin_;
   const Interval full_keys_;

@@ -37,6 +37,13 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+/// Keeps the compiler from making what follows from the descriptor ahead of this point.
+__device__ __forceinline__ void pin(uint64_t& descriptor) {
+  uint32_t low = static_cast<uint32_t>(descriptor);
+  asm volatile("" : "+r"(low));
+  descriptor = descriptor >> 32 << 32 | low;
+}
+
 /// Widths in bytes of the swizzled rows of a shared-memory tile, with the descriptor's layout code.
 enum class Swizzle : uint32_t { k128Bytes = 1, k64Bytes = 2 };
 
