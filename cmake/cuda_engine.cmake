@@ -1,6 +1,8 @@
-# add_cuda_engine(<name> ARCHS ... SOURCES ... [FLAGS ...] [GENERATOR <script> GENERATED <header>]):
+# add_cuda_engine(<name> [LOCAL_MEMORY <bytes>] ARCHS ... SOURCES ... [FLAGS ...]
+#                 [GENERATOR <script> GENERATED <header>]):
 # an engine's kernels, or a part of them, as objects of _C_cuda, compiled for their own architectures.
-# nvcc runs under nvcc_checked.py, which logs ptxas and fails the build on its serialisation notes.
+# nvcc runs under nvcc_checked.py, which logs ptxas and fails the build on its serialisation notes
+# and on kernels that use more local memory than LOCAL_MEMORY allows.
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
@@ -9,12 +11,16 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 function(add_cuda_engine name)
-  cmake_parse_arguments(ENGINE "" "GENERATOR;GENERATED" "ARCHS;SOURCES;FLAGS" ${ARGN})
+  cmake_parse_arguments(ENGINE "" "LOCAL_MEMORY;GENERATOR;GENERATED" "ARCHS;SOURCES;FLAGS" ${ARGN})
   set(target cuda_${name})
+  set(checked ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/nvcc_checked.py)
+  if(DEFINED ENGINE_LOCAL_MEMORY AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+    list(APPEND checked --local-memory=${ENGINE_LOCAL_MEMORY})
+  endif()
   add_library(${target} OBJECT ${ENGINE_SOURCES})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES "${ENGINE_ARCHS}"
-    CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/nvcc_checked.py")
+    CUDA_COMPILER_LAUNCHER "${checked}")
   target_compile_options(${target} PRIVATE
     $<$<CONFIG:Debug>:-lineinfo> -Xptxas -v -Xcompiler -Wall,-Wextra ${ENGINE_FLAGS})
   target_include_directories(${target} PRIVATE csrc)

@@ -58,18 +58,42 @@ def test_every_source_file_is_listed():
     assert {p.relative_to(ROOT).as_posix() for p in sources} == listed
 
 
+REGISTERS = "ptxas info    : Used 168 registers, used 2 barriers"
+SERIALISED = "ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized"
+IGNORED = "ptxas info    : setmaxnreg ignored to maintain minimum register requirement"
+NO_LOCAL = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+SPILLED = "    16 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads"
+INDEXED = "    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+
+
 @pytest.mark.parametrize(
-    ("message", "status"),
+    ("options", "message", "status"),
     [
-        ("ptxas info    : Used 168 registers, used 2 barriers", 0),
-        ("ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized", 1),
-        ("ptxas info    : setmaxnreg ignored to maintain minimum register requirement", 1),
+        ([], REGISTERS, 0),
+        ([], SERIALISED, 1),
+        ([], IGNORED, 1),
+        ([], SPILLED, 0),
+        (["--local-memory=0"], NO_LOCAL, 0),
+        (["--local-memory=20"], SPILLED, 0),
+        (["--local-memory=19"], SPILLED, 1),
+        (["--local-memory=0"], INDEXED, 1),
+        (["--local-memory=0"], SERIALISED, 1),
     ],
-    ids=["routine", "serialised wgmma", "setmaxnreg ignored"],
+    ids=[
+        "routine",
+        "serialised wgmma",
+        "setmaxnreg ignored",
+        "spills where they may",
+        "no local memory",
+        "few spills",
+        "spills",
+        "indexed array",
+        "serialised wgmma without spills",
+    ],
 )
-def test_slow_kernels_fail_the_build(tmp_path, message, status):
+def test_slow_kernels_fail_the_build(tmp_path, options, message, status):
     program = f"import sys; print({message!r}, file=sys.stderr)"
-    checked = [sys.executable, str(ROOT / "cmake" / "nvcc_checked.py")]
+    checked = [sys.executable, str(ROOT / "cmake" / "nvcc_checked.py"), *options]
     compiler = [sys.executable, "-c", program, "-o", str(tmp_path / "kernel.o")]
     assert subprocess.run([*checked, *compiler], capture_output=True).returncode == status
     assert message in (tmp_path / "kernel.o.log").read_text()
