@@ -40,8 +40,8 @@ inline int32_t main_reach(const AttentionParams& params) {
 /// count little beside its keys, short enough that few rows on few keys still fill a device. A
 /// multiple of every number of warps.
 constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4;
-  int32_t chunk = imin(imax(keys / 8, 256), 1024);
+  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 2048;
+  int32_t chunk = keys <= kFewKeys ? 128 : imin(imax(keys / 8, 256), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
