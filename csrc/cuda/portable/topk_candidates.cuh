@@ -15,53 +15,34 @@ __device__ inline float highest_score(uint32_t key) {
   return score_of(key == kMinusZero ? key - 1 : key);
 }
 
-/// Collects the candidates of the warp's rows, each lane in a list of its own that holds them all.
-/// Free places are -inf, which is no score.
+/// Collects the candidates of the warp's rows, each lane in a list of its own that holds them all;
+/// no branch depends on a score. Free places are -inf, which is no score.
 template <typename Config, typename Source>
 __device__ void gather_candidates(const Source& source, const RowRank* rows,
                                   CandidateLists* candidates) {
-  // Two operations a score and a vote tell whether any of a group lies near its interval.
-  constexpr int kGroup = 4;
-  constexpr float kWider = 1.0f + 1e-6f;
   constexpr int kRows = 2 * Config::MT;
   const int first = threadIdx.x / 32 * Config::kWarpRows;
   for (int r = first; r < first + Config::kWarpRows; ++r) {
     candidates[r].quads[threadIdx.x % 32] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   }
   __syncwarp();
-  float low[kRows], high[kRows], middle[kRows], reach[kRows];
+  float low[kRows], high[kRows];
   uint32_t place[kRows];
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     const int r = lane_row<Config>(row / 2, row % 2);
     const bool few = rows[r].few();
-    low[row] = few ? score_of(rows[r].low) : FLT_MAX;
-    high[row] = few ? highest_score(rows[r].high) : -FLT_MAX;
-    middle[row] = low[row] + (0.5f * fminf(high[row], FLT_MAX) - 0.5f * low[row]);
-    reach[row] =
-        few ? fmaxf(high[row] - middle[row], middle[row] - low[row]) * kWider + FLT_MIN : -1.0f;
+    low[row] = few ? score_of(rows[r].low) : INFINITY;
+    high[row] = few ? highest_score(rows[r].high) : -INFINITY;
     place[row] = ptx::shared_address(&candidates[r].lists[0][threadIdx.x % 4]);
   }
   source.visit_straight(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step&) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-#pragma unroll
-      for (int group = 0; group < 2 * Config::NT; group += kGroup) {
-        bool near = false;
-#pragma unroll
-        for (int k = group; k < group + kGroup; ++k) {
-          near |= fabsf(rS[row / 2][k / 2][row % 2 * 2 + k % 2] - middle[row]) <= reach[row];
-        }
-        if (!__any_sync(~0u, near)) continue;
-#pragma unroll
-        for (int k = group; k < group + kGroup; ++k) {
-          const float score = rS[row / 2][k / 2][row % 2 * 2 + k % 2];
-          const bool hit = low[row] <= score && score <= high[row];
-          ptx::store_shared_if(hit, place[row], score);
-          place[row] += hit ? sizeof(CandidateLists::lists[0]) : 0;
-        }
-      }
-    }
+    for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
+      const int row = 2 * mt + h;
+      const bool hit = low[row] <= score && score <= high[row];
+      ptx::store_shared_if(hit, place[row], score);
+      place[row] += hit ? sizeof(CandidateLists::lists[0]) : 0;
+    });
   });
   __syncwarp();
 }
@@ -69,32 +50,33 @@ __device__ void gather_candidates(const Source& source, const RowRank* rows,
 /// Ranks a row's candidates; a whole warp calls it. The row's interval becomes the wanted score.
 __device__ inline void choose_candidate(RowRank& row, CandidateLists& candidates) {
   static_assert(kCandidates == 32, "a lane has a candidate");
-  const int lane = threadIdx.x % 32;
+  const uint32_t lane = threadIdx.x % 32;
   const float4 quad = candidates.quads[lane];
   const float own[4] = {quad.x, quad.y, quad.z, quad.w};
   uint32_t count = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) count += own[i] != -INFINITY;
   const uint32_t end = warp_prefix_sum(count);
-  uint32_t place = end - count;
+  const uint32_t total = __shfl_sync(~0u, end, 31);
   float* packed = &candidates.lists[0][0];
-  __syncwarp();
+  uint32_t place = end - count;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (own[i] != -INFINITY && place < kCandidates) packed[place++] = own[i];
   }
+  if (lane >= total) packed[lane] = -INFINITY;
   __syncwarp();
-  const int total = static_cast<int>(imin(__shfl_sync(~0u, end, 31), kCandidates));
-  const float mine = lane < total ? packed[lane] : -INFINITY;
+  const float mine = packed[lane];
   uint32_t higher = 0, equal = 0;
-  for (int i = 0; i < total; ++i) {
-    const float other = packed[i];
-    higher += other > mine;
-    equal += other == mine;
+#pragma unroll
+  for (int i = 0; i < kCandidates / 4; ++i) {  // all at once: a chain of loads took longer
+    const float4 others = candidates.quads[i];
+    higher += (others.x > mine) + (others.y > mine) + (others.z > mine) + (others.w > mine);
+    equal += (others.x == mine) + (others.y == mine) + (others.z == mine) + (others.w == mine);
   }
   const bool found = lane < total && higher < row.wanted && row.wanted <= higher + equal;
   const uint32_t finders = __ballot_sync(~0u, found);
-  if (finders != 0 && lane == __ffs(finders) - 1) {
+  if (finders != 0 && lane == static_cast<uint32_t>(__ffs(finders)) - 1) {
     row.low = row.high = ordered_key(mine);
     row.wanted -= higher;
     row.count = equal;
