@@ -1,4 +1,4 @@
-"""Calls that follow each other in a stream: the kernels of one call overlap, calls do not."""
+"""Kernels of one call overlap: each waits for what it reads of the one before."""
 
 import pytest
 import torch
@@ -8,9 +8,6 @@ import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-LENGTH, HEADS = 4300, 24  # more query tiles than a device takes at once
-CALLS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -25,43 +22,6 @@ def spoil_free_memory():
     sizes = 1 << 20, 1 << 20, 20 << 20
     fillings = [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for size in sizes]
     del fillings
-
-
-def uneven(length, block_q, block_kv, device):
-    """Lists of every length: the last row of each head lists all blocks, the first none."""
-    rows, columns = -(-length // block_q), -(-LENGTH // block_kv)
-    mask = torch.rand(HEADS, rows, columns) < torch.rand(HEADS, rows, 1)
-    mask[:, 0], mask[:, -1] = False, True
-    return sa.BlockSparse(sa.BlockLayout.from_mask(mask[None].to(device), block_q, block_kv))
-
-
-PATTERNS = {
-    "causal": (LENGTH, lambda device: sa.Full(), {"is_causal": True}),
-    "wide-band": (LENGTH, lambda device: sa.Band(1500), {}),
-    "lists": (LENGTH, lambda device: uneven(LENGTH, 128, 128, device), {}),
-    "low-lists": (LENGTH, lambda device: uneven(LENGTH, 64, 32, device), {}),
-    "global-rows": (LENGTH, lambda device: sa.Band(60, global_tokens=100), {}),
-    "few-queries": (2, lambda device: sa.Full(), {}),
-}
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_calls_follow_each_other(attend, device, name):
-    """A call's queries are the output of the one before; a pause between them changes nothing."""
-    length, pattern_on, common = PATTERNS[name]
-    tensors = Shape(1, HEADS, HEADS // 4, length, LENGTH, 128).make(device, torch.bfloat16)
-    pattern = pattern_on(device)
-
-    def chain(pause):
-        query = tensors[0]
-        for _ in range(CALLS):
-            query = attend(pattern, query, *tensors[1:], **common)
-            pause()
-        return query
-
-    want = chain(torch.cuda.synchronize)
-    for _ in range(3):
-        assert torch.equal(chain(lambda: None), want)
 
 
 def test_tiles_wait_for_their_order(attend, device):
