@@ -3,7 +3,8 @@
 An output requires grad where an input does, and its backward raises: by an op of its own, so that
 ``torch.compile`` can trace a backward that never runs. Forward-mode differentiation, which would
 lose the tangents without a word, the gradients of ``torch.func``, and ``out=`` for inputs that
-require grad raise at once. Registered by ``ops``.
+require grad raise at once. ``out=`` counts as changed, for backwards of other ops that saved it.
+Registered by ``ops``.
 """
 
 from __future__ import annotations
@@ -127,6 +128,19 @@ def _out_kernel(name: str) -> Callable[..., None]:
     return kernel
 
 
+def _changing_kernel(name: str) -> Callable[..., None]:
+    """Kernel of an op's ``_out`` twin that tells autograd which tensors are written."""
+    op = overload(f"{name}_out")
+
+    def kernel(*args: Any, **kwargs: Any) -> None:
+        written = [tensor for tensor in (kwargs["out"], kwargs.get("lse")) if tensor is not None]
+        torch.autograd.graph.increment_version(written)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return op(*args, **kwargs)
+
+    return kernel
+
+
 def register_refusals(names: Iterable[str]) -> None:
     """Register the autograd kernels of ops that have an ``_out`` twin, and the op that raises."""
     refusal = "sparse_attn::refuse_backward"
@@ -138,3 +152,4 @@ def register_refusals(names: Iterable[str]) -> None:
     for name in names:
         torch.library.impl(f"sparse_attn::{name}", "Autograd", _kernel(name))
         torch.library.impl(f"sparse_attn::{name}_out", "Autograd", _out_kernel(name))
+        torch.library.impl(f"sparse_attn::{name}_out", "ADInplaceOrView", _changing_kernel(name))

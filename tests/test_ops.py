@@ -134,6 +134,24 @@ def test_out_is_refused_in_grad_mode(device, name):
         assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("way", ["function", "straight", "merge"])
+def test_a_backward_that_saved_out_before_raises(device, way):
+    query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
+    out, lse = torch.ones_like(query), torch.ones(1, 2, 20, device=device)
+    saving = [tensor.clone().requires_grad_() * tensor for tensor in (out, lse)]
+    with torch.no_grad():
+        if way == "function":
+            sa.sparse_attention(query, key, value, sa.Band(3), out=out)
+            saving.pop()
+        elif way == "straight":
+            OPS.band_out(query, key, value, out=out, lse=lse)
+        else:
+            OPS.merge_states_out(query, lse + 1, query, lse + 2, out=out, lse=lse)
+    for product in saving:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
 def test_straight_calls_raise_runtime_errors(device):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
     with pytest.raises(RuntimeError, match=r"^sparse_attn::band: expected window's left side"):
