@@ -8,6 +8,7 @@ the ops alone.
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, cast
@@ -19,6 +20,7 @@ __all__ = [
     "MAX_LENGTH",
     "Integer",
     "Number",
+    "as_float",
     "check_block",
     "check_choice",
     "check_integer",
@@ -51,6 +53,14 @@ def kind_of(value: object) -> str:
 def refuse(owner: str, what: str, got: object) -> ValueError:
     """Make the error of a wrong number."""
     return ValueError(f"sparse_attn.{owner}: expected {what}, got {got}")
+
+
+def as_float(number: Any) -> float:
+    """Return `number` as a float, infinite where no float is as large: the ops refuse that."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:

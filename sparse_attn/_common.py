@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import torch
 
 from . import ops
-from ._checks import Integer, Number, check_kind, check_tensor, clamped
+from ._checks import Integer, Number, as_float, check_kind, check_tensor, clamped
 from ._pattern import Pattern
 
 __all__ = ["Common", "FusedCommon", "Result", "attend", "documented", "op_arguments"]
@@ -123,7 +123,7 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
         elif name == "scale":
             if value is not None:
                 check_kind(owner, name, value, Number, "a float or None")
-                arguments[name] = float(value)
+                arguments[name] = as_float(value)
         elif name == "query_offset":
             if isinstance(value, torch.Tensor):
                 arguments["query_offsets"] = arguments.pop(name)
@@ -133,7 +133,7 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
         else:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
     if "softcap" in arguments:
-        arguments["softcap"] = float(arguments["softcap"])
+        arguments["softcap"] = as_float(arguments["softcap"])
     return arguments
 
 

@@ -103,6 +103,10 @@ WRONG = {
     "scale-nan": (lambda c: c.band(scale=NAN), "scale that is a finite float32, got nan"),
     "scale-inf": (lambda c: c.band(scale=-INF), "scale that is a finite float32, got -inf"),
     "scale-large": (lambda c: c.band(scale=1e39), r"scale that is a finite float32, got 1e\+39"),
+    "scale-beyond-floats": (
+        lambda c: c.band(scale=-(10**400)),
+        "scale that is a finite float32, got -inf",
+    ),
     "scale-beyond-log2": (
         lambda c: c.band(scale=-3.4e38),
         r"scale of at most 2.3e\+38 in size, got",
@@ -113,6 +117,10 @@ WRONG = {
     ),
     "softcap-nan": (lambda c: c.band(softcap=NAN), "softcap that is 0 or .* got nan"),
     "softcap-large": (lambda c: c.band(softcap=1e39), r"softcap that is 0 or .* got 1e\+39"),
+    "softcap-beyond-floats": (
+        lambda c: c.band(softcap=10**400),
+        "softcap that is 0 or .* got inf",
+    ),
     "softcap-tiny": (lambda c: c.band(softcap=1e-46), "softcap that is 0 or .* got 1e-46"),
     "engine": (lambda c: c.band(engine="fast"), "engine to be one of auto, .* got fast"),
     "out-shape": (lambda c: c.band(out=c.ones(2, 4, 35, 64)), r"out of shape \(2, 4, 34, 64\)"),
