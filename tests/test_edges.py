@@ -100,6 +100,38 @@ def test_keys_in_tiles_that_nothing_visits_never_matter(attend, device, engine, 
     assert torch.isfinite(attend(listed, query, key, value)).all()
 
 
+LENGTH = 301  # of 512 keys that a cache has room for
+TAILS = {
+    "bounds": lambda Sq: {
+        "key_bounds": torch.tensor([0, LENGTH]).int().expand(2, 1, Sq, 2),
+        "query_offset": LENGTH - Sq,
+    },
+    "causal": lambda Sq: {"is_causal": True, "query_offset": LENGTH - Sq},
+    "offsets": lambda Sq: {
+        "is_causal": True,
+        "query_offset": torch.tensor([LENGTH - Sq, LENGTH - Sq - 3]).int(),
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+@pytest.mark.parametrize("Sq", [1, 70])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_tails_of_a_cache_never_matter(attend, device, name, Sq, tail, dtype):
+    shape = Shape(2, 4, 2, Sq, 512, 64)
+    query, key, value = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
+    common = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in tail(Sq).items()
+    }
+    want = attend(pattern, query, key, value, return_lse=True, **common)
+    key[:, :, LENGTH:], value[:, :, LENGTH:] = torch.nan, torch.inf
+    got = attend(pattern, query, key, value, return_lse=True, **common)
+    assert all(map(torch.equal, got, want))
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("Sq", [5, 300])
 @pytest.mark.parametrize("name", sorted(PATTERNS.keys() - {"block-topk"}))  # it pools whole blocks

@@ -75,13 +75,19 @@ class NaiveHead {
   }
 
  private:
-  /// Keys outside every row's bounds may hold anything, so they are read as zeros.
+  /// Keys outside every row's bounds, or behind every row under causal, may hold anything, so they
+  /// are read as zeros.
   void copy_keys(const Rows& source, float* target) const {
     Bounds bounds = no_rows(params_.seq_kv);
     for (int32_t i = 0; i < params_.seq_q; ++i) {
       bounds.add(params_.bounds.row(batch_, head_, i, params_.seq_kv));
     }
     Interval keys = bounds.any;
+    if (pattern_.causal) {
+      int32_t offset =
+          make_slice(pattern_, 0, params_.seq_q, params_.seq_kv, params_.offset(batch_)).offset;
+      keys.end = imin(keys.end, params_.seq_q + offset);
+    }
     int64_t head_dim = params_.head_dim;
     std::memset(target, 0, sizeof(float) * params_.seq_kv * head_dim);
     if (keys.empty()) return;
