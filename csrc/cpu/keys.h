@@ -118,8 +118,9 @@ class HeadRows {
   /// row at a time. Packed bfloat16 is no rows: those are the caller's then.
   Rows at(Axis axis, const Slice& slice, int32_t first) const {
     if (in_main(axis)) {
-      if (main_ == nullptr || cut_.bfloat)
+      if (main_ == nullptr || cut_.bfloat) {
         return strided(source_, slice.keys.at(first), slice.keys.step);
+      }
       return packed(main_, slice.keys.offset * cut_.class_rows + first);
     }
     if (side_ != nullptr) return packed(side_, first);

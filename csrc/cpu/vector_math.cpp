@@ -98,8 +98,9 @@ void transform_with(float* scores, int64_t n, float scale, float softcap, const 
 }
 
 void transform(float* scores, int64_t n, float scale, float softcap, const float* mask) {
-  if (softcap != 0 && mask != nullptr)
+  if (softcap != 0 && mask != nullptr) {
     return transform_with<true, true>(scores, n, scale, softcap, mask);
+  }
   if (softcap != 0) return transform_with<true, false>(scores, n, scale, softcap, mask);
   if (mask != nullptr) return transform_with<false, true>(scores, n, scale, softcap, mask);
   transform_with<false, false>(scores, n, scale, softcap, mask);

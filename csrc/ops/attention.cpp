@@ -30,8 +30,9 @@ const Engine& pick_engine(const Op& op, const CallArguments& args, const Case& c
   Choice choice = choose_engine(c, op.kind == PatternKind::kAny ? "naive" : args.engine);
   if (choice.engine.empty()) {
     std::string reasons;
-    for (const std::string& reason : choice.reasons)
+    for (const std::string& reason : choice.reasons) {
       reasons += (reasons.empty() ? "" : "; ") + reason;
+    }
     fail_not_served(op.name, reasons);
   }
   return backend().engine(choice.engine);

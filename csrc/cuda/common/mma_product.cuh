@@ -119,8 +119,9 @@ struct TensorCoreProducts {
     constexpr int kFragments = kSlices * kPairs;
     uint32_t rV[kAhead + 1][4];
 #pragma unroll
-    for (int i = 0; i < kAhead && i < kFragments; ++i)
+    for (int i = 0; i < kAhead && i < kFragments; ++i) {
       load_value(rV[i], sV, i / kPairs, i % kPairs);
+    }
     prepare(0);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {

@@ -41,7 +41,6 @@ struct Config {
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   static constexpr int kSlabColumns = HEAD_DIM % 64 == 0 ? 64 : 32;
-  static constexpr int kSlabs = HEAD_DIM / kSlabColumns;
   static constexpr int kRowBytes = kSlabColumns * 2;
   static constexpr int kQueryBytes = kConsumerRows * HEAD_DIM * 2;  // of one consumer
   static constexpr int kKeyBytes = BLOCK_KV * HEAD_DIM * 2;
