@@ -154,8 +154,9 @@ class ReadyLayouts:
         first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
         mask |= (key_block < num_global) | ((last >= 0) & (first < num_global))
         generator = torch.Generator().manual_seed(seed)
-        draw = torch.rand(mask.shape, generator=generator).argsort(-1)[:, :num_random]
-        return cls.from_mask(mask.scatter(-1, draw.to(mask.device), True), block_q, block_kv)
+        draw = torch.rand(mask.shape, generator=generator, device="cpu").argsort(-1)
+        chosen = draw[:, :num_random].to(mask.device)
+        return cls.from_mask(mask.scatter(-1, chosen, True), block_q, block_kv)
 
     @classmethod
     def strided(

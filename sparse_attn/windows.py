@@ -297,6 +297,7 @@ class Strided(Pattern):
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         end = torch.minimum(end, torch.clamp(position + 1, min=0))
         stride = clamped(self.stride)
-        columns = torch.arange(stride - 1, max(stride - 1, int(end.max())), stride)
+        last = max(stride - 1, int(end.max()))
+        columns = torch.arange(stride - 1, last, stride, device=position.device)
         sides = (clamped(self.local) - 1, 0)
-        return _with_columns(columns.to(position.device), position, sides, end)
+        return _with_columns(columns, position, sides, end)

@@ -158,6 +158,12 @@ def test_makers():
     assert torch.equal(mask, again.to_mask()[0, 0])
 
 
+def test_a_given_device_holds_whatever_the_default_is():
+    want = BlockLayout.bigbird(256, 256, 16, 16, device="cpu")
+    with torch.device("meta"):
+        assert BlockLayout.bigbird(256, 256, 16, 16, device="cpu") == want
+
+
 def test_makers_take_large_numbers():
     size = (80, 80, 16, 16)
     assert BlockLayout.local(*size, 2**70).to_mask().all()

@@ -52,7 +52,7 @@ std::tuple<Tensor, Tensor> merge_checked(const std::string& op, const Tensor& ou
                     torch::stable::contiguous(lse_a), torch::stable::contiguous(lse_b)};
   Tensor out = torch::stable::empty_like(rows[0]);
   Tensor lse = torch::stable::empty_like(rows[2]);
-  if (out.numel() == 0) return {out, lse};
+  if (lse.numel() == 0) return {out, lse};
   MergeParams params;
   params.out_a = rows[0].const_data_ptr();
   params.out_b = rows[1].const_data_ptr();
