@@ -23,6 +23,8 @@ __all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
 
 #: torch's words for tensors that the op has no kernel for.
 _NO_KERNEL = re.compile(r"Could not run '(sparse_attn::\w+)' .* the '(\w+)' backend")
+#: What torch's own classes of tensors raise where they have no rule for the op: its name.
+_NO_RULE = re.compile(r"sparse_attn\.(\w+)\.default$")
 
 
 def _check_meta(name: str, tensors: dict[str, Any]) -> None:
@@ -105,6 +107,10 @@ def _translated(error: RuntimeError) -> Exception:
     if sentence.startswith("sparse_attn::"):
         not_served = sentence.partition(": ")[2].startswith("not served")
         return NotImplementedError(sentence) if not_served else ValueError(sentence)
+    missing = _NO_RULE.match(sentence)
+    if missing is not None:
+        op = missing.group(1)
+        return NotImplementedError(f"sparse_attn::{op}: not served: tensors of this class")
     missing = _NO_KERNEL.match(sentence)
     if missing is None:
         return error

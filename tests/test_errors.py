@@ -271,6 +271,15 @@ def test_tensors_of_other_backends(device):
         call.band(call.query.to_sparse())
 
 
+def test_nested_tensors(device):
+    rows = [torch.randn(length, 4, 64, device=device) for length in (5, 34)]
+    sentence = r"^sparse_attn::band: not served: tensors of (torch's backend Nested\w+|this class)$"
+    for layout in (torch.strided, torch.jagged):
+        query = torch.nested.nested_tensor(rows, layout=layout).transpose(1, 2)
+        with pytest.raises(NotImplementedError, match=sentence):
+            sa.band_attention(query, query, query, (9, 0))
+
+
 def test_two_forms_of_the_offset_are_refused_by_the_op(device):
     call = Call(device)
     with pytest.raises(RuntimeError, match="query_offset as an int or as a tensor, got both"):
