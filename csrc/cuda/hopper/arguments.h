@@ -47,6 +47,7 @@ struct Arguments {
   int32_t row_blocks = 0;  // query tiles of the longest class
   int32_t num_tiles = 0;
   int32_t section = 1;     // (head, class) pairs whose tiles alternate, so that they share L2
+  int32_t tail = 0;        // shortest query tiles of each (head, class), which all come last
   bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
   int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number

@@ -149,7 +149,9 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   args->boxes = tile.block_kv / args->box_rows;
 
   // A query head's tiles follow each other, but where their lengths differ the longest of several
-  // heads come first: under causal of as many as fit L2, with global rows of all.
+  // heads come first: under causal of as many as fit L2, with global rows of all. Under causal as
+  // many of the shortest as have their keys in L2 are left to the end, where blocks of all heads
+  // then finish together.
   constexpr int64_t kCacheBytes = int64_t{32} << 20;
   if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
     args->section = problems;
@@ -159,6 +161,10 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     int64_t heads = head_bytes < kCacheBytes ? kCacheBytes / head_bytes : 1;
     int64_t section = heads * params.group() * args->classes;
     args->section = static_cast<int32_t>(section < problems ? section : problems);
+    const int64_t tile_bytes = int64_t{params.batch} * params.heads_kv * tile.block_q *
+                               params.head_dim * 2 * size_of(params.dtype);
+    args->tail =
+        static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, args->row_blocks / 2));
   }
 }
 

@@ -11,15 +11,21 @@ struct TilePlace {
 };
 
 /// The tile of a number. Heads of a section take turns, so that their keys and values are in L2
-/// together.
+/// together; behind the sections the tail, where all heads do.
 SPARSE_ATTN_HD TilePlace place_of(const Arguments& args, int32_t tile) {
   const int32_t problems = args.params.batch * args.params.heads_q * args.classes;
-  const int32_t section = tile / (args.section * args.row_blocks);
-  const int32_t in_section = tile - section * args.section * args.row_blocks;
-  const int32_t width = imin(args.section, problems - section * args.section);
+  const int32_t before_tail = problems * (args.row_blocks - args.tail);
+  const bool in_tail = tile >= before_tail;
+  if (in_tail) tile -= before_tail;
+  const int32_t row_blocks = in_tail ? args.tail : args.row_blocks - args.tail;
+  const int32_t heads = in_tail ? problems : args.section;
+  const int32_t section = tile / (heads * row_blocks);
+  const int32_t in_section = tile - section * heads * row_blocks;
+  const int32_t width = imin(heads, problems - section * heads);
   const int32_t row_block = in_section / width;
-  return {section * args.section + in_section - row_block * width,
-          args.last_first ? args.row_blocks - 1 - row_block : row_block};
+  const int32_t last = (in_tail ? args.tail : args.row_blocks) - 1;
+  return {section * heads + in_section - row_block * width,
+          args.last_first ? last - row_block : row_block};
 }
 
 /// Whether the tiles of a call's lists are worth an order: some may be long.
