@@ -2,7 +2,6 @@
 // serve (capability.h keeps such calls away) is float32, other head dims, attn_mask, scattered
 // global tokens, lists of query blocks that no tile height divides.
 #include <algorithm>
-#include <initializer_list>
 
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
@@ -21,32 +20,40 @@ constexpr int64_t kCounterBytes = 256;
 /// Most keys for which tiles of 128 rows beat those of 192 under causal (hd 64 and 96).
 constexpr int32_t kShortCausal = 1536;
 
+/// By two consumers: lists on key tiles of their own, ranges by the plain kernel where it serves.
+template <Dtype kDtype, int HEAD_DIM, int kRangeKeys, int kListKeys>
+Status launch_pair(const Arguments& args) {
+  using K = KernelKind;
+  if (args.params.pattern.list.present()) {
+    return launch<Config<kDtype, HEAD_DIM, kListKeys, 2, K::kListed>>(args);
+  }
+  return args.plain ? launch<Config<kDtype, HEAD_DIM, kRangeKeys, 2, K::kPlain>>(args)
+                    : launch<Config<kDtype, HEAD_DIM, kRangeKeys, 2, K::kGeneral>>(args);
+}
+
 template <Dtype kDtype>
 Status launch_for_head_dim(const Arguments& args) {
+  using K = KernelKind;
   const AttentionParams& params = args.params;
-  const Pattern& pattern = params.pattern;
-  const bool listed = pattern.list.present();
-  const bool half_tiles = listed && pattern.list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool two_consumers =
-      listed || pattern.lead.length > 0 || (pattern.causal && params.seq_kv <= kShortCausal);
+  const BlockList& list = params.pattern.list;
+  const bool half_tiles = list.present() && list.block_q % 128 != 0;  // 64 rows are one layout row
+  const bool three = args.plain && !(params.pattern.causal && params.seq_kv <= kShortCausal);
   switch (params.head_dim) {
     case 64:
-      if (half_tiles) return launch_tiles<kDtype, 64, 128, 1>(args);
-      if (two_consumers) return launch_tiles<kDtype, 64, 128, 2>(args);
-      return launch_tiles<kDtype, 64, 128, 3>(args);
+      if (half_tiles) return launch<Config<kDtype, 64, 128, 1, K::kListed>>(args);
+      if (three) return launch<Config<kDtype, 64, 128, 3, K::kPlain>>(args);
+      return launch_pair<kDtype, 64, 128, 128>(args);
     case 96:
-      if (half_tiles) return launch_tiles<kDtype, 96, 128, 1>(args);
-      if (two_consumers) return launch_tiles<kDtype, 96, 128, 2>(args);
-      return launch_tiles<kDtype, 96, 96, 3>(args);
+      if (half_tiles) return launch<Config<kDtype, 96, 128, 1, K::kListed>>(args);
+      if (three) return launch<Config<kDtype, 96, 96, 3, K::kPlain>>(args);
+      return launch_pair<kDtype, 96, 128, 128>(args);
     case 128:
-      if (half_tiles) return launch_tiles<kDtype, 128, 128, 1>(args);
-      return launch_tiles<kDtype, 128, 128, 2>(args);
+      if (half_tiles) return launch<Config<kDtype, 128, 128, 1, K::kListed>>(args);
+      return launch_pair<kDtype, 128, 128, 128>(args);
     case 192:
-      if (listed) return launch_tiles<kDtype, 192, 64, 2>(args);
-      return launch_tiles<kDtype, 192, 112, 2>(args);
+      return launch_pair<kDtype, 192, 112, 64>(args);
     case 256:
-      if (listed) return launch_tiles<kDtype, 256, 64, 2>(args);
-      return launch_tiles<kDtype, 256, 80, 2>(args);
+      return launch_pair<kDtype, 256, 80, 64>(args);
   }
   return {cudaErrorNotSupported, "the hopper engine has no kernel for this head dim"};
 }
@@ -78,14 +85,9 @@ Status launch_topk_for_head_dim(const Arguments& args) {
 /// where key tiles are smaller.
 int64_t most_partials(const AttentionParams& params) {
   constexpr int32_t kLeastKeys = 80;  // of the tiles of ranges
-  int64_t most = 0;
-  for (int32_t consumers : {2, 3}) {
-    const TileShape tile = {consumers * kConsumerRows, kLeastKeys};
-    const KeySplit split = plan_key_split(params, tile);
-    const int64_t rows = int64_t{params.batch} * params.heads_q * split.rows(tile);
-    most = std::max(most, rows * split.chunks);
-  }
-  return most;
+  const TileShape tile = {2 * kConsumerRows, kLeastKeys};
+  const KeySplit split = plan_key_split(params, tile);
+  return int64_t{params.batch} * params.heads_q * split.rows(tile) * split.chunks;
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {

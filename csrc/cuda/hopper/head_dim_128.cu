@@ -3,7 +3,9 @@
 
 namespace sparse_attn::cuda::hopper {
 
-SPARSE_ATTN_HOPPER_TILES(128, 128, 2);
-SPARSE_ATTN_HOPPER_TILES(128, 128, 1);
+SPARSE_ATTN_HOPPER_KERNEL(128, 128, 2, KernelKind::kPlain);
+SPARSE_ATTN_HOPPER_KERNEL(128, 128, 2, KernelKind::kGeneral);
+SPARSE_ATTN_HOPPER_KERNEL(128, 128, 2, KernelKind::kListed);
+SPARSE_ATTN_HOPPER_KERNEL(128, 128, 1, KernelKind::kListed);
 
 }  // namespace sparse_attn::cuda::hopper

@@ -3,8 +3,10 @@
 
 namespace sparse_attn::cuda::hopper {
 
-SPARSE_ATTN_HOPPER_TILES(96, 96, 3);
-SPARSE_ATTN_HOPPER_TILES(96, 128, 2);
-SPARSE_ATTN_HOPPER_TILES(96, 128, 1);
+SPARSE_ATTN_HOPPER_KERNEL(96, 96, 3, KernelKind::kPlain);
+SPARSE_ATTN_HOPPER_KERNEL(96, 128, 2, KernelKind::kPlain);
+SPARSE_ATTN_HOPPER_KERNEL(96, 128, 2, KernelKind::kGeneral);
+SPARSE_ATTN_HOPPER_KERNEL(96, 128, 2, KernelKind::kListed);
+SPARSE_ATTN_HOPPER_KERNEL(96, 128, 1, KernelKind::kListed);
 
 }  // namespace sparse_attn::cuda::hopper

@@ -9,9 +9,9 @@ namespace sparse_attn::cuda::hopper {
 /// Fills what Arguments say about tiles: how many, and in which order.
 void arrange_tiles(TileShape tile, Arguments* args);
 
-/// Launches the kernel of these tiles; defined for the configurations that engine.cu chooses from.
-template <Dtype kDtype, int HEAD_DIM, int BLOCK_KV, int kConsumers>
-Status launch_tiles(const Arguments& args);
+/// Launches the kernel of a Config; defined for those that engine.cu chooses from.
+template <class C>
+Status launch(Arguments args);
 
 /// Token top-k of a plain call; `thresholds` is room for [B, Hq, Sq].
 template <Dtype kDtype, int HEAD_DIM>

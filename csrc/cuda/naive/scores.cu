@@ -49,16 +49,48 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
   }
 }
 
+/// The query tiles of a (batch, head): of each layout row, whose listed blocks a thread block
+/// visits, or of all queries, with a thread block for each key tile.
+struct ScoreGrid {
+  int32_t rows, tiles_q, tiles_kv;
+
+  __host__ __device__ static ScoreGrid of(const AttentionParams& params) {
+    const BlockList& list = params.pattern.list;
+    if (list.present()) return {list.num_q, ceil_div(list.block_q, kProductTile), 1};
+    return {1, ceil_div(params.seq_q, kProductTile), ceil_div(params.seq_kv, kProductTile)};
+  }
+  __host__ __device__ int64_t blocks() const { return int64_t{rows} * tiles_q * tiles_kv; }
+};
+
 template <typename T>
-__global__ void __launch_bounds__(kProductThreads) range_scores(const Problem problem) {
+__global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem problem) {
   const AttentionParams& params = problem.params;
-  int64_t tiles_q = ceil_div64(params.seq_q, kProductTile);
-  int64_t tiles_kv = ceil_div64(params.seq_kv, kProductTile);
-  int64_t index = blockIdx.x / (tiles_q * tiles_kv);
-  int32_t q0 = static_cast<int32_t>(blockIdx.x / tiles_kv % tiles_q) * kProductTile;
-  int32_t k0 = static_cast<int32_t>(blockIdx.x % tiles_kv) * kProductTile;
-  score_tile<T>(problem, index, {q0, imin(q0 + kProductTile, params.seq_q)},
-                {k0, imin(k0 + kProductTile, params.seq_kv)});
+  const BlockList& list = params.pattern.list;
+  const ScoreGrid grid = ScoreGrid::of(params);
+  const int64_t index = blockIdx.x / grid.blocks();
+  const auto in_head = static_cast<int32_t>(blockIdx.x % grid.blocks());
+  const int32_t k_tile = in_head % grid.tiles_kv;
+  const int32_t q_tile = in_head / grid.tiles_kv % grid.tiles_q;
+  const int32_t list_row = in_head / grid.tiles_kv / grid.tiles_q;
+  const Interval all_keys = {0, params.seq_kv};
+  Interval rows = {0, params.seq_q};
+  int32_t runs = 1;
+  ListedRuns listed;
+  if (list.present()) {
+    rows = intersect(rows, {list_row * list.block_q, (list_row + 1) * list.block_q});
+    listed = list.runs(problem.batch(index), problem.head(index), list_row, list.block_kv);
+    runs = listed.count;
+  }
+  const int32_t q0 = rows.begin + q_tile * kProductTile;
+  for (int32_t r = 0; r < runs; ++r) {
+    const int32_t k_begin = k_tile * kProductTile;
+    const Interval own = {k_begin, k_begin + kProductTile};
+    const Interval keys = intersect(list.present() ? listed.keys(r) : own, all_keys);
+    for (int32_t k0 = keys.begin; k0 < keys.end; k0 += kProductTile) {
+      score_tile<T>(problem, index, {q0, imin(q0 + kProductTile, rows.end)},
+                    {k0, imin(k0 + kProductTile, keys.end)});
+    }
+  }
 }
 
 __global__ void fill_scores(float* scores, int64_t count) {
@@ -68,48 +100,22 @@ __global__ void fill_scores(float* scores, int64_t count) {
   }
 }
 
-/// One thread block a query tile of a layout row: it visits the row's listed blocks.
-template <typename T>
-__global__ void __launch_bounds__(kProductThreads) listed_scores(const Problem problem) {
-  const AttentionParams& params = problem.params;
-  const BlockList& list = params.pattern.list;
-  int64_t tiles_q = ceil_div64(list.block_q, kProductTile);
-  int64_t index = blockIdx.x / (tiles_q * list.num_q);
-  int32_t list_row = static_cast<int32_t>(blockIdx.x / tiles_q % list.num_q);
-  int32_t q0 = list_row * list.block_q + static_cast<int32_t>(blockIdx.x % tiles_q) * kProductTile;
-  int32_t q_end = imin(imin(q0 + kProductTile, (list_row + 1) * list.block_q), params.seq_q);
-  int64_t batch = problem.batch(index);
-  int64_t head = problem.head(index);
-  ListedRuns runs = list.runs(batch, head, list_row, list.block_kv);
-  for (int32_t r = 0; r < runs.count; ++r) {
-    Interval block = intersect(runs.keys(r), {0, params.seq_kv});
-    for (int32_t k0 = block.begin; k0 < block.end; k0 += kProductTile) {
-      score_tile<T>(problem, index, {q0, q_end}, {k0, imin(k0 + kProductTile, block.end)});
-    }
-  }
-}
-
 }  // namespace
 
 Status launch_scores(const Problem& problem) {
   const AttentionParams& params = problem.params;
   cudaStream_t stream = to_stream(params.stream);
-  const BlockList& list = params.pattern.list;
-  return with_type(params.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    if (!list.present()) {
-      int64_t tiles =
-          ceil_div64(params.seq_q, kProductTile) * ceil_div64(params.seq_kv, kProductTile);
-      range_scores<T>
-          <<<static_cast<uint32_t>(problem.heads * tiles), kProductThreads, 0, stream>>>(problem);
-      return launched();
-    }
-    int64_t count = problem.heads * params.seq_q * params.seq_kv;
+  if (params.pattern.list.present()) {
+    const int64_t count = problem.heads * params.seq_q * params.seq_kv;
     fill_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(problem.scores,
                                                                                   count);
-    int64_t tiles = ceil_div64(list.block_q, kProductTile) * list.num_q;
-    listed_scores<T>
-        <<<static_cast<uint32_t>(problem.heads * tiles), kProductThreads, 0, stream>>>(problem);
+    Status status = launched();
+    if (!status.ok()) return status;
+  }
+  const int64_t blocks = problem.heads * ScoreGrid::of(params).blocks();
+  return with_type(params.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    score_kernel<T><<<static_cast<uint32_t>(blocks), kProductThreads, 0, stream>>>(problem);
     return launched();
   });
 }

@@ -1,5 +1,5 @@
-// Launchers of each kind and head dim (*head_dim_*.cu): the attention kernel, and before it the
-// threshold pass where the pattern has a top-k.
+// Launchers of each kind and head dim, instantiated by the files that name them: the attention
+// kernel, and before it the threshold pass where the pattern has a top-k.
 #pragma once
 
 #include "../../params.h"

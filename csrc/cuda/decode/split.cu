@@ -1,0 +1,10 @@
+// The split kernels, by the head dims that are compiled.
+#include "launch.cuh"
+
+namespace sparse_attn::cuda::decode {
+
+template Status launch<64>(const AttentionParams&, const LaunchPlan&);
+template Status launch<128>(const AttentionParams&, const LaunchPlan&);
+template Status launch<256>(const AttentionParams&, const LaunchPlan&);
+
+}  // namespace sparse_attn::cuda::decode

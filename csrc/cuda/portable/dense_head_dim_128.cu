@@ -1,8 +1,0 @@
-// Ranges and lists of large blocks at head dims compiled at 128.
-#include "launch.cuh"
-
-namespace sparse_attn::cuda::portable {
-
-template Status launch<KernelKind::kDense, 128>(const AttentionParams&, const LaunchChoice&);
-
-}  // namespace sparse_attn::cuda::portable
