@@ -9,7 +9,7 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kChooseThreads = 128;
 constexpr uint32_t kForced = ~0u;  // above the key of every score
 constexpr uint32_t kLowest = 1;    // of a block without keys
 
@@ -33,7 +33,7 @@ __device__ BlockRule make_rule(const SelectParams& params, int64_t batch, int64_
     end_key = 0;
   }
   __syncthreads();
-  for (int32_t i = first + threadIdx.x; i < end; i += kThreads) {
+  for (int32_t i = first + threadIdx.x; i < end; i += kChooseThreads) {
     Interval keys = params.keys_of_row(batch, head, i);
     if (keys.empty()) continue;
     atomicMin(&first_key, keys.begin);
@@ -48,7 +48,7 @@ __device__ BlockRule make_rule(const SelectParams& params, int64_t batch, int64_
   return rule;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kChooseThreads)
     choose_blocks(const SelectParams params, const float* scores) {
   __shared__ SelectStorage storage;
   __shared__ int32_t num_forced;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) num_forced = 0;
   __syncthreads();
   int32_t mine = 0;
-  for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += kThreads) {
+  for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += kChooseThreads) {
     mine += rule.forced(j);
   }
   if (mine > 0) atomicAdd(&num_forced, mine);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
   int64_t rows = int64_t{params.batch} * params.heads_q * params.num_q;
-  choose_blocks<<<static_cast<uint32_t>(rows), kThreads, 0, to_stream(params.stream)>>>(
+  choose_blocks<<<static_cast<uint32_t>(rows), kChooseThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores);
   return launched();
 }

@@ -6,7 +6,7 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMarkThreads = 256;
 constexpr int kWordBits = 32;
 
 __global__ void set_bits(const int32_t* tokens, int32_t count, int32_t keys, uint32_t* bits) {
@@ -59,7 +59,7 @@ Status mark_global_tokens(AttentionParams* params, int32_t block, void* memory) 
   cudaError_t error = cudaMemsetAsync(bits, 0, bit_bytes(*params), stream);
   if (error != cudaSuccess) return to_status(error);
   if (params->num_global_tokens > 0) {
-    set_bits<<<grid_for(params->num_global_tokens, kThreads), kThreads, 0, stream>>>(
+    set_bits<<<grid_for(params->num_global_tokens, kMarkThreads), kMarkThreads, 0, stream>>>(
         params->global_tokens, params->num_global_tokens, params->seq_kv, bits);
   }
   list_tiles<<<1, 32, 0, stream>>>(bits, params->seq_kv, block, tiles, count);

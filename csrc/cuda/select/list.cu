@@ -7,10 +7,10 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kListWarps = 4;
 
-__global__ void __launch_bounds__(kWarps * 32) list_rows(const ListParams params) {
-  int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
+__global__ void __launch_bounds__(kListWarps * 32) list_rows(const ListParams params) {
+  int64_t row = blockIdx.x * int64_t{kListWarps} + threadIdx.x / 32;
   if (row >= params.rows) return;
   const uint8_t* mask = params.mask + row * params.num_kv;
   write_list_row(
@@ -21,8 +21,9 @@ __global__ void __launch_bounds__(kWarps * 32) list_rows(const ListParams params
 }  // namespace
 
 Status list_from_mask(const ListParams& params) {
-  int64_t blocks = ceil_div64(params.rows, kWarps);
-  list_rows<<<static_cast<uint32_t>(blocks), kWarps * 32, 0, to_stream(params.stream)>>>(params);
+  int64_t blocks = ceil_div64(params.rows, kListWarps);
+  list_rows<<<static_cast<uint32_t>(blocks), kListWarps * 32, 0, to_stream(params.stream)>>>(
+      params);
   return launched();
 }
 

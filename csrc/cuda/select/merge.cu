@@ -8,11 +8,11 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kMergeWarps = 4;
 
 template <typename T>
-__global__ void __launch_bounds__(kWarps * 32) merge_rows(const MergeParams params) {
-  int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
+__global__ void __launch_bounds__(kMergeWarps * 32) merge_rows(const MergeParams params) {
+  int64_t row = blockIdx.x * int64_t{kMergeWarps} + threadIdx.x / 32;
   if (row >= params.rows) return;
   float lse_a = params.lse_a[row];
   float lse_b = params.lse_b[row];
@@ -34,11 +34,11 @@ __global__ void __launch_bounds__(kWarps * 32) merge_rows(const MergeParams para
 }  // namespace
 
 Status merge_states(const MergeParams& params) {
-  int64_t blocks = ceil_div64(params.rows, kWarps);
+  int64_t blocks = ceil_div64(params.rows, kMergeWarps);
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     merge_rows<T>
-        <<<static_cast<uint32_t>(blocks), kWarps * 32, 0, to_stream(params.stream)>>>(params);
+        <<<static_cast<uint32_t>(blocks), kMergeWarps * 32, 0, to_stream(params.stream)>>>(params);
     return launched();
   });
 }

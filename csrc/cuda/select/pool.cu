@@ -9,13 +9,13 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kPoolThreads = 128;
 constexpr int kScanThreads = 1024;
 
 /// means[b, h, block] over the rows of the block whose mark is not 0; NaN, which ranks last, where
 /// none is.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPoolThreads)
     pool_blocks(TensorView tensor, int32_t heads, int32_t length, int32_t head_dim, int32_t block,
                 int32_t num_blocks, const int32_t* marks, float* means) {
   int64_t head_index = blockIdx.x / num_blocks;
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* rows = static_cast<const T*>(tensor.data) + batch * tensor.stride_b +
                   head_index % heads * tensor.stride_h;
   if (marks != nullptr) marks += batch * (length + 1);
-  for (int32_t d = threadIdx.x; d < head_dim; d += kThreads) {
+  for (int32_t d = threadIdx.x; d < head_dim; d += kPoolThreads) {
     float sum = 0.0f;
     int32_t count = 0;
 #pragma unroll 8
@@ -81,7 +81,7 @@ Status launch_marks(const SelectParams& params, int32_t* marks) {
   if (error != cudaSuccess) return to_status(error);
   int32_t heads = params.bounds.stride_h == 0 ? 1 : params.heads_q;
   int64_t rows = int64_t{params.batch} * heads * params.seq_q;
-  mark_bounds<<<grid_for(rows, kThreads), kThreads, 0, stream>>>(params, heads, marks);
+  mark_bounds<<<grid_for(rows, kPoolThreads), kPoolThreads, 0, stream>>>(params, heads, marks);
   sum_marks<<<params.batch, kScanThreads, 0, stream>>>(params.seq_kv, marks);
   return launched();
 }
@@ -98,10 +98,10 @@ Status launch_pool(const SelectParams& params, const SelectWorkspace& workspace)
   int64_t key_blocks = int64_t{params.batch} * params.heads_kv * params.num_kv;
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_blocks<T><<<static_cast<uint32_t>(query_blocks), kThreads, 0, stream>>>(
+    pool_blocks<T><<<static_cast<uint32_t>(query_blocks), kPoolThreads, 0, stream>>>(
         params.query, params.heads_q, params.seq_q, params.head_dim, params.block, params.num_q,
         nullptr, workspace.pooled_query);
-    pool_blocks<T><<<static_cast<uint32_t>(key_blocks), kThreads, 0, stream>>>(
+    pool_blocks<T><<<static_cast<uint32_t>(key_blocks), kPoolThreads, 0, stream>>>(
         params.key, params.heads_kv, params.seq_kv, params.head_dim, params.block, params.num_kv,
         workspace.key_marks, workspace.pooled_key);
     return launched();
