@@ -80,6 +80,12 @@ struct AttentionParams {
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
     return query_offsets == nullptr ? query_offset : query_offsets[b];
   }
+  /// How many keys there are for a batch entry: under causal none behind its last query, where the
+  /// tail of a cache may hold anything.
+  SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
+    if (!pattern.causal) return seq_kv;
+    return imax(0, imin(seq_kv, seq_q + imax(-kMaxLength, imin(offset(b), kMaxLength))));
+  }
 };
 
 /// Arguments of block selection: scores of pooled blocks, then the best blocks as a list.

@@ -231,6 +231,11 @@ struct Bounds {
     all = intersect(all, keys);
     if (!keys.empty()) any = {imin(any.begin, keys.begin), imax(any.end, keys.end)};
   }
+  /// Leaves out the keys from `end` on.
+  SPARSE_ATTN_HD constexpr void cut(int32_t end) {
+    any.end = imin(any.end, end);
+    all.end = imin(all.end, end);
+  }
 };
 
 SPARSE_ATTN_HD constexpr Bounds no_rows(int32_t seq_kv) { return {{seq_kv, 0}, {0, seq_kv}}; }

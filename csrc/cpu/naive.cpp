@@ -82,12 +82,8 @@ class NaiveHead {
     for (int32_t i = 0; i < params_.seq_q; ++i) {
       bounds.add(params_.bounds.row(batch_, head_, i, params_.seq_kv));
     }
+    bounds.cut(params_.num_keys(batch_));
     Interval keys = bounds.any;
-    if (pattern_.causal) {
-      int32_t offset =
-          make_slice(pattern_, 0, params_.seq_q, params_.seq_kv, params_.offset(batch_)).offset;
-      keys.end = imin(keys.end, params_.seq_q + offset);
-    }
     int64_t head_dim = params_.head_dim;
     std::memset(target, 0, sizeof(float) * params_.seq_kv * head_dim);
     if (keys.empty()) return;

@@ -114,6 +114,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
     keys = params.bounds.row(work.batch, row.head, row.query, params.seq_kv);
     bounds = reduce_bounds(keys, params.seq_kv);
   }
+  bounds.cut(params.num_keys(work.batch));
   if (lane < work.rows) {
     Row seen = make_row(pattern, work.slice, r, keys);
     row.main = seen_main(pattern, seen);

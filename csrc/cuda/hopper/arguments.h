@@ -39,6 +39,7 @@ struct Arguments {
   float scale_log2 = 0;
   bool transform = false;
   bool plain = false;  // KernelKind::kPlain serves the call
+  bool raw = false;    // the maps hold rows of keys that do not exist, whatever those hold
 
   int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
   int32_t boxes = 1;     // copies that make a tile of the main view

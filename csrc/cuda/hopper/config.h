@@ -35,6 +35,7 @@ struct Config {
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   // Serves lead views and global rows, whose narrow windows gain nothing by a third consumer.
   static constexpr bool kLeads = kKind == KernelKind::kGeneral && kConsumers == 2;
+  static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -100,6 +101,7 @@ struct Work {
   Slice slice;
   Tiles tiles;
   ListedRuns runs;  // of a list
+  Interval there;   // keys that exist for some row
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
@@ -146,6 +148,7 @@ struct SharedStorage {
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
   uint64_t mask_full[1], mask_empty[1];
   uint64_t first_key;  // the first Q and K of the block have come
+  uint64_t raw_value;  // a tile of V has come that holds rows of no key
 };
 
 /// Position in a ring of `kSlots` slots and the parity of the phase to wait for there.

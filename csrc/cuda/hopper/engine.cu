@@ -9,6 +9,7 @@
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
+#include "tensor_maps.h"
 #include "tile_order.h"
 
 namespace sparse_attn::cuda {
@@ -67,11 +68,18 @@ bool even_tiles(const AttentionParams& params) {
          pattern.left >= params.seq_kv && pattern.right >= params.seq_kv;
 }
 
+/// Whether which keys exist is known on the device alone, or for classes of keys of their own.
+bool has_raw_values(const AttentionParams& params) {
+  if (params.bounds.data != nullptr) return true;
+  const bool cut = params.query_offsets != nullptr || params.num_keys(0) < params.seq_kv;
+  return params.pattern.causal && cut && !has_short_maps(params);
+}
+
 /// Whether a plain kernel serves the call.
 bool is_plain(const Arguments& args) {
   const Pattern& pattern = args.params.pattern;
   return !args.transform && args.params.bounds.data == nullptr && !pattern.list.present() &&
-         pattern.lead.length == 0 && pattern.global_count == 0;
+         pattern.lead.length == 0 && pattern.global_count == 0 && (!args.raw || pattern.topk > 0);
 }
 
 /// Token top-k: plain calls of two head dims.
@@ -110,6 +118,7 @@ Status run(const AttentionParams& params) {
   args.params = params;
   args.transform = !has_plain_scores(params);
   args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
+  args.raw = has_raw_values(params);
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
   const bool half = params.dtype == Dtype::kFloat16;

@@ -29,6 +29,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   ptx::mbarrier_init(ptx::smem_address(smem.mask_full), kWarp);
   ptx::mbarrier_init(ptx::smem_address(smem.mask_empty), kWarp * kWarps * C::kConsumers);
   ptx::mbarrier_init(ptx::smem_address(&smem.first_key), 1);
+  ptx::mbarrier_init(ptx::smem_address(&smem.raw_value), 1);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }

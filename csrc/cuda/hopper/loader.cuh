@@ -1,9 +1,11 @@
 // The loaders: a warp that keeps the rings of Q and K filled by TMA, and one that fills the ring of
 // V. Each walks the key tiles on its own, so that neither ring waits for the other; what a loader
-// does between the release of a stage and the copy into it is on the consumers' critical path.
+// does between the release of a stage and the copy into it is on the consumers' critical path. Rows
+// of V of no key become zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
+#include "../common/ptx/shared.cuh"
 #include "../common/ptx/tma.cuh"
 #include "tile_source.cuh"
 
@@ -16,6 +18,7 @@ class Loader {
   static constexpr bool kKeys = kLoads == Loads::kQueryAndKey;
   // With two buffers the next Q has long been free to load; else it waits for O, and K need not.
   static constexpr bool kQueryFirst = C::kQueryBuffers > 1;
+  static constexpr bool kClears = !kKeys && C::kRawValues;
 
  public:
   __device__ __forceinline__ Loader(const Arguments& args, const TensorMaps& maps,
@@ -69,7 +72,11 @@ class Loader {
       }
       Place place = main;
       if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
-      load_stage(place, step);
+      if (kClears && args_.raw && holds_no_keys(work, step)) {
+        load_cleared(place, step, there(work, step));
+      } else {
+        load_stage(place, step);
+      }
       if (kKeys && first && !kQueryFirst) load_query(work);
       if (kKeys && first) wait_first_key();
       first = false;
@@ -97,11 +104,63 @@ class Loader {
     if (C::kTop) info.key = step.key;
   }
 
-  /// Fills the ring's next stage once it is empty; each lane copies its box.
+  /// Elements of the step's view that exist for some row.
+  __device__ __forceinline__ Interval there(const Work& work, const Step& step) const {
+    const Interval main = work.slice.keys.inside(work.there);
+    if (!C::kLeads) return main;
+    const Interval lead = args_.params.pattern.lead.inside(work.there);
+    return step.lead ? lead : main;
+  }
+
+  /// Whether some rows of the tile are of no key.
+  __device__ __forceinline__ bool holds_no_keys(const Work& work, const Step& step) const {
+    const int32_t rows = step.lead ? C::BLOCK_KV : args_.box_rows;
+    const bool outside = !there(work, step).holds({step.key, step.key + rows});
+    return __any_sync(~0u, outside && step.key != kUnlimited);
+  }
+
+  /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
+  /// full.
+  __device__ __forceinline__ void load_cleared(const Place& place, const Step& step,
+                                               Interval there) {
+    const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
+    const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
+    const uint32_t raw = ptx::smem_address(&smem_.raw_value);
+    copy_stage(place, step, raw);
+    ptx::mbarrier_wait(raw, raw_parity_);
+    raw_parity_ ^= 1;
+    const int32_t rows = step.lead ? C::BLOCK_KV : args_.box_rows;
+#pragma unroll 1
+    for (int32_t first = 0; first < C::BLOCK_KV; first += kWarp) {
+      const int32_t row = first + lane_;
+      const int32_t key = __shfl_sync(~0u, step.key, row / rows);
+      if (row >= C::BLOCK_KV || there.contains(key + row % rows)) continue;
+#pragma unroll 1
+      for (int32_t at = row * C::kRowBytes; at < C::kKeyBytes; at += C::BLOCK_KV * C::kRowBytes) {
+#pragma unroll
+        for (int32_t chunk = 0; chunk < C::kRowBytes; chunk += 16) {
+          ptx::store_shared_16(stage + at + chunk, {0, 0, 0, 0});
+        }
+      }
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(full);
+    ring_.advance();
+  }
+
+  /// Fills the ring's next stage.
   __device__ __forceinline__ void load_stage(const Place& place, const Step& step) {
+    copy_stage(place, step,
+               ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
+    __syncwarp();
+    ring_.advance();
+  }
+
+  /// Copies to the ring's next stage once it is empty; each lane copies its box. `full` hears of
+  /// it.
+  __device__ __forceinline__ void copy_stage(const Place& place, const Step& step, uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
-    const uint32_t full =
-        ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index);
     const uint32_t empty =
         ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
     const uint32_t box =
@@ -118,8 +177,6 @@ class Loader {
                       full, ptx::kEvictLast);
       }
     }
-    __syncwarp();
-    ring_.advance();
   }
 
   /// All blocks begin at once, and memory serves them all: what the first product does not need
@@ -155,6 +212,7 @@ class Loader {
   const int boxes_;  // of a tile of the main view
   const int box_bytes_;
   uint32_t steps_ = 0;
+  uint32_t raw_parity_ = 0;
   Ring<C::kQueryBuffers> query_;
   Ring<kKeys ? C::kKeyStages : C::kValueStages> ring_;  // of K or of V
   Ring<SharedStorage<C>::kWorkSlots> work_;

@@ -110,12 +110,14 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     ++view.rows;
     encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kLongClass]);
   };
+  const int32_t keys = has_short_maps(params) ? params.num_keys(0) : params.seq_kv;
+  const int32_t lead_keys = pattern.lead.before(keys);
   auto encode_keys = [&](const TensorView& tensor, CUtensorMap* of_view) {
-    encode_classes(tensor, params.heads_kv, params.seq_kv, box.key_rows, key_copies, of_view);
-    if (pattern.lead.length == 0) return;
+    encode_classes(tensor, params.heads_kv, keys, box.key_rows, key_copies, of_view);
+    if (lead_keys == 0) return;
     const auto* first =
         static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
-    RowsView view = {pattern.lead.length, pattern.lead.step * tensor.stride_s, 1, 0};
+    RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
     encoder.encode(tensor, first, params.heads_kv, view, box.lead_rows, key_copies,
                    &of_view[kLeadView]);
   };

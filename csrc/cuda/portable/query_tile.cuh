@@ -84,6 +84,7 @@ struct QueryTile {
     find_warp_keys();
     Bounds bounds = unbounded(params.seq_kv);
     if (params.bounds.data != nullptr) bounds = reduce_bounds();
+    bounds.cut(params.num_keys(work.batch));
     if (threadIdx.x == 0) {
       state.walk =
           plan_walk<Config::BLOCK_KV, kGranule>(params.pattern, work.slice, work.rows, bounds,
