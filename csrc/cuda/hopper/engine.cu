@@ -38,7 +38,7 @@ Status launch_for_head_dim(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
   const bool half_tiles = list.present() && list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool three = !list.present() && params.pattern.lead.length == 0 &&
+  const bool three = !list.present() && params.pattern.lead.length == 0 && !args.raw &&
                      !(params.pattern.causal && params.seq_kv <= kShortCausal);
   switch (params.head_dim) {
     case 64:

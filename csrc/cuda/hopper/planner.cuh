@@ -27,8 +27,10 @@ class Planner {
       // Behind the end of a short class, or split over its keys.
       if (rows.empty() || (C::kLeads && work.chunk < 0 && is_split(work))) continue;
       Bounds bounds = bounds_of(work, rows);
-      bounds.cut(args_.params.num_keys(work.batch));
-      work.there = bounds.any;
+      if (C::kRawValues) {
+        bounds.cut(args_.params.num_keys(work.batch));
+        work.there = bounds.any;
+      }
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
       if (C::kLeads && work.chunk >= 0) {
         const int32_t first = work.chunk * args_.split.chunk_tiles;
