@@ -138,12 +138,15 @@ def skewed(kind, shape, device):
     elif kind == "drift":
         slope = torch.linspace(-9, 9, shape.Skv, device=device)[:, None]
         key = key + slope * query.mean(2)[:, ::2, None]
+    elif kind == "every eighth":
+        key[:, :, ::8] *= 8
     return query, key, value
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize(
-    "kind", ["normal", "few values", "equal keys", "zero", "sink", "heavy tail", "drift"]
+    "kind",
+    ["normal", "few values", "equal keys", "zero", "sink", "heavy tail", "drift", "every eighth"],
 )
 @pytest.mark.parametrize("k", [1, 64, 1000, 2047])
 def test_rows_of_any_distribution(attend, device, dtype, kind, k):
@@ -161,6 +164,15 @@ def test_rows_of_about_4096_keys(attend, device, kind, k):
     common = {"is_causal": True, "query_offset": 4040}
     result = attend(sa.TopK(k), query, key, value, return_lse=True, **common)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), **common)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_more_query_tiles_than_multiprocessors(attend, device, D):
+    if device == "cpu":
+        pytest.skip("tiles are claimed on a GPU")
+    query, key, value = (x.half() for x in Shape(2, 40, 2, 300, 1500, D).make(device))
+    result = attend(sa.TopK(200), query, key, value, is_causal=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(200), is_causal=True)
 
 
 @pytest.mark.parametrize("D", [72, 96, 128, 160, 192, 256])

@@ -12,41 +12,79 @@ template <typename C>
 struct alignas(1024) RankMemory {
   uint8_t tiles[C::kShape.smem_bytes()];
   portable::RankStorage<C> storage;
+  uint64_t full[C::kShape.slots];
+  int32_t next;  // tile of the block
+};
+
+/// What the ranking kernel is launched with: as many blocks as run at once, which claim tiles.
+struct RankLaunch {
+  portable::GridPlan plan;
+  CUtensorMap keys;
+  Threshold* thresholds;
+  float4* lists;     // [blocks, 128 rows, 4, capacity]
+  int32_t capacity;  // quads of a list
+  int32_t* counter;  // zeroed; null where each block has one tile
 };
 
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     rank_kernel(const __grid_constant__ AttentionParams params,
-                const __grid_constant__ portable::GridPlan plan, Threshold* thresholds) {
+                const __grid_constant__ RankLaunch launch) {
   extern __shared__ __align__(1024) char dynamic_smem[];
   char* smem = portable::held_address(dynamic_smem);
   auto& memory = *reinterpret_cast<RankMemory<C>*>(smem);
+  const uint32_t full = ptx::shared_address(memory.full);
   portable::QueryTile<C> tile(params, smem, true);
-  if (!tile.find(plan)) return;
-  WgmmaScores<C> scores(tile, ptx::shared_address(smem));
-  tile.prepare();
-  scores.plan();
-  portable::rank_rows<C>(scores, memory.storage, thresholds);
-  ptx::cp_async_wait<0>();  // of queries that had no score to make
+  float4* lists = launch.lists + int64_t{blockIdx.x} * kListedRows * kListsOfRow * launch.capacity;
+  WgmmaScores<C> scores(tile, launch.keys, ptx::shared_address(smem), full, lists, launch.capacity);
+  if (threadIdx.x == 0) WgmmaScores<C>::init(full);
+  const uint32_t row = static_cast<uint32_t>(launch.plan.tiles) * launch.plan.heads_at_once;
+  const uint32_t tiles = row * ceil_div(launch.plan.heads, launch.plan.heads_at_once);
+  for (uint32_t at = blockIdx.x; at < tiles;) {
+    if (tile.find(launch.plan, {at % row, at / row})) {
+      tile.prepare();
+      scores.start();
+      portable::rank_rows<C>(scores, memory.storage, launch.thresholds);
+    }
+    if (launch.counter == nullptr) break;
+    if (threadIdx.x == 0) memory.next = gridDim.x + atomicAdd(launch.counter, 1);
+    __syncthreads();
+    at = memory.next;
+  }
 }
 
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_topk(const Arguments& args, Threshold* thresholds) {
+Status launch_topk(const Arguments& args, Threshold* thresholds, float4* lists) {
   using T = std::conditional_t<kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
   using Rank = RankConfig<T, HEAD_DIM>;
   static_assert(sizeof(RankMemory<Rank>) <= kSharedBytesOfSm - kReservedBytes,
                 "shared memory of a block");
   const AttentionParams& params = args.params;
-  const portable::GridPlan plan = portable::plan_grid<Rank::BLOCK_Q>(params);
-  const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
-                    ceil_div(plan.heads, plan.heads_at_once));
+  RankLaunch rank = {};
+  rank.plan = portable::plan_grid<Rank::BLOCK_Q>(params);
+  rank.thresholds = thresholds;
+  rank.lists = lists;
+  rank.capacity = list_capacity(params);
+  TensorMaps maps;
+  TileCoordinates coordinates;
+  const BoxShape box = {kWarpgroup / 2, kConsumerRows, kWarpRows, Rank::BLOCK_KV, Rank::BLOCK_KV};
+  Status status = make_tensor_maps(params, box, &maps, &coordinates);
+  if (!status.ok()) return status;
+  rank.keys = maps.key[kShortClass];
+  const int32_t blocks = rank_blocks(params);
+  cudaStream_t stream = to_stream(params.stream);
+  cudaError_t error = cudaSuccess;
+  if (blocks < rank_tiles(params)) {
+    rank.counter = static_cast<int32_t*>(params.workspace);
+    error = cudaMemsetAsync(rank.counter, 0, sizeof(int32_t), stream);
+    if (error != cudaSuccess) return to_status(error);
+  }
   constexpr int kBytes = sizeof(RankMemory<Rank>);
-  cudaError_t error = cudaFuncSetAttribute(hopper::rank_kernel<Rank>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  error = cudaFuncSetAttribute(hopper::rank_kernel<Rank>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return to_status(error);
-  hopper::rank_kernel<Rank>
-      <<<blocks, Rank::kThreads, kBytes, to_stream(params.stream)>>>(params, plan, thresholds);
-  Status status = launched();
+  hopper::rank_kernel<Rank><<<blocks, Rank::kThreads, kBytes, stream>>>(params, rank);
+  status = launched();
   if (!status.ok()) return status;
   Arguments top = args;
   top.thresholds = thresholds;

@@ -1,12 +1,14 @@
 // Score tiles for the ranking pass of token top-k by wgmma: 128 queries and 128 keys a tile, two
 // warpgroups. The products of a tile run under the work on the scores of the one before. They are
-// those of the attention kernel, bit by bit.
+// those of the attention kernel, bit by bit. Keys come by TMA, asked for by one thread.
 #pragma once
 
+#include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "../portable/topk_rows.cuh"
 #include "config.h"
+#include "topk_lists.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -30,6 +32,11 @@ struct RankConfig {
   using Walk = portable::TileWalk<BLOCK_KV, kShape.granule>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];
+  struct Shortlist {
+    StagedScores staged[kThreads / kWarp];
+    uint32_t above[BLOCK_Q];
+  };
+  static_assert(BLOCK_Q == kListedRows, "the workspace has lists of all rows");
   static_assert(kWarpRows == hopper::kWarpRows, "a warp holds the rows that wgmma gives it");
 };
 
@@ -46,31 +53,95 @@ class WgmmaScores {
  public:
   const portable::QueryTile<Config>& tile;
 
-  /// Loads the queries; `smem` has room for a tile of them and three of keys.
-  __device__ __forceinline__ WgmmaScores(const portable::QueryTile<Config>& tile, uint32_t smem)
-      : tile(tile), keys_(smem + Config::kShape.query_bytes()) {
+  /// `smem` has room for a tile of queries and three of keys, `full` a barrier for each of those.
+  __device__ __forceinline__ WgmmaScores(const portable::QueryTile<Config>& tile,
+                                         const CUtensorMap& map, uint32_t smem, uint32_t full,
+                                         float4* quads, int32_t capacity)
+      : tile(tile),
+        map_(map),
+        quads_(quads),
+        capacity_(capacity),
+        queries_(smem),
+        keys_(smem + Config::kShape.query_bytes()),
+        full_(full) {}
+
+  /// Initialises the barriers; one thread calls it, before all synchronise.
+  __device__ __forceinline__ static void init(uint32_t full) {
+    for (int i = 0; i < kSlots; ++i) ptx::mbarrier_init(full + i * sizeof(uint64_t), 1);
+    ptx::mbarrier_fence_init();
+  }
+
+  /// Loads the tile's queries and reads its plan; all threads call it.
+  __device__ __forceinline__ void start() {
     const AttentionParams& params = tile.params;
     const View& rows = tile.work.slice.rows;
     const int64_t stride = params.query.stride_s;
     const auto* head = static_cast<const typename Config::T*>(params.query.data) +
                        tile.work.batch * params.query.stride_b +
                        tile.work.head * params.query.stride_h;
-    load(smem, {head + rows.offset * stride, rows.step * stride, tile.work.rows},
+    load(queries_, {head + rows.offset * stride, rows.step * stride, tile.work.rows},
          tile.work.rows.begin);
     ptx::cp_async_commit();
-    const uint32_t group = threadIdx.x / kWarpgroup * kConsumerRows;
-    queries_ = descriptor(smem + group * kRowBytes);
-  }
-
-  /// Reads the plan, once it is made.
-  __device__ __forceinline__ void plan() {
     steps_ = tile.state.walk.steps;
     tile_offset_ = tile.state.walk.tile_offset;
-    full_ = tile.state.walk.full_steps;
+    full_steps_ = tile.state.walk.full_steps;
+    listed_ = false;
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    __syncthreads();
   }
 
+  /// Lists the scores of each row between two keys. If the k-th is among them in all rows, visits
+  /// then show those alone; a lane looks after row `own`, and gets how many lie above.
+  __device__ __forceinline__ uint32_t shortlist(const portable::RowRank* rows, int own, uint32_t k,
+                                                typename Config::Shortlist& shortlist) {
+    if (capacity_ == 0) return portable::kNotListed;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const portable::RowRank& row = rows[portable::lane_row<Config>(0, h)];
+      const ListBounds bounds =
+          row.high == 0 ? ListBounds{} : ListBounds::around(row.low, row.high);
+      lists_[h] = ScoreList(quads_ + int64_t{warp * 2 + h} * capacity_ * kWarp + lane, capacity_,
+                            bounds, &shortlist.staged[warp].places[h][0][lane]);
+    }
+    uint32_t seen = 0;  // scores of a lane's row, those that are not allowed among them
+    visit_straight({}, [&](Scores& rS, const Step&) {
+#pragma unroll
+      for (const auto& s : rS[0]) {
+        lists_[0].take(s[0]);
+        lists_[1].take(s[2]);
+        lists_[0].take(s[1]);
+        lists_[1].take(s[3]);
+      }
+      seen += StagedScores::kTile;
+      if (__any_sync(~0u, lists_[0].crowded() || lists_[1].crowded())) flush(lists_);
+    });
+    bool fits = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t beyond = seen - lists_[h].below();
+      uint32_t inside = lists_[h].listed();
+      for (int step = 1; step < 4; step *= 2) {
+        beyond += __shfl_xor_sync(~0u, beyond, step);
+        inside += __shfl_xor_sync(~0u, inside, step);
+      }
+      const int r = portable::lane_row<Config>(0, h);
+      if (rows[r].high != 0) fits &= lists_[h].fits() && beyond < k && k <= beyond + inside;
+      if (lane % 4 == 0) shortlist.above[r] = beyond;
+      lists_[h].pad();
+    }
+    flush(lists_);
+    listed_ = !__syncthreads_or(!fits);
+    return listed_ ? shortlist.above[own] : portable::kNotListed;
+  }
+
+  /// Lets visits show all keys again, in their order.
+  __device__ __forceinline__ void forget() { listed_ = false; }
+
   template <typename Function>
-  __device__ __forceinline__ void visit(portable::Stride stride, const Function& function) const {
+  __device__ __forceinline__ void visit(portable::Stride stride, const Function& function) {
+    if (listed_) return visit_lists(function);
     Scores scores;
     Walk walk = begin(stride);
 #pragma unroll 1
@@ -83,10 +154,12 @@ class WgmmaScores {
     end();
   }
 
-  /// The same for a function without branches of single lanes, under which the next products run.
+  /// The same for a function without branches of single lanes, under which the next products run;
+  /// it gets tiles in which nothing is seen, too.
   template <typename Function>
   __device__ __forceinline__ void visit_straight(portable::Stride stride,
-                                                 const Function& function) const {
+                                                 const Function& function) {
+    if (listed_) return visit_lists(function);
     Scores even, odd;
     Walk walk = begin(stride);
     if (!walk.more()) return end();
@@ -95,18 +168,13 @@ class WgmmaScores {
     pin(even);
     auto turn = [&](Scores& scores, Scores& upcoming) {
       const Step step = walk.current;
+      if (step.masked()) portable::mask_scores(scores, tile, step);
       const bool more = walk.more();
-      if (step.masked() || !more) {
-        work_on(scores, step, function);
-        if (!more) return false;
-        advance(upcoming, walk);
-      } else {
-        advance(upcoming, walk);
-        function(scores, step);
-      }
+      if (more) advance(upcoming, walk);
+      function(scores, step);
       ptx::wgmma_wait<0>();
       pin(upcoming);
-      return true;
+      return more;
     };
     while (turn(even, odd) && turn(odd, even)) {
     }
@@ -114,6 +182,29 @@ class WgmmaScores {
   }
 
  private:
+  /// Calls function(rS, step) for the lists of the warp's rows, -inf where there is no score.
+  template <typename Function>
+  __device__ __forceinline__ void visit_lists(const Function& function) const {
+    constexpr int kQuads = Config::NT / 2;  // of a row
+    const int32_t most = imax(lists_[0].count(), lists_[1].count());
+#pragma unroll 1
+    for (int32_t first = 0; __any_sync(~0u, first < most); first += kQuads) {
+      Scores scores;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float4 quad = lists_[h].quad(first + i);
+          scores[0][2 * i][2 * h] = quad.x;
+          scores[0][2 * i][2 * h + 1] = quad.y;
+          scores[0][2 * i + 1][2 * h] = quad.z;
+          scores[0][2 * i + 1][2 * h + 1] = quad.w;
+        }
+      }
+      function(scores, Step{});
+    }
+  }
+
   static constexpr int kSlots = Config::kShape.slots;
   static constexpr int kAhead = kSlots - 1;
 
@@ -128,7 +219,7 @@ class WgmmaScores {
     __device__ __forceinline__ bool more() const { return ahead[0].exists(); }
   };
 
-  __device__ __forceinline__ Walk begin(portable::Stride stride) const {
+  __device__ __forceinline__ Walk begin(portable::Stride stride) {
     Walk walk = {stride, stride.first(), 0, {}, {}};
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) walk.ahead[i] = load_next(walk, i);
@@ -136,28 +227,30 @@ class WgmmaScores {
   }
 
   /// Waits for the readers of the last keys.
-  __device__ __forceinline__ static void end() {
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-  }
+  __device__ __forceinline__ static void end() { __syncthreads(); }
 
-  /// Loads the next step's keys: all of a plain call's tiles are main tiles.
+  /// Asks for the next step's keys: all of a plain call's tiles are main tiles.
   __device__ __forceinline__ Step load_next(Walk& walk, int slot) const {
     Step step;
     const int32_t at = walk.position;
     walk.position += walk.stride.step;
-    if (at < steps_) {
-      step.code = (at + tile_offset_) * Config::BLOCK_KV | (full_.contains(at) ? 0 : Step::kMasked);
-      load(keys_ + slot * Config::kShape.slot_bytes(), tile.state.sources[false][0], step.start());
+    if (at >= steps_) return step;
+    step.code =
+        (at + tile_offset_) * Config::BLOCK_KV | (full_steps_.contains(at) ? 0 : Step::kMasked);
+    if (threadIdx.x == 0) {
+      const uint32_t full = full_ + slot * sizeof(uint64_t);
+      ptx::mbarrier_arrive_expect(full, Config::kShape.slot_bytes());
+      ptx::tma_load(keys_ + slot * Config::kShape.slot_bytes(), &map_,
+                    {0, step.start(), 0, tile.work.kv_head, tile.work.batch}, full,
+                    ptx::kEvictLast);
     }
-    ptx::cp_async_commit();
     return step;
   }
 
   /// Starts the products of the next step, and loads one into the slot that all have read.
-  __device__ __forceinline__ void advance(Scores& scores, Walk& walk) const {
-    ptx::cp_async_wait<kAhead - 1>();
-    ptx::fence_async_proxy();
+  __device__ __forceinline__ void advance(Scores& scores, Walk& walk) {
+    ptx::mbarrier_wait(full_ + walk.slot * sizeof(uint64_t), parities_ >> walk.slot & 1);
+    parities_ ^= 1u << walk.slot;
     __syncthreads();
     issue(scores, walk.slot);
     walk.current = walk.ahead[0];
@@ -207,23 +300,32 @@ class WgmmaScores {
 
   __device__ __forceinline__ void issue(Scores& scores, int slot) const {
     constexpr int kSteps = 4;  // of 16 columns in a slab
+    const uint64_t queries =
+        descriptor(queries_ + threadIdx.x / kWarpgroup * kConsumerRows * kRowBytes);
     const uint64_t keys = descriptor(keys_ + slot * Config::kShape.slot_bytes());
     pin(scores);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::HEAD_DIM / 16; ++i) {
       const uint32_t at = i / kSteps * kSlabBytes + i % kSteps * 32;
-      Product::ss(flat(scores), ptx::wgmma_advance(queries_, at), ptx::wgmma_advance(keys, at),
+      Product::ss(flat(scores), ptx::wgmma_advance(queries, at), ptx::wgmma_advance(keys, at),
                   i > 0);
     }
     ptx::wgmma_commit();
   }
 
-  uint32_t keys_;
-  uint64_t queries_;
+  const CUtensorMap& map_;
+  const uint32_t queries_, keys_;
+  const uint32_t full_;    // barriers of the slots
+  uint32_t parities_ = 0;  // of the phases to wait for, a bit a slot
   int32_t steps_ = 0;
   int32_t tile_offset_ = 0;
-  Interval full_;  // steps that need no mask
+  Interval full_steps_;  // that need no mask
+
+  float4* const quads_;     // [warps, 2, capacity, 32], of the block's rows
+  const int32_t capacity_;  // quads of a list
+  ScoreList lists_[2];
+  bool listed_ = false;
 };
 
 }  // namespace sparse_attn::cuda::hopper

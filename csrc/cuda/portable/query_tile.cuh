@@ -62,9 +62,10 @@ struct QueryTile {
   }
 
   /// Finds the tile's rows; false where the thread block has none. All threads call it.
-  __device__ bool find(const GridPlan& plan) {
+  __device__ bool find(const GridPlan& plan) { return find(plan, {blockIdx.x, blockIdx.y}); }
+  __device__ bool find(const GridPlan& plan, uint2 block) {
     if (threadIdx.x < 4) {  // a source each; they take long, one after the other
-      const Work found = find_work<Config::BLOCK_Q>(params, plan);
+      const Work found = find_work<Config::BLOCK_Q>(params, plan, block);
       const bool lead = threadIdx.x / 2;
       const bool value = threadIdx.x % 2;
       const TensorView& tensor = value ? params.value : params.key;

@@ -18,8 +18,7 @@ __device__ inline float highest_score(uint32_t key) {
 /// Collects the candidates of the warp's rows, each lane in a list of its own that holds them all;
 /// no branch depends on a score. Free places are -inf, which is no score.
 template <typename Config, typename Source>
-__device__ void gather_candidates(const Source& source, const RowRank* rows,
-                                  CandidateLists* candidates) {
+__device__ void gather_candidates(Source& source, const RowRank* rows, CandidateLists* candidates) {
   constexpr int kRows = 2 * Config::MT;
   const int first = threadIdx.x / 32 * Config::kWarpRows;
   for (int r = first; r < first + Config::kWarpRows; ++r) {
@@ -86,7 +85,7 @@ __device__ inline void choose_candidate(RowRank& row, CandidateLists& candidates
 
 /// Finds the last key kept of the rows whose interval is one score with many keys.
 template <typename Config, typename Source>
-__device__ void find_last_ties(const Source& source, const RowRank* rows, Threshold* thresholds) {
+__device__ void find_last_ties(Source& source, const RowRank* rows, Threshold* thresholds) {
   constexpr int kColumns = 64;  // whose ties fit a word
   uint32_t seen[Config::MT][2] = {};
   source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {

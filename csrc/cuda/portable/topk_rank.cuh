@@ -1,7 +1,8 @@
 // The ranking pass of token top-k for cases that the dense kernel serves (Config kRank): per row
 // the k-th highest q.k and the last key that an exact tie still admits.
 //   1 sample   the spread of two tiles' scores, then a histogram of some thousand keys
-//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores
+//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores; a
+//              source may take one walk to list those, and show the lists to the walks that follow
 //   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
 //   4 choose   one more walk gathers the bin's scores, which are ranked one by one
 // Counts are exact, so that a poor sample costs time and nothing else.
@@ -20,6 +21,7 @@ struct RankStorage {
   union {
     alignas(16) uint32_t histograms[Config::BLOCK_Q * kBinPitch];
     CandidateLists candidates[Config::BLOCK_Q];
+    typename Config::Shortlist shortlist;
   };
 };
 
@@ -54,7 +56,7 @@ __device__ inline void narrow(RowRank& row, const KeyBins& bins, const uint32_t*
 
 /// Ranks the tile's rows, whose state is prepared; all threads call it.
 template <typename Config, typename Source>
-__device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Config>& storage,
+__device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& storage,
                                           Threshold* thresholds) {
   constexpr int32_t kSampleTiles = 1024 / Config::BLOCK_KV;
   const QueryTile<Config>& tile = source.tile;
@@ -67,7 +69,8 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
   RowRank& row = storage.rows[own];
   uint32_t* histogram = storage.histograms + own * kBinPitch;
   const Interval keys = tile.lane_keys();
-  const uint32_t k = params.pattern.topk;
+  uint32_t k = params.pattern.topk;  // of the scores that visits show
+  uint32_t least = 0;                // key of such a score
   const bool ranked = has_row && keys.size() > params.pattern.topk;
   if (has_row) {
     row = RowRank{};
@@ -84,16 +87,26 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
       __syncwarp();
       count_scores<Config>(source, stride, storage.histograms,
                            [&](int r) { return storage.rows[r].bins; });
-      if (!ranked) continue;
-      if (sampling) {
+      if (!sampling) {
+        if (ranked) narrow(row, row.bins, histogram, k);
+        break;
+      }
+      if (ranked) {
         int32_t sampled = 0;
         for (int32_t at = stride.first(); at < steps; at += stride.step) {
           int32_t begin = (at + tile.state.walk.tile_offset) * Config::BLOCK_KV;
           sampled += intersect(keys, {begin, begin + Config::BLOCK_KV}).size();
         }
-        row.bins = bracket_bins(row.bins, histogram, sampled, keys.size(), k);
-      } else {
-        narrow(row, row.bins, histogram, k);
+        const Bracket bracket = bracket_kth(row.bins, histogram, sampled, keys.size(), k);
+        row.bins = LinearBins::over(bracket.low, bracket.high);
+        row.low = bracket.first_key();
+        row.high = bracket.last_key();
+      }
+      __syncwarp();
+      const uint32_t above = source.shortlist(storage.rows, own, k, storage.shortlist);
+      if (above != kNotListed) {
+        k -= above;
+        least = row.low;
       }
     }
     while (__syncthreads_or(ranked && row.open())) {
@@ -114,7 +127,8 @@ __device__ __forceinline__ void rank_rows(const Source& source, RankStorage<Conf
       }
     }
     __syncwarp();
-    if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
+    if (ranked && row.settled()) storage.thresholds[own] = {max(row.low, least), kUnlimited};
+    source.forget();
     if (__syncthreads_or(ranked && row.tied())) {
       find_last_ties<Config>(source, storage.rows, storage.thresholds);
     }
@@ -145,7 +159,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   typename Config::Products products;
   products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
   __syncthreads();
-  rank_rows<Config>(TileScores<Config>{tile, products, ring}, storage, thresholds);
+  TileScores<Config> scores{tile, products, ring};
+  rank_rows<Config>(scores, storage, thresholds);
 }
 
 }  // namespace sparse_attn::cuda::portable

@@ -3,6 +3,7 @@
 // own rows. A Source has visit(stride, function), which calls function(rS, step) for the warp's
 // part of visited tiles: rS = Q K^T, -inf where not allowed. Nothing is scaled there: a positive
 // scale changes no order. visit_straight may do more at once for a function without branches.
+// shortlist() may leave visits the scores around the k-th alone, until forget().
 #pragma once
 
 #include "../common/ptx/red.cuh"
@@ -37,7 +38,7 @@ static_assert(sizeof(CandidateLists::lists) == sizeof(CandidateLists::quads),
 
 /// Bins of about five standard deviations around the mean of a few tiles' scores.
 template <typename Config, typename Source>
-__device__ void spread_bins(const Source& source, int32_t steps, RowRank* rows) {
+__device__ void spread_bins(Source& source, int32_t steps, RowRank* rows) {
   constexpr int32_t kTiles = 2;
   constexpr float kDeviations = 5.0f;
   float n[Config::MT][2] = {}, sum[Config::MT][2] = {}, squares[Config::MT][2] = {};
@@ -67,8 +68,8 @@ __device__ void spread_bins(const Source& source, int32_t steps, RowRank* rows) 
 
 /// The warp's rows' histograms over the visited tiles; make_bins(r) gives a row's bins.
 template <typename Config, typename Source, typename MakeBins>
-__device__ __forceinline__ void count_scores(const Source& source, Stride stride,
-                                             uint32_t* histograms, const MakeBins& make_bins) {
+__device__ __forceinline__ void count_scores(Source& source, Stride stride, uint32_t* histograms,
+                                             const MakeBins& make_bins) {
   const int first = threadIdx.x / 32 * Config::kWarpRows;
   uint4* own = reinterpret_cast<uint4*>(histograms + first * kBinPitch);
   for (int i = threadIdx.x % 32; i < Config::kWarpRows * kBinPitch / 4; i += 32) own[i] = {};

@@ -53,11 +53,12 @@ __device__ __forceinline__ int32_t quotient(int32_t a, int32_t b) {
   return b == 1 ? a : static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
 }
 
+/// The part of thread block `block` of the plan's grid.
 template <int BLOCK_Q>
-__device__ Work find_work(const AttentionParams& params, const GridPlan& plan) {
-  int32_t rest = blockIdx.x;
+__device__ Work find_work(const AttentionParams& params, const GridPlan& plan, uint2 block) {
+  int32_t rest = block.x;
   int32_t tile = quotient(rest, plan.heads_at_once);
-  int32_t head_index = blockIdx.y * plan.heads_at_once + rest - tile * plan.heads_at_once;
+  int32_t head_index = block.y * plan.heads_at_once + rest - tile * plan.heads_at_once;
   if (head_index >= plan.heads) return {};
   if (plan.last_first) tile = plan.tiles - 1 - tile;
   int32_t row_tile = quotient(tile, plan.classes);
