@@ -33,10 +33,8 @@ struct Config {
   static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop;
   static constexpr bool kListed = kKind == KernelKind::kListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
-  // Serves lead views and global rows, whose narrow windows gain nothing by a third consumer.
-  static constexpr bool kLeads = kKind == KernelKind::kGeneral && kConsumers == 2;
-  // Serves calls whose V holds rows of no key; for a third consumer's producer that is too much.
-  static constexpr bool kRawValues = (!kPlain || kTop) && kConsumers < 3;
+  static constexpr bool kLeads = kKind == KernelKind::kGeneral;  // lead views and global rows
+  static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;

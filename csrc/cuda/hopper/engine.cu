@@ -39,17 +39,15 @@ Status launch_for_head_dim(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
   const bool half_tiles = list.present() && list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool three = !list.present() && params.pattern.lead.length == 0 && !args.raw &&
-                     !(params.pattern.causal && params.seq_kv <= kShortCausal);
+  const bool three = args.plain && !(params.pattern.causal && params.seq_kv <= kShortCausal);
   switch (params.head_dim) {
     case 64:
       if (half_tiles) return launch<Config<kDtype, 64, 128, 1, K::kListed>>(args);
-      if (three && args.plain) return launch<Config<kDtype, 64, 128, 3, K::kPlain>>(args);
-      if (three) return launch<Config<kDtype, 64, 128, 3, K::kGeneral>>(args);
+      if (three) return launch<Config<kDtype, 64, 128, 3, K::kPlain>>(args);
       return launch_pair<kDtype, 64, 128, 128>(args);
     case 96:
       if (half_tiles) return launch<Config<kDtype, 96, 128, 1, K::kListed>>(args);
-      if (three && args.plain) return launch<Config<kDtype, 96, 96, 3, K::kPlain>>(args);
+      if (three) return launch<Config<kDtype, 96, 96, 3, K::kPlain>>(args);
       return launch_pair<kDtype, 96, 128, 128>(args);
     case 128:
       if (half_tiles) return launch<Config<kDtype, 128, 128, 1, K::kListed>>(args);

@@ -4,7 +4,6 @@
 namespace sparse_attn::cuda::hopper {
 
 SPARSE_ATTN_HOPPER_KERNEL(64, 128, 3, KernelKind::kPlain);
-SPARSE_ATTN_HOPPER_KERNEL(64, 128, 3, KernelKind::kGeneral);
 SPARSE_ATTN_HOPPER_KERNEL(64, 128, 2, KernelKind::kPlain);
 SPARSE_ATTN_HOPPER_KERNEL(64, 128, 2, KernelKind::kGeneral);
 SPARSE_ATTN_HOPPER_KERNEL(64, 128, 2, KernelKind::kListed);
