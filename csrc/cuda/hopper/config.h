@@ -100,7 +100,6 @@ struct Work {
   Slice slice;
   Tiles tiles;
   ListedRuns runs;  // of a list
-  Interval there;   // keys that exist for some row
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
@@ -137,6 +136,7 @@ struct SharedStorage {
   uint8_t value[C::kValueStages][C::kKeyBytes];
   RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
   Work work[kWorkSlots];
+  Interval there[kWorkSlots];  // keys that exist for some row of the query tile
   StepInfo info[kInfoSlots];
   int32_t boxes[kInfoSlots][C::kMostBoxes];  // first keys of a list tile whose mask does not slide
 

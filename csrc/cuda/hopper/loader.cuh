@@ -106,9 +106,9 @@ class Loader {
 
   /// Elements of the step's view that exist for some row.
   __device__ __forceinline__ Interval there(const Work& work, const Step& step) const {
-    const Interval main = work.slice.keys.inside(work.there);
+    const Interval main = work.slice.keys.inside(smem_.there[work_.index]);
     if (!C::kLeads) return main;
-    const Interval lead = args_.params.pattern.lead.inside(work.there);
+    const Interval lead = args_.params.pattern.lead.inside(smem_.there[work_.index]);
     return step.lead ? lead : main;
   }
 

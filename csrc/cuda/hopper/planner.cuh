@@ -27,10 +27,7 @@ class Planner {
       // Behind the end of a short class, or split over its keys.
       if (rows.empty() || (C::kLeads && work.chunk < 0 && is_split(work))) continue;
       Bounds bounds = bounds_of(work, rows);
-      if (C::kRawValues) {
-        bounds.cut(args_.params.num_keys(work.batch));
-        work.there = bounds.any;
-      }
+      if (C::kRawValues) bounds.cut(args_.params.num_keys(work.batch));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
       if (C::kLeads && work.chunk >= 0) {
         const int32_t first = work.chunk * args_.split.chunk_tiles;
@@ -42,10 +39,10 @@ class Planner {
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
-      publish(work);
+      publish(work, bounds.any);
       wait_turn(work);
     }
-    publish(Work{});
+    publish(Work{}, {});
     ptx::launch_dependents();
   }
 
@@ -150,9 +147,10 @@ class Planner {
     wait(before);
   }
 
-  __device__ __forceinline__ void publish(const Work& work) {
+  __device__ __forceinline__ void publish(const Work& work, Interval there) {
     if (lane_ == 0) {
       smem_.work[slot_.index] = work;
+      if (C::kRawValues) smem_.there[slot_.index] = there;
       ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_full[slot_.index]));
     }
     __syncwarp();
