@@ -7,7 +7,12 @@ import torch
 from reference import DTYPES, PATTERNS, Shape, random_layout
 
 import sparse_attn as sa
-from sparse_attn.testing import assert_close_to_reference, math_attention, reference_attention
+from sparse_attn.testing import (
+    LSE_TERM,
+    assert_close_to_reference,
+    math_attention,
+    reference_attention,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -230,6 +235,15 @@ def test_topk_of_long_rows(attend, device, engine, topk, dtype):
     tensors = Shape(1, 2, 1, 150, 5000, 128).make(device, dtype)
     out = attend(sa.TopK(topk), *tensors, is_causal=True)
     assert_close_to_reference(out, *tensors, sa.TopK(topk), is_causal=True, engine=engine)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_lse_of_long_sums(attend, device, dtype):
+    """A factor by which each tile rescales the sums before it would show after a thousand tiles."""
+    tensors = Shape(1, 1, 1, 64, 131072, 64).make(device, dtype)
+    lse = attend(sa.Full(), *tensors, return_lse=True)[1]
+    want = reference_attention(*tensors)[1]
+    assert ((lse - want).abs() <= LSE_TERM * want.abs()).all()
 
 
 def test_error_of_long_sums(attend, device):

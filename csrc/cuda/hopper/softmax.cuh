@@ -3,6 +3,7 @@
 // a quad share a row. The sum stays per thread until the row is finished.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -42,8 +43,9 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (
 }
 
 /// Updates m by the scores of both rows, and what follows from it: the factor on what was summed
-/// before, and the shift scale * m. kFirst begins the rows; kMasked says that a row may have seen
-/// no key yet, even in this tile.
+/// before, and the shift scale * m. The factor is the shifts', so that it is 1 under the same m:
+/// off by a rounding it would show after a thousand tiles. kFirst begins the rows; kMasked says
+/// that a row may have seen no key yet, even in this tile.
 template <bool kFirst, bool kMasked, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {
@@ -58,8 +60,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxS
     float m = fmaxf(even, odd);
     if (!kFirst) m = fmaxf(m, state.m[r]);
     m = quad_max(m);
-    state.shift[r] = kMasked && m == -INFINITY ? 0.0f : m * scale;
-    state.rescale[r] = kFirst ? 1.0f : exp2_approx(state.m[r] * scale - state.shift[r]);
+    const float before = state.shift[r];
+    state.shift[r] = kMasked && m == -INFINITY ? -FLT_MAX : m * scale;
+    state.rescale[r] = kFirst ? 1.0f : exp2_approx(before - state.shift[r]);
     state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
     state.m[r] = m;
   }
