@@ -166,6 +166,15 @@ def test_rows_of_about_4096_keys(attend, device, kind, k):
     assert_close_to_reference(result, query, key, value, sa.TopK(k), **common)
 
 
+def test_heads_in_groups(attend, device):
+    """Keys of so many heads that they do not share the L2 cache: the last group is not full."""
+    if device == "cpu":
+        pytest.skip("heads are grouped on a GPU")
+    query, key, value = (x.half() for x in Shape(1, 5, 5, 200, 20000, 128).make(device))
+    result = attend(sa.TopK(100), query, key, value, is_causal=True)
+    assert_close_to_reference(result, query, key, value, sa.TopK(100), is_causal=True)
+
+
 @pytest.mark.parametrize("D", [64, 128])
 def test_more_query_tiles_than_multiprocessors(attend, device, D):
     if device == "cpu":

@@ -11,7 +11,6 @@
 #include "launch.h"
 #include "tensor_maps.h"
 #include "tile_order.h"
-#include "topk_workspace.h"
 
 namespace sparse_attn::cuda {
 namespace hopper {
@@ -81,21 +80,13 @@ bool is_plain(const Arguments& args) {
          pattern.lead.length == 0 && pattern.global_count == 0 && (!args.raw || pattern.topk > 0);
 }
 
-int64_t threshold_bytes(const AttentionParams& params) {
-  constexpr int64_t kAlignment = 256;
-  const int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
-  const int64_t bytes = rows * static_cast<int64_t>(sizeof(Threshold));
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 /// Token top-k: plain calls of two head dims.
 template <Dtype kDtype>
 Status launch_topk_for_head_dim(const Arguments& args) {
-  char* memory = static_cast<char*>(args.params.workspace) + kCounterBytes;
-  auto* thresholds = reinterpret_cast<Threshold*>(memory);
-  auto* lists = reinterpret_cast<float4*>(memory + threshold_bytes(args.params));
-  return args.params.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds, lists)
-                                    : launch_topk<kDtype, 128>(args, thresholds, lists);
+  auto* thresholds =
+      reinterpret_cast<Threshold*>(static_cast<char*>(args.params.workspace) + kCounterBytes);
+  return args.params.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds)
+                                    : launch_topk<kDtype, 128>(args, thresholds);
 }
 
 /// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
@@ -109,7 +100,8 @@ int64_t most_partials(const AttentionParams& params) {
 
 int64_t workspace_bytes(const AttentionParams& params) {
   if (params.pattern.topk > 0) {
-    return kCounterBytes + threshold_bytes(params) + list_bytes(params);
+    const int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+    return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
   const int64_t partial_bytes = sizeof(float2) + params.head_dim * sizeof(float);
   const int64_t most_tiles =

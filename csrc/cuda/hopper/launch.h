@@ -13,8 +13,8 @@ void arrange_tiles(TileShape tile, Arguments* args);
 template <class C>
 Status launch(Arguments args);
 
-/// Token top-k of a plain call; `thresholds` is room for [B, Hq, Sq], `lists` for list_bytes().
+/// Token top-k of a plain call; `thresholds` is room for [B, Hq, Sq].
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_topk(const Arguments& args, Threshold* thresholds, float4* lists);
+Status launch_topk(const Arguments& args, Threshold* thresholds);
 
 }  // namespace sparse_attn::cuda::hopper

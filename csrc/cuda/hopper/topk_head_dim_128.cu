@@ -3,7 +3,7 @@
 
 namespace sparse_attn::cuda::hopper {
 
-template Status launch_topk<Dtype::kFloat16, 128>(const Arguments&, Threshold*, float4*);
-template Status launch_topk<Dtype::kBFloat16, 128>(const Arguments&, Threshold*, float4*);
+template Status launch_topk<Dtype::kFloat16, 128>(const Arguments&, Threshold*);
+template Status launch_topk<Dtype::kBFloat16, 128>(const Arguments&, Threshold*);
 
 }  // namespace sparse_attn::cuda::hopper

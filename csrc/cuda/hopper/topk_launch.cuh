@@ -2,6 +2,8 @@
 // above them.
 #pragma once
 
+#include <algorithm>
+
 #include "../portable/topk_rank.cuh"
 #include "launch.cuh"
 #include "topk_scores.cuh"
@@ -19,10 +21,9 @@ struct alignas(1024) RankMemory {
 /// What the ranking kernel is launched with: as many blocks as run at once, which claim tiles.
 struct RankLaunch {
   portable::GridPlan plan;
+  uint2 grid;  // of the plan, whose places are numbered row by row
   CUtensorMap keys;
   Threshold* thresholds;
-  float4* lists;     // [blocks, 128 rows, 4, capacity]
-  int32_t capacity;  // quads of a list
   int32_t* counter;  // zeroed; null where each block has one tile
 };
 
@@ -35,13 +36,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   auto& memory = *reinterpret_cast<RankMemory<C>*>(smem);
   const uint32_t full = ptx::shared_address(memory.full);
   portable::QueryTile<C> tile(params, smem, true);
-  float4* lists = launch.lists + int64_t{blockIdx.x} * kListedRows * kListsOfRow * launch.capacity;
-  WgmmaScores<C> scores(tile, launch.keys, ptx::shared_address(smem), full, lists, launch.capacity);
+  WgmmaScores<C> scores(tile, launch.keys, ptx::shared_address(smem), full);
   if (threadIdx.x == 0) WgmmaScores<C>::init(full);
-  const uint32_t row = static_cast<uint32_t>(launch.plan.tiles) * launch.plan.heads_at_once;
-  const uint32_t tiles = row * ceil_div(launch.plan.heads, launch.plan.heads_at_once);
-  for (uint32_t at = blockIdx.x; at < tiles;) {
-    if (tile.find(launch.plan, {at % row, at / row})) {
+  const uint2 grid = launch.grid;
+  for (uint32_t at = blockIdx.x; at < grid.x * grid.y;) {
+    if (tile.find(launch.plan, {at % grid.x, at / grid.x})) {
       tile.prepare();
       scores.start();
       portable::rank_rows<C>(scores, memory.storage, launch.thresholds);
@@ -54,7 +53,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_topk(const Arguments& args, Threshold* thresholds, float4* lists) {
+Status launch_topk(const Arguments& args, Threshold* thresholds) {
   using T = std::conditional_t<kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
   using Rank = RankConfig<T, HEAD_DIM>;
   static_assert(sizeof(RankMemory<Rank>) <= kSharedBytesOfSm - kReservedBytes,
@@ -63,18 +62,22 @@ Status launch_topk(const Arguments& args, Threshold* thresholds, float4* lists) 
   RankLaunch rank = {};
   rank.plan = portable::plan_grid<Rank::BLOCK_Q>(params);
   rank.thresholds = thresholds;
-  rank.lists = lists;
-  rank.capacity = list_capacity(params);
   TensorMaps maps;
   TileCoordinates coordinates;
   const BoxShape box = {kWarpgroup / 2, kConsumerRows, kWarpRows, Rank::BLOCK_KV, Rank::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &coordinates);
   if (!status.ok()) return status;
   rank.keys = maps.key[kShortClass];
-  const int32_t blocks = rank_blocks(params);
+  rank.grid = {static_cast<uint32_t>(rank.plan.tiles) * rank.plan.heads_at_once,
+               static_cast<uint32_t>(ceil_div(rank.plan.heads, rank.plan.heads_at_once))};
+  int32_t multiprocessors = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
+  if (error != cudaSuccess) return to_status(error);
+  const uint32_t tiles = rank.grid.x * rank.grid.y;
+  const uint32_t blocks = std::min(static_cast<uint32_t>(multiprocessors), tiles);
   cudaStream_t stream = to_stream(params.stream);
-  cudaError_t error = cudaSuccess;
-  if (blocks < rank_tiles(params)) {
+  if (blocks < tiles) {
     rank.counter = static_cast<int32_t*>(params.workspace);
     error = cudaMemsetAsync(rank.counter, 0, sizeof(int32_t), stream);
     if (error != cudaSuccess) return to_status(error);

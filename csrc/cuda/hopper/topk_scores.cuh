@@ -8,7 +8,6 @@
 #include "../common/ptx/wgmma.cuh"
 #include "../portable/topk_rows.cuh"
 #include "config.h"
-#include "topk_lists.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -32,11 +31,6 @@ struct RankConfig {
   using Walk = portable::TileWalk<BLOCK_KV, kShape.granule>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];
-  struct Shortlist {
-    StagedScores staged[kThreads / kWarp];
-    uint32_t above[BLOCK_Q];
-  };
-  static_assert(BLOCK_Q == kListedRows, "the workspace has lists of all rows");
   static_assert(kWarpRows == hopper::kWarpRows, "a warp holds the rows that wgmma gives it");
 };
 
@@ -44,6 +38,7 @@ template <typename Config>
 class WgmmaScores {
   using Step = typename Config::Step;
   using Scores = typename Config::Scores;
+  using Flat = float[Config::BLOCK_KV / 2];  // the same, as wgmma takes them
   using Product = ptx::Wgmma<Config::kDtype, Config::BLOCK_KV>;
   static constexpr int kRows = 128;  // of every tile
   static constexpr int kRowBytes = 128;
@@ -55,12 +50,9 @@ class WgmmaScores {
 
   /// `smem` has room for a tile of queries and three of keys, `full` a barrier for each of those.
   __device__ __forceinline__ WgmmaScores(const portable::QueryTile<Config>& tile,
-                                         const CUtensorMap& map, uint32_t smem, uint32_t full,
-                                         float4* quads, int32_t capacity)
+                                         const CUtensorMap& map, uint32_t smem, uint32_t full)
       : tile(tile),
         map_(map),
-        quads_(quads),
-        capacity_(capacity),
         queries_(smem),
         keys_(smem + Config::kShape.query_bytes()),
         full_(full) {}
@@ -85,63 +77,13 @@ class WgmmaScores {
     steps_ = tile.state.walk.steps;
     tile_offset_ = tile.state.walk.tile_offset;
     full_steps_ = tile.state.walk.full_steps;
-    listed_ = false;
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
     __syncthreads();
   }
 
-  /// Lists the scores of each row between two keys. If the k-th is among them in all rows, visits
-  /// then show those alone; a lane looks after row `own`, and gets how many lie above.
-  __device__ __forceinline__ uint32_t shortlist(const portable::RowRank* rows, int own, uint32_t k,
-                                                typename Config::Shortlist& shortlist) {
-    if (capacity_ == 0) return portable::kNotListed;
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const portable::RowRank& row = rows[portable::lane_row<Config>(0, h)];
-      const ListBounds bounds =
-          row.high == 0 ? ListBounds{} : ListBounds::around(row.low, row.high);
-      lists_[h] = ScoreList(quads_ + int64_t{warp * 2 + h} * capacity_ * kWarp + lane, capacity_,
-                            bounds, &shortlist.staged[warp].places[h][0][lane]);
-    }
-    uint32_t seen = 0;  // scores of a lane's row, those that are not allowed among them
-    visit_straight({}, [&](Scores& rS, const Step&) {
-#pragma unroll
-      for (const auto& s : rS[0]) {
-        lists_[0].take(s[0]);
-        lists_[1].take(s[2]);
-        lists_[0].take(s[1]);
-        lists_[1].take(s[3]);
-      }
-      seen += StagedScores::kTile;
-      if (__any_sync(~0u, lists_[0].crowded() || lists_[1].crowded())) flush(lists_);
-    });
-    bool fits = true;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32_t beyond = seen - lists_[h].below();
-      uint32_t inside = lists_[h].listed();
-      for (int step = 1; step < 4; step *= 2) {
-        beyond += __shfl_xor_sync(~0u, beyond, step);
-        inside += __shfl_xor_sync(~0u, inside, step);
-      }
-      const int r = portable::lane_row<Config>(0, h);
-      if (rows[r].high != 0) fits &= lists_[h].fits() && beyond < k && k <= beyond + inside;
-      if (lane % 4 == 0) shortlist.above[r] = beyond;
-      lists_[h].pad();
-    }
-    flush(lists_);
-    listed_ = !__syncthreads_or(!fits);
-    return listed_ ? shortlist.above[own] : portable::kNotListed;
-  }
-
-  /// Lets visits show all keys again, in their order.
-  __device__ __forceinline__ void forget() { listed_ = false; }
-
   template <typename Function>
   __device__ __forceinline__ void visit(portable::Stride stride, const Function& function) {
-    if (listed_) return visit_lists(function);
     Scores scores;
     Walk walk = begin(stride);
 #pragma unroll 1
@@ -159,7 +101,6 @@ class WgmmaScores {
   template <typename Function>
   __device__ __forceinline__ void visit_straight(portable::Stride stride,
                                                  const Function& function) {
-    if (listed_) return visit_lists(function);
     Scores even, odd;
     Walk walk = begin(stride);
     if (!walk.more()) return end();
@@ -182,29 +123,6 @@ class WgmmaScores {
   }
 
  private:
-  /// Calls function(rS, step) for the lists of the warp's rows, -inf where there is no score.
-  template <typename Function>
-  __device__ __forceinline__ void visit_lists(const Function& function) const {
-    constexpr int kQuads = Config::NT / 2;  // of a row
-    const int32_t most = imax(lists_[0].count(), lists_[1].count());
-#pragma unroll 1
-    for (int32_t first = 0; __any_sync(~0u, first < most); first += kQuads) {
-      Scores scores;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float4 quad = lists_[h].quad(first + i);
-          scores[0][2 * i][2 * h] = quad.x;
-          scores[0][2 * i][2 * h + 1] = quad.y;
-          scores[0][2 * i + 1][2 * h] = quad.z;
-          scores[0][2 * i + 1][2 * h + 1] = quad.w;
-        }
-      }
-      function(scores, Step{});
-    }
-  }
-
   static constexpr int kSlots = Config::kShape.slots;
   static constexpr int kAhead = kSlots - 1;
 
@@ -273,11 +191,10 @@ class WgmmaScores {
     return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
   }
 
-  __device__ __forceinline__ static float (&flat(Scores& scores)) [Config::BLOCK_KV / 2] {
-    return reinterpret_cast<float (&)[Config::BLOCK_KV / 2]>(scores);
-  } __device__ __forceinline__ static void pin(Scores& scores) {
-    ptx::pin(flat(scores));
+  __device__ __forceinline__ static Flat& flat(Scores& scores) {
+    return reinterpret_cast<Flat&>(scores);
   }
+  __device__ __forceinline__ static void pin(Scores& scores) { ptx::pin(flat(scores)); }
 
   /// A tile of rows from `first` on in slabs of 64 columns, swizzled as wgmma reads them.
   __device__ __forceinline__ static void load(uint32_t to,
@@ -321,11 +238,6 @@ class WgmmaScores {
   int32_t steps_ = 0;
   int32_t tile_offset_ = 0;
   Interval full_steps_;  // that need no mask
-
-  float4* const quads_;     // [warps, 2, capacity, 32], of the block's rows
-  const int32_t capacity_;  // quads of a list
-  ScoreList lists_[2];
-  bool listed_ = false;
 };
 
 }  // namespace sparse_attn::cuda::hopper

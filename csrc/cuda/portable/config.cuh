@@ -29,7 +29,6 @@ struct Config {
   static constexpr bool kTop = kKind == KernelKind::kTop;
   /// Key tiles are those of a range and nothing else.
   static constexpr bool kRanges = kTop || kKind == KernelKind::kRank;
-  struct Shortlist {};  // of kRank
   /// Exponentials between the second product's steps: measured better at small head dims, where
   /// they weigh more, and worse at large ones.
   static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;

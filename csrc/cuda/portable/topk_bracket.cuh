@@ -2,28 +2,13 @@
 // surely: the sample's scores at ranks a few standard deviations around the expected one.
 #pragma once
 
-#include <cfloat>
-
 #include "topk_rows.cuh"
 
 namespace sparse_attn::cuda::portable {
 
-/// Scores from low to high.
-struct Bracket {
-  float low, high;
-
-  /// The lowest and the highest of their keys, of finite scores; the first is below the last.
-  __device__ uint32_t first_key() const {
-    return ordered_key(fminf(fmaxf(low, -FLT_MAX), FLT_MAX));
-  }
-  __device__ uint32_t last_key() const {
-    return max(ordered_key(fminf(fmaxf(high, -FLT_MAX), FLT_MAX)), first_key() + 1);
-  }
-};
-
 /// `sampled` of the row's `keys` scores were counted in `bins`.
-__device__ inline Bracket bracket_kth(const LinearBins& bins, const uint32_t* histogram,
-                                      float sampled, float keys, float k) {
+__device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t* histogram,
+                                          float sampled, float keys, float k) {
   constexpr float kDeviations = 4.0f;  // a miss costs a tile more walks: one row in ten thousand
   constexpr float kSlack = 4.0f;       // where few are expected
   constexpr float kReach = 16.0f;      // of a tail, in its own median distances
@@ -35,7 +20,7 @@ __device__ inline Bracket bracket_kth(const LinearBins& bins, const uint32_t* hi
   float upper = floorf(rank * root * root * root - 1.5f);
   float lower = ceilf(rank + spread + kSlack);
   bool no_upper = upper<1.0f, no_lower = lower> sampled;
-  if (no_upper && no_lower) return {bins.middle(-kBins), bins.middle(2 * kBins)};
+  if (no_upper && no_lower) return LinearBins::over(bins.middle(-kBins), bins.middle(2 * kBins));
   // An end that the sample does not reach is guessed from the middle of what lies beyond the other.
   if (no_upper) upper = fmaxf(ceilf(lower / 2.0f), 1.0f);
   if (no_lower) lower = ceilf((upper + sampled) / 2.0f);
@@ -46,7 +31,7 @@ __device__ inline Bracket bracket_kth(const LinearBins& bins, const uint32_t* hi
   float low = bins.middle(found[1].bin < 0 ? -1.0f * kBins : found[1].bin - 0.5f);
   if (no_upper) high = low + kReach * (high - low);
   if (no_lower) low = high - kReach * (high - low);
-  return {low, high};
+  return LinearBins::over(low, high);
 }
 
 }  // namespace sparse_attn::cuda::portable

@@ -1,8 +1,7 @@
 // The ranking pass of token top-k for cases that the dense kernel serves (Config kRank): per row
 // the k-th highest q.k and the last key that an exact tie still admits.
 //   1 sample   the spread of two tiles' scores, then a histogram of some thousand keys
-//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores; a
-//              source may take one walk to list those, and show the lists to the walks that follow
+//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores
 //   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
 //   4 choose   one more walk gathers the bin's scores, which are ranked one by one
 // Counts are exact, so that a poor sample costs time and nothing else.
@@ -21,7 +20,6 @@ struct RankStorage {
   union {
     alignas(16) uint32_t histograms[Config::BLOCK_Q * kBinPitch];
     CandidateLists candidates[Config::BLOCK_Q];
-    typename Config::Shortlist shortlist;
   };
 };
 
@@ -69,8 +67,7 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
   RowRank& row = storage.rows[own];
   uint32_t* histogram = storage.histograms + own * kBinPitch;
   const Interval keys = tile.lane_keys();
-  uint32_t k = params.pattern.topk;  // of the scores that visits show
-  uint32_t least = 0;                // key of such a score
+  const uint32_t k = params.pattern.topk;
   const bool ranked = has_row && keys.size() > params.pattern.topk;
   if (has_row) {
     row = RowRank{};
@@ -87,26 +84,16 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
       __syncwarp();
       count_scores<Config>(source, stride, storage.histograms,
                            [&](int r) { return storage.rows[r].bins; });
-      if (!sampling) {
-        if (ranked) narrow(row, row.bins, histogram, k);
-        break;
-      }
-      if (ranked) {
+      if (!ranked) continue;
+      if (sampling) {
         int32_t sampled = 0;
         for (int32_t at = stride.first(); at < steps; at += stride.step) {
           int32_t begin = (at + tile.state.walk.tile_offset) * Config::BLOCK_KV;
           sampled += intersect(keys, {begin, begin + Config::BLOCK_KV}).size();
         }
-        const Bracket bracket = bracket_kth(row.bins, histogram, sampled, keys.size(), k);
-        row.bins = LinearBins::over(bracket.low, bracket.high);
-        row.low = bracket.first_key();
-        row.high = bracket.last_key();
-      }
-      __syncwarp();
-      const uint32_t above = source.shortlist(storage.rows, own, k, storage.shortlist);
-      if (above != kNotListed) {
-        k -= above;
-        least = row.low;
+        row.bins = bracket_bins(row.bins, histogram, sampled, keys.size(), k);
+      } else {
+        narrow(row, row.bins, histogram, k);
       }
     }
     while (__syncthreads_or(ranked && row.open())) {
@@ -127,8 +114,7 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
       }
     }
     __syncwarp();
-    if (ranked && row.settled()) storage.thresholds[own] = {max(row.low, least), kUnlimited};
-    source.forget();
+    if (ranked && row.settled()) storage.thresholds[own] = {row.low, kUnlimited};
     if (__syncthreads_or(ranked && row.tied())) {
       find_last_ties<Config>(source, storage.rows, storage.thresholds);
     }

@@ -3,7 +3,6 @@
 // own rows. A Source has visit(stride, function), which calls function(rS, step) for the warp's
 // part of visited tiles: rS = Q K^T, -inf where not allowed. Nothing is scaled there: a positive
 // scale changes no order. visit_straight may do more at once for a function without branches.
-// shortlist() may leave visits the scores around the k-th alone, until forget().
 #pragma once
 
 #include "../common/ptx/red.cuh"

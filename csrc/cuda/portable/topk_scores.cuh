@@ -16,9 +16,6 @@ struct Stride {
   __device__ __forceinline__ int32_t first() const { return step / 2; }
 };
 
-/// What shortlist() says where visits go on to show all scores.
-constexpr uint32_t kNotListed = ~0u;
-
 /// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where the
 /// pattern does not allow a key.
 template <typename Config>
@@ -67,13 +64,6 @@ struct TileScores {
   __device__ __forceinline__ void visit_straight(Stride stride, const Function& function) const {
     visit(stride, function);
   }
-
-  /// Tiles are shown again.
-  template <typename... Rows>
-  __device__ __forceinline__ uint32_t shortlist(const Rows&...) const {
-    return kNotListed;
-  }
-  __device__ __forceinline__ void forget() const {}
 };
 
 }  // namespace sparse_attn::cuda::portable

@@ -16,10 +16,6 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
                : "memory");
 }
 
-__device__ __forceinline__ void store_shared_float(uint32_t to, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-
 /// A store that no branch surrounds.
 __device__ __forceinline__ void store_shared_if(bool stores, uint32_t to, float value) {
   asm volatile(
@@ -30,12 +26,6 @@ __device__ __forceinline__ void store_shared_if(bool stores, uint32_t to, float 
       "}" ::"r"(static_cast<uint32_t>(stores)),
       "r"(to), "f"(value)
       : "memory");
-}
-
-__device__ __forceinline__ float load_shared_float(uint32_t from) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
-  return x;
 }
 
 __device__ __forceinline__ float4 load_shared_float4(uint32_t from) {
