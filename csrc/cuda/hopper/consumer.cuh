@@ -253,7 +253,7 @@ class Consumer {
     if (kMasked && args_.transform && args_.params.softcap == 0.0f) {
       take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
     } else {
-      update_maxima<kFirst, kMasked>(s_, state_, args_.scale_log2);
+      update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, args_.scale_log2);
     }
   }
 

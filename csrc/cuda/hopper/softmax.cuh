@@ -45,8 +45,9 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (
 /// Updates m by the scores of both rows, and what follows from it: the factor on what was summed
 /// before, and the shift scale * m. The factor is the shifts', so that it is 1 under the same m:
 /// off by a rounding it would show after a thousand tiles. kFirst begins the rows; kMasked says
-/// that a row may have seen no key yet, even in this tile.
-template <bool kFirst, bool kMasked, int kCount>
+/// that a row may have seen no key yet, even in this tile; without kHeldShift the last shift is
+/// made anew from m, which takes no register.
+template <bool kFirst, bool kMasked, bool kHeldShift = true, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {
 #pragma unroll
@@ -60,7 +61,7 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxS
     float m = fmaxf(even, odd);
     if (!kFirst) m = fmaxf(m, state.m[r]);
     m = quad_max(m);
-    const float before = state.shift[r];
+    const float before = kHeldShift ? state.shift[r] : __fmul_rn(state.m[r], scale);
     state.shift[r] = kMasked && m == -INFINITY ? -FLT_MAX : m * scale;
     state.rescale[r] = kFirst ? 1.0f : exp2_approx(before - state.shift[r]);
     state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
