@@ -63,7 +63,7 @@ def _program() -> str | None:
 
 def _files() -> list[str]:
     """Return the files with marked tests: collecting all takes longer than running these."""
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file) for file in files if "mark.sanitizer" in file.read_text()]
 
 

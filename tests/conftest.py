@@ -1,5 +1,9 @@
 """The same suite on every device: ``pytest tests --device cuda``.
 
+Folders: ``semantics`` (what a call means, on every engine), ``kernels`` (engines, devices, memory,
+C++), ``torch`` (operators, compile), ``models`` (policies, nn, transformers) and ``tools``
+(build, docs, benchmarks, recorded runs). What they share stands here, next to this file.
+
 A test that takes ``engine`` runs once for each engine of the device, or for ``--engine`` alone;
 ``attend`` calls it and skips with the reason where that engine does not serve the case (on the CPU
 every engine serves all).

@@ -13,7 +13,7 @@ import pytest
 
 import sparse_attn
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(sparse_attn.__file__).parent
 LIBRARIES = sorted(PACKAGE.glob("_C*.so"), key=lambda path: path.name)
 
