@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "params.h"
+#include "select_params.h"
 
 namespace sparse_attn {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "../capability.h"
-#include "../params.h"
+#include "../select_params.h"
 
 namespace sparse_attn {
 

@@ -2,7 +2,7 @@
 // (means of blocks), score.cu (their products) and select.cu (the best blocks as a list).
 #pragma once
 
-#include "../../params.h"
+#include "../../select_params.h"
 
 namespace sparse_attn::cuda {
 
