@@ -5,7 +5,7 @@ A pattern is data (`Band`, `Dilated`, `BlockSparse`, ...), a function runs it
 runs in which layer of a model. ``integrations.transformers`` is imported only on demand.
 """
 
-from . import integrations, nn
+from . import integrations, nn, quality
 from ._common import Common
 from .capability import Capability, can_use
 from .functional import (
@@ -50,6 +50,7 @@ __all__ = [
     "merge_states",
     "naive_attention",
     "nn",
+    "quality",
     "select_blocks",
     "sparse_attention",
     "strided_attention",

@@ -1,0 +1,167 @@
+"""`compare`: what a pattern keeps of one dense attention call, by head.
+
+The mass that a row keeps is ``exp(lse_sparse - lse_dense)``: two calls give it exactly, without a
+matrix of size Sq x Skv. Mass is not error, since values matter: relative L1 and cosine of the
+outputs stand beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from typing_extensions import Unpack
+
+from .._common import Common, check_pattern
+from ..functional import sparse_attention
+from ..patterns import Full, Pattern
+from ._counts import row_counts
+
+__all__ = ["LEVELS", "Comparison", "compare"]
+
+#: Shares of the rows at which `Comparison.quantiles` holds the mass.
+LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5)
+_ROWS = 4096  # rows whose outputs are compared at once
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` found. Rows without keys count nowhere.
+
+    Attributes
+    ----------
+    mass : Tensor
+        ``(B, Hq)``: share of the softmax's mass that a row keeps, mean over the rows.
+    rel_l1 : Tensor
+        ``(B, Hq)``: a row's ``sum |sparse - dense| / sum |dense|``, mean over the rows.
+    cosine : Tensor
+        ``(B, Hq)``: cosine between a row's two outputs, mean over the rows.
+    worst : Tensor
+        0-d: the least mass of a row, over all heads.
+    pairs : Tensor
+        0-d: visited pairs over allowed pairs.
+    pairs_by_head : Tensor
+        ``(B, Hq)``: the same for each head.
+    quantiles : Tensor
+        ``(B, Hq, levels)``: the mass below which the shares `levels` of the rows lie; level 0 is
+        the worst row of each head.
+    levels : tuple of float
+    """
+
+    mass: torch.Tensor
+    rel_l1: torch.Tensor
+    cosine: torch.Tensor
+    worst: torch.Tensor
+    pairs: torch.Tensor
+    pairs_by_head: torch.Tensor
+    quantiles: torch.Tensor
+    levels: tuple[float, ...] = LEVELS
+
+    def __repr__(self) -> str:
+        return (
+            f"Comparison(mass={self.mass.mean():.4f}, worst={self.worst:.4f}, "
+            f"rel_l1={self.rel_l1.mean():.4f}, cosine={self.cosine.mean():.4f}, "
+            f"pairs={self.pairs:.4f})"
+        )
+
+
+def compare(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    **common: Unpack[Common],
+) -> Comparison:
+    """Compare a pattern with dense attention on the same tensors.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, Hq, Sq, D)``, as in the attention functions.
+    key, value : Tensor
+        ``(B, Hkv, Skv, D)``.
+    pattern : Pattern
+        What is judged.
+    **common
+        Common keywords of the attention functions, for both calls; `return_lse` and `out` are
+        refused.
+
+    Returns
+    -------
+    Comparison
+        ``.mass``, ``.rel_l1``, ``.cosine``, each ``(B, Hq)``; ``.worst``, ``.pairs``,
+        ``.quantiles``. Tensors on the device of `query`, float64; nothing waits for it.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As the attention functions; `return_lse` or `out`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band, quality
+    >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+    >>> kept = quality.compare(q, k, v, Band((15, 0), sinks=4), is_causal=True)
+    >>> kept.mass.shape, bool(kept.worst < kept.mass.min())
+    (torch.Size([1, 2]), True)
+    >>> round(float(kept.pairs), 3)
+    0.514
+
+    Notes
+    -----
+    Kept mass is the "recall" of Jiang et al. 2024 (MInference); relative L1 is the criterion of
+    Zhang et al. 2025 (SpargeAttn), there over all rows at once.
+    """
+    owner = "quality.compare"
+    check_pattern(owner, pattern)
+    for name in ("return_lse", "out"):
+        if common.pop(name, None):  # type: ignore[misc]
+            raise TypeError(f"sparse_attn.{owner}: expected no {name}, it makes its own calls")
+    given: dict[str, Any] = dict(common)
+    with torch.no_grad():
+        dense, dense_lse = sparse_attention(query, key, value, Full(), return_lse=True, **given)
+        sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **given)
+        real = dense_lse > -torch.inf
+        mass = torch.where(real, (lse.double() - dense_lse.double()).exp(), torch.nan)
+        rel_l1, cosine = _row_errors(sparse, dense)
+        allowed = row_counts(query, key, Full(), given)
+        visited = row_counts(query, key, pattern, given)
+        allowed, visited = (count.sum(-1).expand(query.shape[:2]) for count in (allowed, visited))
+        quantiles = _quantiles(mass)
+        return Comparison(
+            mass=mass.nanmean(-1),
+            rel_l1=torch.where(real, rel_l1, torch.nan).nanmean(-1),
+            cosine=torch.where(real, cosine, torch.nan).nanmean(-1),
+            worst=_least(quantiles[..., 0]),
+            pairs=visited.sum() / allowed.sum(),
+            pairs_by_head=visited / allowed,
+            quantiles=quantiles,
+        )
+
+
+def _quantiles(mass: torch.Tensor) -> torch.Tensor:
+    """Return the mass at each level, ``(B, Hq, levels)``; NaN rows do not count."""
+    ranked = torch.nn.functional.pad(mass, (0, 1), value=torch.nan).sort(-1).values  # NaN last
+    last = (ranked.isfinite().sum(-1, keepdim=True) - 1).clamp(min=0)
+    levels = torch.tensor(LEVELS, dtype=torch.float64, device=mass.device)
+    return ranked.gather(-1, (levels * last).long())
+
+
+def _least(mass: torch.Tensor) -> torch.Tensor:
+    """Return the least of the heads' figures, NaN where no head has one."""
+    least = torch.nn.functional.pad(mass.flatten().nan_to_num(torch.inf), (0, 1), value=torch.inf)
+    return least.amin().where(least.amin() < torch.inf, torch.nan)
+
+
+def _row_errors(sparse: torch.Tensor, dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return relative L1 and cosine of every row, float64 ``(B, Hq, Sq)``, rows in chunks."""
+    rel_l1, cosine = [], []
+    for part, whole in zip(sparse.split(_ROWS, 2), dense.split(_ROWS, 2), strict=True):
+        part, whole = part.double(), whole.double()
+        size = whole.abs().sum(-1)
+        difference = (part - whole).abs().sum(-1)
+        rel_l1.append(torch.where(difference == 0, 0.0, difference / size))
+        cosine.append(torch.where(difference == 0, 1.0, torch.cosine_similarity(part, whole, -1)))
+    return torch.cat(rel_l1, -1), torch.cat(cosine, -1)

@@ -1,0 +1,60 @@
+"""How many keys each row sees: ``exp(lse)`` of a call whose scores are all zero.
+
+Attention to zero queries has the log of the number of keys as its lse, so the ops themselves count,
+with every bound, mask and offset of the call and nothing of size Sq x Skv. Used by `compare`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..functional import sparse_attention
+from ..patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
+from ..tools import select_blocks
+
+__all__ = ["row_counts"]
+
+_HEAD_DIM = 16
+#: Arguments that choose keys; the others change scores, which are zero here.
+_PLACING = ("is_causal", "key_bounds", "query_offset", "key_origin")
+_SELECTING = ("is_causal", "scale", "key_bounds", "query_offset")
+
+
+def row_counts(
+    query: torch.Tensor, key: torch.Tensor, pattern: Pattern, common: dict[str, Any]
+) -> torch.Tensor:
+    """Count the keys that each row visits, float64 ``(B, 1 or Hq, Sq)``.
+
+    Rounded to whole numbers: the lse is float32, exact enough for counts up to 30 000; of larger
+    ones the error is below 5e-5 of the count.
+    """
+    if isinstance(pattern, TopK):
+        return row_counts(query, key, Full(), common).clamp(max=pattern.k)
+    if isinstance(pattern, BlockTopK):
+        given = {name: common[name] for name in _SELECTING if name in common}
+        pattern = BlockSparse(select_blocks(query, key, pattern, **given))
+    placing = {name: common[name] for name in _PLACING if name in common}
+    mask = common.get("attn_mask")
+    if mask is not None:
+        placing["attn_mask"] = mask if mask.dtype == torch.bool else mask > _lowest(mask)
+    by_head = isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1
+    by_head |= _heads(placing.get("key_bounds")) > 1 or _heads(placing.get("attn_mask")) > 1
+    batch, heads_q, seq_q, _ = query.shape
+    heads = heads_q if by_head else 1
+    zeros = query.new_zeros((1, 1, 1, _HEAD_DIM))
+    rows = zeros.expand(batch, heads, seq_q, -1)
+    keys = zeros.expand(batch, key.shape[1] if by_head else 1, key.shape[2], -1)
+    _, lse = sparse_attention(rows, keys, keys, pattern, return_lse=True, **placing)
+    return lse.double().exp().round()
+
+
+def _lowest(mask: torch.Tensor) -> float:
+    """Additive masks mark a forbidden key by -inf or by the lowest number of their type."""
+    return torch.finfo(mask.dtype).min / 2
+
+
+def _heads(tensor: torch.Tensor | None) -> int:
+    """Heads of ``(..., Hq, Sq, _)``; a mask may have fewer dimensions."""
+    return tensor.shape[-3] if tensor is not None and tensor.dim() >= 3 else 1
