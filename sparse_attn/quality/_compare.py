@@ -107,7 +107,7 @@ def compare(
     >>> kept.mass.shape, bool(kept.worst < kept.mass.min())
     (torch.Size([1, 2]), True)
     >>> round(float(kept.pairs), 3)
-    0.514
+    0.524
 
     Notes
     -----
@@ -116,10 +116,11 @@ def compare(
     """
     owner = "quality.compare"
     check_pattern(owner, pattern)
-    for name in ("return_lse", "out"):
-        if common.pop(name, None):  # type: ignore[misc]
-            raise TypeError(f"sparse_attn.{owner}: expected no {name}, it makes its own calls")
     given: dict[str, Any] = dict(common)
+    for name in ("return_lse", "out"):
+        argument = given.pop(name, None)
+        if argument is not None and argument is not False:
+            raise TypeError(f"sparse_attn.{owner}: expected no {name}, got one")
     with torch.no_grad():
         dense, dense_lse = sparse_attention(query, key, value, Full(), return_lse=True, **given)
         sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **given)
