@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cache_params.h"
 #include "select_params.h"
 
 namespace sparse_attn {
@@ -15,12 +16,14 @@ struct Engine {
   Status (*run)(const AttentionParams&);
 };
 
-/// The non-attention kernels of a device: block selection, list building, merging.
+/// The non-attention kernels of a device: block selection, list building, merging, cache
+/// writes.
 struct Tools {
   int64_t (*select_workspace_bytes)(const SelectParams&);
   Status (*select_blocks)(const SelectParams&);
   Status (*list_from_mask)(const ListParams&);
   Status (*merge_states)(const MergeParams&);
+  Status (*append_to_cache)(const AppendParams&);
 };
 
 }  // namespace sparse_attn

@@ -7,6 +7,7 @@ runs in which layer of a model. ``integrations.transformers`` is imported only o
 
 from . import integrations, nn, quality
 from ._common import Common
+from .cache import append_to_cache, quantize_cache
 from .capability import Capability, can_use
 from .functional import (
     band_attention,
@@ -40,6 +41,7 @@ __all__ = [
     "Policy",
     "Strided",
     "TopK",
+    "append_to_cache",
     "band_attention",
     "block_sparse_attention",
     "block_topk_attention",
@@ -51,6 +53,7 @@ __all__ = [
     "naive_attention",
     "nn",
     "quality",
+    "quantize_cache",
     "select_blocks",
     "sparse_attention",
     "strided_attention",

@@ -9,7 +9,7 @@ Registered by ``ops``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,9 +108,15 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _out_kernel(name: str) -> Callable[..., None]:
-    """Autograd kernel of an op's ``_out`` twin: out= cannot carry a gradient."""
-    op = overload(f"{name}_out")
+def _written(op: Any) -> list[str]:
+    """Names of the arguments that an op writes into."""
+    arguments = op._schema.arguments
+    return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
+    """Autograd kernel of an op that writes into its arguments, which carry no gradient."""
+    place = "out=" if "out" in _written(op) else "a call"
 
     def kernel(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)
@@ -119,7 +125,7 @@ def _out_kernel(name: str) -> Callable[..., None]:
             for argument, value in arguments.items():
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     raise RuntimeError(
-                        f"sparse_attn::{name}: expected out= under torch.no_grad(), "
+                        f"sparse_attn::{name}: expected {place} under torch.no_grad(), "
                         f"got {argument} that requires grad"
                     )
         with torch._C._AutoDispatchBelowAutograd():
@@ -128,12 +134,13 @@ def _out_kernel(name: str) -> Callable[..., None]:
     return kernel
 
 
-def _changing_kernel(name: str) -> Callable[..., None]:
-    """Kernel of an op's ``_out`` twin that tells autograd which tensors are written."""
-    op = overload(f"{name}_out")
+def _changing_kernel(op: Any) -> Callable[..., None]:
+    """Kernel that tells autograd which tensors an op writes into."""
+    names = _written(op)
 
     def kernel(*args: Any, **kwargs: Any) -> None:
-        written = [tensor for tensor in (kwargs["out"], kwargs.get("lse")) if tensor is not None]
+        arguments = bound(op, args, kwargs)
+        written = [arguments[name] for name in names if arguments[name] is not None]
         torch.autograd.graph.increment_version(written)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return op(*args, **kwargs)
@@ -141,15 +148,25 @@ def _changing_kernel(name: str) -> Callable[..., None]:
     return kernel
 
 
-def register_refusals(names: Iterable[str]) -> None:
-    """Register the autograd kernels of ops that have an ``_out`` twin, and the op that raises."""
+def register_refusals(functional: Iterable[str], writing: Mapping[str, str]) -> None:
+    """Register the autograd kernels of ops, and the op that raises.
+
+    Parameters
+    ----------
+    functional : iterable of str
+        Ops that return new tensors.
+    writing : mapping of str to str
+        Ops that write into their arguments, and what sentences call them.
+    """
     refusal = "sparse_attn::refuse_backward"
     torch.library.define(
         refusal, "(Tensor grad, SymInt[] sizes, ScalarType dtype, str op) -> Tensor"
     )
     torch.library.impl(refusal, "CompositeExplicitAutograd", _refuse_backward)
     torch.library.register_fake(refusal, _refuse_backward_fake)
-    for name in names:
+    for name in functional:
         torch.library.impl(f"sparse_attn::{name}", "Autograd", _kernel(name))
-        torch.library.impl(f"sparse_attn::{name}_out", "Autograd", _out_kernel(name))
-        torch.library.impl(f"sparse_attn::{name}_out", "ADInplaceOrView", _changing_kernel(name))
+    for registered, name in writing.items():
+        op = overload(registered)
+        torch.library.impl(f"sparse_attn::{registered}", "Autograd", _writing_kernel(name, op))
+        torch.library.impl(f"sparse_attn::{registered}", "ADInplaceOrView", _changing_kernel(op))

@@ -22,7 +22,7 @@ ATTENTION_OPS = (
     "block_topk",
 )
 #: Ops that prepare or combine; ``merge_states`` has a twin ``merge_states_out``.
-TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states")
+TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states", "append_to_cache")
 
 
 def overload(name: str) -> Any:

@@ -78,8 +78,8 @@ def _merge_states_fake(
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _out_fake(name: str) -> Callable[..., None]:
-    op = overload(f"{name}_out")
+def _writing_fake(name: str, op: Any) -> Callable[..., None]:
+    """Fake kernel of an op that writes into its arguments; sentences call it `name`."""
 
     def fake(*args: Any, **kwargs: Any) -> None:
         _check_meta(name, bound(op, args, kwargs))
@@ -95,9 +95,10 @@ def _register() -> None:
     for name, fake in fakes.items():
         torch.library.register_fake(f"sparse_attn::{name}", fake)
     with_twin = (*ATTENTION_OPS, "merge_states")
-    for name in with_twin:
-        torch.library.register_fake(f"sparse_attn::{name}_out", _out_fake(name))
-    register_refusals(with_twin)
+    writing = {f"{name}_out": name for name in with_twin} | {"append_to_cache": "append_to_cache"}
+    for op, name in writing.items():
+        torch.library.register_fake(f"sparse_attn::{op}", _writing_fake(name, overload(op)))
+    register_refusals(with_twin, writing)
     register_autocast((*ATTENTION_OPS, "select_blocks"))
 
 

@@ -3,29 +3,17 @@
 #include <cmath>
 #include <limits>
 
+#include "append_to_cache.h"
 #include "engines.h"
+#include "rows.h"
 #include "select_blocks.h"
-#include "torch_host.h"
 #include "vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr int64_t kRowsPerTurn = 64;
 constexpr int32_t kPiece = 256;  // elements of a row merged at a time
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-
-/// Threads take `rows` in turns of kRowsPerTurn.
-template <class Work>
-Status for_each_row(int64_t rows, const Work& work) {
-  bool ran = for_each_item(
-      num_workers(), (rows + kRowsPerTurn - 1) / kRowsPerTurn, [&](int32_t, int64_t turn) {
-        int64_t end = (turn + 1) * kRowsPerTurn < rows ? (turn + 1) * kRowsPerTurn : rows;
-        for (int64_t row = turn * kRowsPerTurn; row < end; ++row) work(row);
-      });
-  if (!ran) return {1, "the thread pool failed"};
-  return {};
-}
 
 Status list_from_mask(const ListParams& params) {
   return for_each_row(params.rows, [&](int64_t row) {
@@ -69,6 +57,7 @@ Status merge_states(const MergeParams& params) {
 
 }  // namespace
 
-const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states};
+const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states,
+                      append_to_cache};
 
 }  // namespace sparse_attn::cpu

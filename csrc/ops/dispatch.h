@@ -39,6 +39,9 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a
 void merge_states_out(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b,
                       const Tensor& lse_b, Tensor out, Tensor lse);
 
+void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
+                     const Tensor& slot_mapping, MaybeTensor key_scale, MaybeTensor value_scale);
+
 /// Registers every kernel with a library of dispatch key CPU or CUDA.
 void register_kernels(torch::stable::detail::StableLibrary& library);
 

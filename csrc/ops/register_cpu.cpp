@@ -41,6 +41,9 @@ STABLE_TORCH_LIBRARY(sparse_attn, library) {
   library.def(
       "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, *, Tensor(a!) "
       "out, Tensor(b!) lse) -> ()");
+  library.def(
+      "append_to_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+      "Tensor slot_mapping, Tensor? key_scale=None, Tensor? value_scale=None) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparse_attn, CPU, library) { sparse_attn::register_kernels(library); }

@@ -174,6 +174,7 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("list_from_mask", TORCH_BOX(&list_from_mask));
   library.impl("merge_states", TORCH_BOX(&merge_states));
   library.impl("merge_states_out", TORCH_BOX(&merge_states_out));
+  library.impl("append_to_cache", TORCH_BOX(&append_to_cache));
 }
 
 }  // namespace sparse_attn

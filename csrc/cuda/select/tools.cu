@@ -1,4 +1,5 @@
 // The tools' table, and block selection as its three launches: pool, score, choose.
+#include "../cache/append.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "tools.h"
@@ -42,6 +43,7 @@ Status select_blocks(const SelectParams& params) {
   return status;
 }
 
-const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states};
+const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states,
+                      append_to_cache};
 
 }  // namespace sparse_attn::cuda
