@@ -85,7 +85,9 @@ def variants(length: int, window: int, block: int, device: torch.device) -> list
         Variant("dilated", dilated, f"{window} taps each side, step 2"),
         Variant("block-sparse", sa.BlockSparse(layout), f"BigBird, blocks of {block}"),
         Variant("top-k", sa.TopK(window), f"best {window} keys of each query"),
-        Variant("block top-k", sa.BlockTopK(block, budget=0.2), f"best fifth of blocks of {block}"),
+        Variant(
+            "block top-k", sa.BlockTopK(block, budget_share=0.2), f"best fifth of blocks of {block}"
+        ),
     ]
 
 

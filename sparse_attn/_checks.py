@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -32,7 +33,10 @@ __all__ = [
     "kind_of",
     "refuse",
     "same_values",
+    "without",
 ]
+
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 #: Numbers that no length reaches are alike; the ops take 64 bits.
 LARGE = 2**40
@@ -141,3 +145,25 @@ def clamped(number: Any) -> Any:
     if number is None:
         return None
     return max(min(number, LARGE), -LARGE)
+
+
+def without(**advice: str) -> Callable[[_Callable], _Callable]:
+    """Make a function or class refuse keywords that it no longer has, each with what to write."""
+
+    def decorate(target: _Callable) -> _Callable:
+        name = target.__name__
+        function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+
+        @wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for keyword, instead in advice.items():
+                if keyword in kwargs:
+                    raise TypeError(f"sparse_attn.{name}: expected {instead}, got {keyword}=")
+            return function(*args, **kwargs)
+
+        if not isinstance(target, type):
+            return cast(_Callable, checked)
+        target.__init__ = checked  # type: ignore[misc]
+        return target
+
+    return decorate

@@ -13,8 +13,10 @@ from typing import Any, TypedDict, TypeVar
 import torch
 
 from . import ops
+from ._allowed import with_mask_of
 from ._checks import Integer, Number, as_float, check_kind, check_tensor, clamped
 from ._pattern import Pattern
+from ._warn import warn_once
 
 __all__ = ["Common", "FusedCommon", "Result", "attend", "documented", "op_arguments"]
 
@@ -139,40 +141,73 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
 
 def attend(
     owner: str,
-    op: str,
+    pattern: Pattern,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    pattern: dict[str, Any],
     common: dict[str, Any],
+    op: str | None = None,
 ) -> Result:
-    """Call attention op `op` for the function `owner`.
+    """Call the op of a pattern for the function `owner`.
 
     Parameters
     ----------
-    owner, op : str
-        The public function, for sentences, and the op.
+    owner : str
+        The public function, for sentences.
+    pattern : Pattern
+        Names the op and its pattern arguments.
     query, key, value : Tensor
         Checked by the op.
-    pattern : dict
-        The op's pattern arguments.
     common : dict
         The caller's common keywords.
+    op : str, optional
+        Another op that takes the pattern's arguments, or a mask in their place.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_tensor(owner, name, tensor)
+    reason = pattern._unserved()
     arguments = op_arguments(owner, common)
+    if reason is None:
+        arguments |= pattern._arguments()
+    elif op is None:
+        raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
+    else:
+        arguments = with_mask_of(pattern, query, key, arguments)
+    op = op or pattern._op
     out = arguments.pop("out", None)
     return_lse = arguments.get("return_lse", False)
     if out is None:
-        out, lse = ops.call(op, query, key, value, **pattern, **arguments)
-        return (out, lse) if return_lse else out
-    arguments.pop("return_lse", None)
-    lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
-    ops.call(f"{op}_out", query, key, value, **pattern, **arguments, out=out, lse=lse)
-    return (out, lse) if lse is not None else out
+        out, lse = ops.call(f"{op}", query, key, value, **arguments)
+        result = (out, lse) if return_lse else out
+    else:
+        arguments.pop("return_lse", None)
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
+        ops.call(f"{op}_out", query, key, value, **arguments, out=out, lse=lse)
+        result = (out, lse) if lse is not None else out
+    # A traced call has no shapes to ask about.
+    if not torch.compiler.is_compiling() and query.shape[2] > key.shape[2]:
+        _ask_about_layout(owner, pattern, query, key, common)
+    return result
 
 
-def check_pattern(owner: str, pattern: object) -> None:
-    """Raise ``TypeError`` unless `pattern` is a pattern."""
-    check_kind(owner, "pattern", pattern, Pattern, "a pattern such as sparse_attn.Band")
+def _ask_about_layout(
+    owner: str, pattern: Pattern, query: torch.Tensor, key: torch.Tensor, common: dict[str, Any]
+) -> None:
+    """Warn once a function where more queries than keys leave the first rows without any.
+
+    So look ``(B, S, H, D)`` tensors of grouped-query heads: their lengths are read as heads.
+    """
+    ahead = 0 if common.get("is_causal") else pattern._ahead
+    placed = common.get("query_offset") is not None
+    if placed or ahead is None:
+        return
+    empty = query.shape[2] - key.shape[2] - ahead
+    if empty <= 0 or key.shape[2] == 0:
+        return
+    warn_once(
+        f"layout of {owner}",
+        f"sparse_attn.{owner}: the first {empty} of {query.shape[2]} queries see none of "
+        f"{key.shape[2]} keys (query i stands at key i + Skv - Sq) and give zeros; expected is the "
+        f"layout (B, H, S, D): are these tensors (B, S, H, D)? Then pass .transpose(1, 2)",
+        stacklevel=4,
+    )

@@ -1,7 +1,8 @@
 """The base of all patterns: dense mask, density and picture from two small methods.
 
-A pattern says which keys are allowed (``allows``) and how many each row has (``_row_counts``); the
-mask, the share of allowed pairs and the plot follow. Data-dependent patterns have no ``allows``.
+A pattern says which keys are allowed (``allows``); mask, share of allowed pairs and plot follow.
+Our own also name the op that serves them and count the keys of a row without listing them. Those
+that depend on the data have no ``allows``.
 """
 
 from __future__ import annotations
@@ -11,28 +12,64 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import check_integer, refuse
+from ._checks import check_integer, check_kind, kind_of, refuse
 
-__all__ = ["Pattern"]
+__all__ = ["Pattern", "check_pattern"]
+
+#: Pairs that a count by ``allows`` looks at in one step.
+_PAIRS = 2**22
 
 
 class Pattern(abc.ABC):
-    """Which keys each query may attend to: the base of all patterns, made by none of its own.
+    """Which keys each query may attend to: the base of all patterns.
 
-    Query i stands at key position ``p = i + Skv - Sq`` (lower-right alignment).
+    Query i stands at key position ``p = i + Skv - Sq`` (lower-right alignment). A pattern of your
+    own needs `allows` alone: `naive_attention` serves it, and it has a mask, a density and a plot.
+    The engines know the package's own patterns.
 
     Examples
     --------
-    >>> from sparse_attn import Band, Pattern
-    >>> isinstance(Band(3), Pattern)
-    True
+    >>> import torch
+    >>> from sparse_attn import Pattern, naive_attention
+    >>> class EvenKeys(Pattern):
+    ...     def allows(self, row, position, key):
+    ...         return (key % 2 == 0) & (key <= position)
+    >>> EvenKeys().density(4, 4)
+    0.375
+    >>> naive_attention(*torch.randn(3, 1, 2, 8, 16), EvenKeys()).shape
+    torch.Size([1, 2, 8, 16])
     """
 
-    _op: ClassVar[str]
+    #: The op that knows what `allows` says; none of a class that says it anew.
+    _op: ClassVar[str | None] = None
+    #: An instance, as sentences write it.
+    _example: ClassVar[str | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "allows" in vars(cls) and "_op" not in vars(cls):
+            cls._op = cls._example = None
+            for name in {"_row_counts", "_ahead"} - set(vars(cls)):  # what its base knew
+                setattr(cls, name, vars(Pattern)[name])
+
+    def _unserved(self) -> str | None:
+        """Say why no op serves the pattern; None when one does."""
+        if self._op is not None:
+            return None
+        name = type(self).__name__
+        return (
+            f"{name}, which has no op (it is known by its allows alone); call naive_attention, or "
+            f"make blocks of its mask with BlockLayout"
+        )
 
     def _arguments(self) -> dict[str, Any]:
         """Pattern arguments of the op."""
         return {}
+
+    @property
+    def _ahead(self) -> int | None:
+        """How many keys past its own a row reaches at most, where no column is seen by all."""
+        return None
 
     @property
     def _device(self) -> torch.device | None:
@@ -46,13 +83,13 @@ class Pattern(abc.ABC):
         Parameters
         ----------
         row, position, key : Tensor
-            int64 query index i, its key position p and the key index j, as they broadcast to
-            ``(..., Sq, Skv)``.
+            int64 query index i ``(Sq, 1)``, its key position p and the key index j, as they
+            broadcast to ``(..., Sq, Skv)``.
 
         Returns
         -------
         Tensor
-            bool of the broadcast shape; a layout adds its batch and head dimensions.
+            bool that broadcasts to ``(..., Sq, Skv)``; a layout adds its batch and head dimensions.
 
         Raises
         ------
@@ -60,9 +97,29 @@ class Pattern(abc.ABC):
             When the pattern depends on the data (top-k, block top-k).
         """
 
-    @abc.abstractmethod
+    def _allowed(
+        self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what `allows` says when it is bool."""
+        allowed = self.allows(row, position, key)
+        if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
+            got = allowed.dtype if isinstance(allowed, torch.Tensor) else kind_of(allowed)
+            name = type(self).__name__
+            raise TypeError(
+                f"sparse_attn.{name}: expected allows to return a bool tensor, got {got}"
+            )
+        return allowed
+
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """Count the allowed keys in ``[0, end)`` of every row, ``(Sq,)``; a mean over heads."""
+        key = torch.arange(int(end.max()), device=end.device)
+        rows = torch.arange(position.shape[0], device=end.device)
+        counts = []
+        for row in rows.split(max(1, _PAIRS // max(1, key.shape[0]))):
+            row = row[:, None]
+            allowed = self._allowed(row, position[row], key[None]) & (key < end[row])
+            counts.append(allowed.sum(-1).double().reshape(-1, row.shape[0]).mean(0))
+        return torch.cat(counts)
 
     def _check_lengths(self, Sq: int, Skv: int) -> None:
         """Refuse lengths that are no ints of at least 0."""
@@ -103,7 +160,8 @@ class Pattern(abc.ABC):
         row = torch.arange(Sq, device=self._device)[:, None]
         key = torch.arange(Skv, device=self._device)[None, :]
         position = row + (Skv - Sq)
-        allowed = self.allows(row, position, key)
+        allowed = self._allowed(row, position, key)
+        allowed = allowed.expand(*allowed.shape[:-2], Sq, Skv)
         return allowed & (key <= position) if is_causal else allowed
 
     def density(self, Sq: int, Skv: int, is_causal: bool = False) -> float:
@@ -185,3 +243,14 @@ class Pattern(abc.ABC):
         share = self.density(Sq, Skv, is_causal)
         ax.set(title=f"{self!r}\n{share:.1%} of the pairs", xlabel="key", ylabel="query")
         return ax
+
+
+def check_pattern(owner: str, pattern: object) -> None:
+    """Raise ``TypeError`` unless `pattern` is a pattern."""
+    if isinstance(pattern, type) and issubclass(pattern, Pattern):
+        name = pattern.__name__
+        written = pattern._example or f"{name}(...)"
+        raise TypeError(
+            f"sparse_attn.{owner}: expected a pattern, got the class {name}; write {written}"
+        )
+    check_kind(owner, "pattern", pattern, Pattern, "a pattern such as sparse_attn.Band")

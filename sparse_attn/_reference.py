@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
+from ._allowed import allowed_by
 from ._common import Common
 from .functional import sparse_attention
 from .patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
@@ -24,15 +25,6 @@ ROUNDING = 2.0**-20
 def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Key heads repeated to one for each query head."""
     return tensor.repeat_interleave(heads // max(tensor.shape[1], 1), dim=1)
-
-
-def _positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
-    """Key position of every query, ``(B|1, 1, Sq, 1)``."""
-    row = torch.arange(query.shape[2], device=query.device)[:, None]
-    if isinstance(query_offset, torch.Tensor):
-        return row + query_offset.long()[:, None, None, None]
-    offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
-    return (row + max(-(2**40), min(offset, 2**40)))[None, None]
 
 
 def allowed_keys(
@@ -70,16 +62,11 @@ def allowed_keys(
     >>> allowed_keys(q, k, Band((1, 0)))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    shape = (*query.shape[:3], key.shape[2])
-    row = torch.arange(shape[2], device=query.device)[:, None]
-    column = torch.arange(shape[3], device=query.device)
-    position = _positions(query, key, query_offset)
     if isinstance(pattern, TopK) or pattern is None:
         pattern = Full()
-    allowed = pattern.allows(row, position, column[None, :]).expand(shape)
-    if is_causal:
-        allowed = allowed & (column <= position)
+    allowed = allowed_by(pattern, query, key, query_offset, is_causal)
     if key_bounds is not None:
+        column = torch.arange(key.shape[2], device=query.device)
         low, high = key_bounds.long().unsqueeze(-2).unbind(-1)
         allowed = allowed & (low <= column) & (column < high)
     if attn_mask is not None:

@@ -16,7 +16,8 @@ from typing_extensions import Unpack
 from . import ops
 from ._autocast import autocast
 from ._checks import check_tensor
-from ._common import Common, check_pattern, op_arguments
+from ._common import Common, op_arguments
+from ._pattern import check_pattern
 from .patterns import BlockTopK, Full, Pattern
 
 __all__ = ["Capability", "can_use"]
@@ -136,6 +137,9 @@ def can_use(
     if common.get("out") is None:
         calls = autocast(calls, query.device.type)
     query, key, value = (calls.pop(name) for name in ("query", "key", "value"))
+    unserved = pattern._unserved()
+    if unserved is not None:
+        return Capability(None, (f"sparse_attn: not served: {unserved}",), False)
     refusal = _refusal(query, key, value, pattern, calls)
     if refusal is not None:
         return Capability(None, (refusal,), False)

@@ -11,10 +11,21 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ._checks import Number, check_kind, refuse
-from ._common import Common, FusedCommon, Result, attend, check_pattern, documented
+from ._checks import Number, check_kind, refuse, without
+from ._common import Common, FusedCommon, Result, attend, documented
+from ._pattern import check_pattern
 from .layout import BlockLayout
-from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
+from .patterns import (
+    BUDGETS,
+    Band,
+    BlockSparse,
+    BlockTopK,
+    Dilated,
+    Full,
+    Pattern,
+    Strided,
+    TopK,
+)
 from .tools import select_blocks
 from .windows import Window
 
@@ -29,17 +40,6 @@ __all__ = [
     "strided_attention",
     "topk_attention",
 ]
-
-
-def _attend(
-    owner: str,
-    pattern: Pattern,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    common: Any,
-) -> Result:
-    return attend(owner, pattern._op, query, key, value, pattern._arguments(), common)
 
 
 @documented
@@ -87,7 +87,7 @@ def fused_attention(
     if dropout_p != 0:
         raise refuse(owner, "dropout_p of 0 (inference only)", dropout_p)
     arguments = dict(common, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
-    return _attend(owner, Full(), query, key, value, arguments)
+    return attend(owner, Full(), query, key, value, arguments)
 
 
 @documented
@@ -100,7 +100,7 @@ def naive_attention(
 ) -> Result:
     """Attention that stores all scores: the baseline and the oracle, for any pattern.
 
-    Memory grows with ``B * Hq * Sq * Skv``.
+    Memory grows with ``B * Hq * Sq * Skv``. A pattern of your own is served by its `allows`.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def naive_attention(
         placing = ("is_causal", "scale", "key_bounds", "query_offset")
         given: Any = {name: value for name, value in common.items() if name in placing}
         pattern = BlockSparse(select_blocks(query, key, pattern, **given))
-    return attend(owner, "naive", query, key, value, pattern._arguments(), dict(common))
+    return attend(owner, pattern, query, key, value, dict(common), op="naive")
 
 
 @documented
@@ -160,7 +160,7 @@ def band_attention(
     torch.Size([1, 2, 64, 16])
     """
     pattern = Band(window, sinks, global_tokens)
-    return _attend("band_attention", pattern, query, key, value, common)
+    return attend("band_attention", pattern, query, key, value, dict(common))
 
 
 @documented
@@ -200,7 +200,7 @@ def dilated_attention(
     The dilated sliding window of Beltagy et al. 2020 (Longformer), section 3.1.
     """
     pattern = Dilated(window, dilation, sinks)
-    return _attend("dilated_attention", pattern, query, key, value, common)
+    return attend("dilated_attention", pattern, query, key, value, dict(common))
 
 
 @documented
@@ -235,7 +235,7 @@ def strided_attention(
     pattern with one column a stride.
     """
     pattern = Strided(local, stride)
-    return _attend("strided_attention", pattern, query, key, value, common)
+    return attend("strided_attention", pattern, query, key, value, dict(common))
 
 
 @documented
@@ -265,7 +265,7 @@ def block_sparse_attention(
     torch.Size([1, 2, 64, 16])
     """
     pattern = BlockSparse(layout)
-    return _attend("block_sparse_attention", pattern, query, key, value, common)
+    return attend("block_sparse_attention", pattern, query, key, value, dict(common))
 
 
 @documented
@@ -297,9 +297,10 @@ def topk_attention(
     -----
     Top-k attention of Gupta et al. 2021.
     """
-    return _attend("topk_attention", TopK(k), query, key, value, common)
+    return attend("topk_attention", TopK(k), query, key, value, dict(common))
 
 
+@without(budget=BUDGETS)
 @documented
 def block_topk_attention(
     query: torch.Tensor,
@@ -307,9 +308,10 @@ def block_topk_attention(
     value: torch.Tensor,
     *,
     block_size: int = 128,
-    budget: float | int = 0.1,
     mass: float | None = None,
     selector: str = "mean",
+    budget_blocks: int | None = None,
+    budget_share: float | None = None,
     group: str = "q",
     sink_blocks: int = 1,
     local_blocks: int = 1,
@@ -320,7 +322,7 @@ def block_topk_attention(
     Parameters
     ----------
     {tensors}
-    block_size, budget, mass, selector, group, sink_blocks, local_blocks
+    block_size, mass, selector, budget_blocks, budget_share, group, sink_blocks, local_blocks
         As in `BlockTopK`.
     {common}
 
@@ -329,7 +331,7 @@ def block_topk_attention(
     >>> import torch
     >>> from sparse_attn import block_topk_attention
     >>> q, k, v = torch.randn(3, 1, 2, 256, 16)
-    >>> block_topk_attention(q, k, v, block_size=32, budget=0.25).shape
+    >>> block_topk_attention(q, k, v, block_size=32, budget_share=0.25).shape
     torch.Size([1, 2, 256, 16])
 
     Notes
@@ -337,8 +339,10 @@ def block_topk_attention(
     Blocks ranked by the product of their means, as the block-sparse heads of Jiang et al. 2024
     (MInference), section 3.2.
     """
-    pattern = BlockTopK(block_size, budget, mass, selector, group, sink_blocks, local_blocks)
-    return _attend("block_topk_attention", pattern, query, key, value, common)
+    pattern = BlockTopK(
+        block_size, mass, selector, budget_blocks, budget_share, group, sink_blocks, local_blocks
+    )
+    return attend("block_topk_attention", pattern, query, key, value, dict(common))
 
 
 @documented
@@ -367,4 +371,4 @@ def sparse_attention(
     torch.Size([1, 2, 64, 16])
     """
     check_pattern("sparse_attention", pattern)
-    return _attend("sparse_attention", pattern, query, key, value, common)
+    return attend("sparse_attention", pattern, query, key, value, dict(common))

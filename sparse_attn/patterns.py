@@ -14,13 +14,14 @@ import torch
 
 from ._checks import (
     LARGE,
-    Integer,
     check_block,
     check_choice,
     check_integer,
     check_kind,
     check_share,
     clamped,
+    refuse,
+    without,
 )
 from ._pattern import Pattern
 from .layout import BlockLayout
@@ -28,6 +29,8 @@ from .windows import Band, Dilated, Full, Strided
 
 __all__ = ["Band", "BlockSparse", "BlockTopK", "Dilated", "Full", "Pattern", "Strided", "TopK"]
 
+#: What to write in place of block top-k's earlier budget.
+BUDGETS = "budget_blocks= for a number of blocks, budget_share= for a share of them"
 SELECTORS = ("mean", "antidiagonal", "minmax", "vertical_slash")
 
 
@@ -60,7 +63,8 @@ class BlockSparse(Pattern):
 
     layout: BlockLayout
 
-    _op: ClassVar[str] = "block_sparse"
+    _op: ClassVar[str | None] = "block_sparse"
+    _example: ClassVar[str | None] = "BlockSparse(layout)"
 
     def __post_init__(self) -> None:
         check_kind("BlockSparse", "layout", self.layout, BlockLayout, "a BlockLayout")
@@ -125,7 +129,8 @@ class TopK(Pattern):
 
     k: int
 
-    _op: ClassVar[str] = "topk"
+    _op: ClassVar[str | None] = "topk"
+    _example: ClassVar[str | None] = "TopK(64)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", check_integer("TopK", "k", self.k, 1))
@@ -143,6 +148,7 @@ class TopK(Pattern):
         return end.clamp(max=min(self.k, LARGE))
 
 
+@without(budget=BUDGETS)
 @dataclass(frozen=True)
 class BlockTopK(Pattern):
     """The best key blocks of each query block, chosen from the data by a cheap estimate.
@@ -155,13 +161,15 @@ class BlockTopK(Pattern):
     ----------
     block_size : int
         Queries and keys of a block, a multiple of 16.
-    budget : float or int
-        A share (0, 1] of the key blocks that the query block may see, rounded up; an int is a
-        count.
     mass : float, optional
-        Replaces `budget`: blocks until this share (0, 1] of the estimated probability.
+        Blocks until this share (0, 1] of the estimated probability.
     selector : {"mean", "antidiagonal", "minmax", "vertical_slash"}
         The estimate.
+    budget_blocks : int, optional
+        A number of key blocks, at least 1.
+    budget_share : float, optional
+        A share (0, 1] of the key blocks that the query block may see, rounded up. 0.1 where
+        neither `mass` nor `budget_blocks` is given.
     group : {"q", "kv"}
         A list for each query head, or one for the heads that share a key head.
     sink_blocks, local_blocks : int
@@ -180,42 +188,47 @@ class BlockTopK(Pattern):
     Examples
     --------
     >>> from sparse_attn import BlockTopK
-    >>> BlockTopK(64, budget=8).budget
+    >>> BlockTopK(64, budget_blocks=8).budget_blocks
     8
     """
 
     block_size: int = 128
-    budget: float | int = 0.1
     mass: float | None = None
     selector: str = "mean"
+    budget_blocks: int | None = None
+    budget_share: float | None = None
     group: str = "q"
     sink_blocks: int = 1
     local_blocks: int = 1
 
-    _op: ClassVar[str] = "block_topk"
+    _op: ClassVar[str | None] = "block_topk"
+    _example: ClassVar[str | None] = "BlockTopK()"
 
     def __post_init__(self) -> None:
         owner = "BlockTopK"
         check_block(owner, "block_size", self.block_size)
-        if isinstance(self.budget, Integer):
-            check_integer(owner, "budget", self.budget, 1)
-        else:
-            check_share(owner, "budget", self.budget)
         if self.mass is not None:
             check_share(owner, "mass", self.mass)
+        if self.budget_blocks is not None:
+            check_integer(owner, "budget_blocks", self.budget_blocks, 1)
+        if self.budget_share is not None:
+            check_share(owner, "budget_share", self.budget_share)
+        if self.budget_blocks is not None and self.budget_share is not None:
+            raise refuse(owner, "budget_blocks or budget_share", "both")
         check_choice(owner, "selector", self.selector, SELECTORS)
         check_choice(owner, "group", self.group, ("q", "kv"))
         check_integer(owner, "sink_blocks", self.sink_blocks, 0)
         check_integer(owner, "local_blocks", self.local_blocks, 0)
 
     def _arguments(self) -> dict[str, Any]:
-        by_mass = self.mass is not None
-        count = isinstance(self.budget, Integer)
+        count, share, mass = self.budget_blocks, self.budget_share, self.mass
+        if (count, share, mass) == (None, None, None):
+            share = 0.1
         return {
             "block_size": self.block_size,
-            "budget_count": clamped(self.budget) if count and not by_mass else None,
-            "budget_share": None if count or by_mass else float(self.budget),
-            "mass": float(self.mass) if self.mass is not None else None,
+            "budget_count": clamped(count),
+            "budget_share": None if share is None else float(share),
+            "mass": None if mass is None else float(mass),
             "selector": self.selector,
             "group": self.group,
             "sink_blocks": clamped(self.sink_blocks),

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from ._checks import Number, check_integer, check_kind, check_share, refuse
+from ._pattern import check_pattern
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
 __all__ = ["Policy", "as_policy"]
@@ -104,7 +105,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         owner = "Policy"
-        check_kind(owner, "pattern", self.pattern, Pattern, "a pattern")
+        check_pattern(owner, self.pattern)
         if self.num_layers is not None:
             check_integer(owner, "num_layers", self.num_layers, 1)
         check_kind(owner, "dense_layers", self.dense_layers, Iterable, "an iterable of ints")

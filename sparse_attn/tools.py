@@ -51,7 +51,7 @@ def select_blocks(
     >>> import torch
     >>> from sparse_attn import BlockTopK, select_blocks
     >>> q, k = torch.randn(2, 1, 2, 256, 16)
-    >>> select_blocks(q, k, BlockTopK(32, budget=3)).counts.unique().tolist()
+    >>> select_blocks(q, k, BlockTopK(32, budget_blocks=3)).counts.unique().tolist()
     [3]
 
     Notes

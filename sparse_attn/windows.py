@@ -69,7 +69,8 @@ class Full(Pattern):
     1.0
     """
 
-    _op: ClassVar[str] = "fused"
+    _op: ClassVar[str | None] = "fused"
+    _example: ClassVar[str | None] = "Full()"
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow everything."""
@@ -115,7 +116,8 @@ class Band(Pattern):
     sinks: int = 0
     global_tokens: int | torch.Tensor | None = None
 
-    _op: ClassVar[str] = "band"
+    _op: ClassVar[str | None] = "band"
+    _example: ClassVar[str | None] = "Band(128)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_window("Band", self.window))
@@ -161,6 +163,10 @@ class Band(Pattern):
             "num_global": 0 if scattered or tokens is None else clamped(tokens),
             "global_tokens": tokens if scattered else None,
         }
+
+    @property
+    def _ahead(self) -> int | None:
+        return None if self.sinks or self.global_tokens is not None else self.sides[1]
 
     @property
     def _device(self) -> torch.device | None:
@@ -217,7 +223,8 @@ class Dilated(Pattern):
     dilation: int
     sinks: int = 0
 
-    _op: ClassVar[str] = "dilated"
+    _op: ClassVar[str | None] = "dilated"
+    _example: ClassVar[str | None] = "Dilated(128, 2)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_window("Dilated", self.window))
@@ -238,6 +245,11 @@ class Dilated(Pattern):
             "dilation": clamped(self.dilation),
             "sinks": clamped(self.sinks),
         }
+
+    @property
+    def _ahead(self) -> int | None:
+        right = self.sides[1]
+        return None if self.sinks or right is None else right * self.dilation
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the taps of the window and the sinks."""
@@ -279,7 +291,8 @@ class Strided(Pattern):
     local: int
     stride: int
 
-    _op: ClassVar[str] = "strided"
+    _op: ClassVar[str | None] = "strided"
+    _example: ClassVar[str | None] = "Strided(128, 128)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", check_integer("Strided", "local", self.local, 1))
@@ -287,6 +300,10 @@ class Strided(Pattern):
 
     def _arguments(self) -> dict[str, Any]:
         return {"local": clamped(self.local), "stride": clamped(self.stride)}
+
+    @property
+    def _ahead(self) -> int | None:
+        return 0
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the window and the strided columns up to the diagonal."""

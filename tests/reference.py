@@ -79,5 +79,5 @@ PATTERNS = {
         random_layout(s.Sq, s.Skv, 64, 16, device, s.B, s.Hq)
     ),
     "topk": lambda s, device: sa.TopK(7),
-    "block-topk": lambda s, device: sa.BlockTopK(16, 0.4),
+    "block-topk": lambda s, device: sa.BlockTopK(16, budget_share=0.4),
 }

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._warn import warn_once
 from ..functional import sparse_attention
 from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ..policy import Policy
@@ -26,7 +27,7 @@ from ._positions import (
     query_positions,
 )
 
-__all__ = ["Layer", "attention", "layer_error", "place"]
+__all__ = ["Layer", "attention", "layer_error", "place", "warn_of_weights"]
 
 #: Arguments of the call that change nothing here: the mask holds what they say, or they are notes
 #: for other parts of the model.
@@ -153,6 +154,7 @@ def attention(
     for name, extra in extras.items():
         if extra is not None and name not in _HARMLESS:
             raise layer_error(module, name, _brief(extra))
+    warn_of_weights(module, extras)
     if value.shape[-1] != query.shape[-1]:
         raise layer_error(module, "value head dim", f"{value.shape[-1]} (query {query.shape[-1]})")
     if is_causal is None:
@@ -194,6 +196,18 @@ def attention(
             "give the layer another pattern, or load the model with its own attention"
         ) from error
     return out.transpose(1, 2), None
+
+
+def warn_of_weights(module: nn.Module, extras: dict[str, Any]) -> None:
+    """Warn once where weights are asked for, which are never made."""
+    config = getattr(module, "config", None)
+    if extras.get("output_attentions", getattr(config, "output_attentions", False)):
+        warn_once(
+            "output_attentions",
+            "sparse_attn makes no attention weights: output_attentions=True gives none; load the "
+            "model with attn_implementation='eager' to see them",
+            stacklevel=3,
+        )
 
 
 def _brief(value: object) -> object:

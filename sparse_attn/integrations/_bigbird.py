@@ -22,7 +22,7 @@ from ..functional import fused_attention, sparse_attention
 from ..layout import BlockLayout
 from ..patterns import BlockSparse, Full
 from ..policy import Policy
-from ._attention import Layer, attention, layer_error
+from ._attention import Layer, attention, layer_error, warn_of_weights
 
 __all__ = ["SparseBigBirdAttention", "check_policy"]
 
@@ -106,6 +106,7 @@ class _SparseBlocks(BigBirdBlockSparseAttention):
         """Attend; `hidden_states` (B, S, E) to (B, S, E), `to_mask` (B, 1, 1, S), 1 for tokens."""
         if self.training:
             raise layer_error(self, "training", True)
+        warn_of_weights(self, extras)
         block, length = self.block_size, hidden_states.shape[1]
         if block % 16:
             raise layer_error(self, "block_size", block)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from .._common import Common, check_pattern
+from .._common import Common
+from .._pattern import check_pattern
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ._counts import row_counts

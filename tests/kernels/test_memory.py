@@ -30,7 +30,12 @@ def test_no_scores_are_stored(device, attend, name, dtype):
 
 
 def test_calls_of_mixed_lengths_reserve_no_more(device, attend):
-    patterns = (sa.Full(), sa.Band((100, 0), sinks=4), sa.TopK(50), sa.BlockTopK(64, 0.2))
+    patterns = (
+        sa.Full(),
+        sa.Band((100, 0), sinks=4),
+        sa.TopK(50),
+        sa.BlockTopK(64, budget_share=0.2),
+    )
 
     def calls():
         for length in (1, 17, 500, 3000, 9, 1200):

@@ -1,5 +1,7 @@
 """A model that only changes the engine equals its own eager attention, whatever the padding."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from tiny_models import (
     SEQUENCE_TO_SEQUENCE,
     WINDOW,
     assert_same,
+    build,
     output,
     pair,
     sequence_to_sequence,
@@ -165,3 +168,21 @@ def test_gradients_are_refused_in_one_sentence():
     _, ours = pair("llama")
     with pytest.raises(RuntimeError, match="inference"):
         ours(input_ids=text()[0]).logits.sum().backward()
+
+
+@pytest.mark.parametrize("asked", ["call", "configuration"])
+def test_attention_weights_are_asked_for_in_vain_with_one_warning(asked, monkeypatch):
+    monkeypatch.setattr("sparse_attn._warn._given", set())
+    config = CONFIGS["llama"]()
+    config.output_attentions = asked == "configuration"
+    ours = sa.integrations.transformers.apply(build(config))
+    ids, _ = text()
+    inputs = {} if asked == "configuration" else {"output_attentions": True}
+    with pytest.warns(
+        UserWarning, match="output_attentions=True gives none; load .*eager"
+    ) as caught:
+        assert not ours(ids, **inputs).attentions
+    assert len([w for w in caught if "no attention weights" in str(w.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(ids, **inputs)

@@ -89,8 +89,12 @@ def test_blocks_that_the_cache_has_moved_are_refused_by_name():
     with pytest.raises(
         NotImplementedError, match=r"layer 0 .*pattern=BlockTopK.*dropped 17 keys; .*decode=Full"
     ):
-        decode(bound("mistral", sa.BlockTopK(16, budget=1)))
-    assert decode(bound("mistral", sa.BlockTopK(16, budget=1), decode=sa.Full())).isfinite().all()
+        decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1)))
+    assert (
+        decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1), decode=sa.Full()))
+        .isfinite()
+        .all()
+    )
 
 
 def test_a_mask_that_does_not_say_the_position_is_refused_by_name():

@@ -81,7 +81,7 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
 def test_chosen_blocks_are_counted(device):
     shape = Shape(Sq=200, Skv=200)
     query, key, value = shape.make(device)
-    pattern = sa.BlockTopK(16, budget=3)
+    pattern = sa.BlockTopK(16, budget_blocks=3)
     got = sa.quality.compare(query, key, value, pattern, is_causal=True)
     chosen = sa.BlockSparse(sa.select_blocks(query, key, pattern, is_causal=True))
     again = sa.quality.compare(query, key, value, chosen, is_causal=True)

@@ -59,10 +59,10 @@ def check_selection(pattern, query, key, is_causal, query_offset=None, exists=No
                 forced, visible = forced_and_visible(
                     pattern, index, Sq, Skv, offset, is_causal, rows
                 )
-                if isinstance(pattern.budget, int):
-                    wanted = min(pattern.budget, len(visible))
+                if pattern.budget_blocks is not None:
+                    wanted = min(pattern.budget_blocks, len(visible))
                 else:
-                    wanted = math.ceil(pattern.budget * len(visible))
+                    wanted = math.ceil(pattern.budget_share * len(visible))
                 kept = set(row.nonzero().flatten().tolist())
                 assert len(kept) == max(len(forced), wanted) and forced <= kept
                 assert kept <= visible
@@ -73,13 +73,13 @@ def check_selection(pattern, query, key, is_causal, query_offset=None, exists=No
 
 
 PATTERNS = {
-    "share": sa.BlockTopK(BLOCK, 0.3),
-    "share-tenth": sa.BlockTopK(BLOCK, 0.1),
-    "all": sa.BlockTopK(BLOCK, 1.0),
-    "count": sa.BlockTopK(BLOCK, 4),
-    "count-large": sa.BlockTopK(BLOCK, 2**40),
-    "forced-beyond-budget": sa.BlockTopK(BLOCK, 1, sink_blocks=2, local_blocks=3),
-    "nothing-forced": sa.BlockTopK(BLOCK, 3, sink_blocks=0, local_blocks=0),
+    "share": sa.BlockTopK(BLOCK, budget_share=0.3),
+    "share-tenth": sa.BlockTopK(BLOCK, budget_share=0.1),
+    "all": sa.BlockTopK(BLOCK, budget_share=1.0),
+    "count": sa.BlockTopK(BLOCK, budget_blocks=4),
+    "count-large": sa.BlockTopK(BLOCK, budget_blocks=2**40),
+    "forced-beyond-budget": sa.BlockTopK(BLOCK, budget_blocks=1, sink_blocks=2, local_blocks=3),
+    "nothing-forced": sa.BlockTopK(BLOCK, budget_blocks=3, sink_blocks=0, local_blocks=0),
 }
 LENGTHS = [(160, 160), (100, 131), (1, 150), (150, 40)]
 
@@ -95,9 +95,13 @@ def test_selection(device, pattern, Sq, Skv, is_causal):
 def test_selection_with_offsets(device):
     query, key, _ = Shape(2, 2, 1, 40, 200, 32).make(device)
     for is_causal in (False, True):
-        check_selection(sa.BlockTopK(BLOCK, 0.4), query, key, is_causal, query_offset=23)
+        check_selection(
+            sa.BlockTopK(BLOCK, budget_share=0.4), query, key, is_causal, query_offset=23
+        )
         offsets = torch.tensor([-20, 90], dtype=torch.int32, device=device)
-        check_selection(sa.BlockTopK(BLOCK, 0.4), query, key, is_causal, query_offset=offsets)
+        check_selection(
+            sa.BlockTopK(BLOCK, budget_share=0.4), query, key, is_causal, query_offset=offsets
+        )
 
 
 def test_padding_takes_no_part_in_the_means(device):
@@ -105,7 +109,7 @@ def test_padding_takes_no_part_in_the_means(device):
     key[:, :, :5] = 1e6
     bounds = torch.tensor([5, 64], dtype=torch.int32, device=device).expand(1, 1, 64, 2)
     exists = torch.arange(64) >= 5
-    pattern = sa.BlockTopK(BLOCK, 2, sink_blocks=0)
+    pattern = sa.BlockTopK(BLOCK, budget_blocks=2, sink_blocks=0)
     check_selection(pattern, query, key, False, exists=exists, key_bounds=bounds)
 
 
@@ -127,14 +131,14 @@ def test_a_share_is_of_the_blocks_that_a_row_may_see(device, pattern, heads, is_
 def test_ties_go_to_the_lower_block(device):
     query = torch.ones(1, 1, 16, 16, device=device)
     key = torch.ones(1, 1, 160, 16, device=device)
-    pattern = sa.BlockTopK(BLOCK, 4, sink_blocks=0, local_blocks=1)
+    pattern = sa.BlockTopK(BLOCK, budget_blocks=4, sink_blocks=0, local_blocks=1)
     layout = sa.select_blocks(query, key, pattern)
     assert layout.indices[0, 0, 0, :4].tolist() == [0, 1, 2, 9]
 
 
 def test_lists_are_ascending(device):
     query, key, _ = Shape(1, 2, 2, 128, 512, 16).make(device)
-    layout = sa.select_blocks(query, key, sa.BlockTopK(BLOCK, 0.3))
+    layout = sa.select_blocks(query, key, sa.BlockTopK(BLOCK, budget_share=0.3))
     count = int(layout.counts.min())
     assert (layout.indices[..., 1:count] > layout.indices[..., : count - 1]).all()
 
@@ -142,7 +146,7 @@ def test_lists_are_ascending(device):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 def test_attention_is_block_sparse_over_the_selection(attend, device, is_causal):
     query, key, value = Shape(2, 4, 2, 130, 190, 64).make(device)
-    pattern = sa.BlockTopK(32, 0.4)
+    pattern = sa.BlockTopK(32, budget_share=0.4)
     result = attend(pattern, query, key, value, is_causal=is_causal, return_lse=True)
     assert_close_to_reference(result, query, key, value, pattern, is_causal=is_causal)
     layout = sa.select_blocks(query, key, pattern, is_causal=is_causal)

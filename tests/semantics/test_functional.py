@@ -117,8 +117,10 @@ FUNCTIONS = {
     ),
     "topk": (lambda *t, **c: sa.topk_attention(*t, 5, **c), sa.TopK(5)),
     "block-topk": (
-        lambda *t, **c: sa.block_topk_attention(*t, block_size=16, budget=2, sink_blocks=0, **c),
-        sa.BlockTopK(16, 2, sink_blocks=0),
+        lambda *t, **c: sa.block_topk_attention(
+            *t, block_size=16, budget_blocks=2, sink_blocks=0, **c
+        ),
+        sa.BlockTopK(16, budget_blocks=2, sink_blocks=0),
     ),
 }
 

@@ -46,8 +46,13 @@ def patterns(draw, shape, device):
     if kind == "k":
         return sa.TopK(draw(st.integers(1, 110)))
     if kind == "blocks":
-        budget = draw(st.sampled_from([0.1, 0.5, 1.0, 1, 3]))
-        return sa.BlockTopK(draw(st.sampled_from([16, 32, 64])), budget, sink_blocks=draw(few) // 4)
+        block, sinks = draw(st.sampled_from([16, 32, 64])), draw(few) // 4
+        if draw(st.booleans()):
+            return sa.BlockTopK(
+                block, budget_blocks=draw(st.sampled_from([1, 3])), sink_blocks=sinks
+            )
+        share = draw(st.sampled_from([0.1, 0.5, 1.0]))
+        return sa.BlockTopK(block, budget_share=share, sink_blocks=sinks)
     return sa.Full()
 
 

@@ -181,9 +181,13 @@ NUMBERS = {
         lambda: sa.BlockTopK(24),
         "block_size that is a positive multiple of 16, got 24",
     ),
-    "share": (lambda: sa.BlockTopK(budget=1.5), "budget above 0 and up to 1, got 1.5"),
-    "nan-share": (lambda: sa.BlockTopK(budget=float("nan")), "up to 1, got nan"),
-    "count": (lambda: sa.BlockTopK(budget=0), "budget of at least 1, got 0"),
+    "share": (lambda: sa.BlockTopK(budget_share=1.5), "budget_share above 0 and up to 1, got 1.5"),
+    "nan-share": (lambda: sa.BlockTopK(budget_share=float("nan")), "up to 1, got nan"),
+    "count": (lambda: sa.BlockTopK(budget_blocks=0), "budget_blocks of at least 1, got 0"),
+    "budgets": (
+        lambda: sa.BlockTopK(budget_blocks=1, budget_share=0.1),
+        "budget_blocks or budget_share, got both",
+    ),
     "mass": (lambda: sa.BlockTopK(mass=0.0), "mass above 0 and up to 1, got 0.0"),
     "selector": (lambda: sa.BlockTopK(selector="best"), "selector to be one of mean.* got 'best'"),
     "group": (lambda: sa.BlockTopK(group="g"), "group to be one of q, kv, got 'g'"),
@@ -199,7 +203,15 @@ KINDS = {
     "dilation": (lambda: sa.Dilated(1, 2.0), "dilation to be an int, got float"),
     "layout": (lambda: sa.BlockSparse(torch.ones(2, 2)), "layout to be a BlockLayout, got Tensor"),
     "k": (lambda: sa.TopK(True), "k to be an int, got bool"),
-    "budget": (lambda: sa.BlockTopK(budget="all"), "budget to be a float, got str"),
+    "share-kind": (lambda: sa.BlockTopK(budget_share="all"), "budget_share to be a float, got str"),
+    "count-kind": (
+        lambda: sa.BlockTopK(budget_blocks=0.5),
+        "budget_blocks to be an int, got float",
+    ),
+    "budget": (
+        lambda: sa.BlockTopK(budget=1),
+        "expected budget_blocks= for .* budget_share= for .* got budget=",
+    ),
 }
 
 

@@ -1,0 +1,62 @@
+"""A pattern's own ``allows`` on the rows of a call: for the oracle and the reference.
+
+Dense masks, so memory grows with ``Sq * Skv``. Nothing here checks tensors: where they do not fit,
+the op that gets them says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._pattern import Pattern
+
+__all__ = ["allowed_by", "with_mask_of"]
+
+
+def _positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
+    """Key position of every query, ``(B|1, 1, Sq, 1)``."""
+    row = torch.arange(query.shape[2], device=query.device)[:, None]
+    if isinstance(query_offset, torch.Tensor):
+        return row + query_offset.long()[:, None, None, None]
+    offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
+    return (row + max(-(2**40), min(offset, 2**40)))[None, None]
+
+
+def allowed_by(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, query_offset: Any, is_causal: bool
+) -> torch.Tensor:
+    """Keys that the pattern and the causal cut allow, bool ``(B, Hq, Sq, Skv)``."""
+    row = torch.arange(query.shape[2], device=query.device)[:, None]
+    column = torch.arange(key.shape[2], device=query.device)[None, :]
+    position = _positions(query, key, query_offset)
+    allowed = pattern._allowed(row, position, column)
+    allowed = allowed.expand(*query.shape[:3], key.shape[2])
+    return allowed & (column <= position) if is_causal else allowed
+
+
+def with_mask_of(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, common: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the op's common arguments with the pattern inside ``attn_mask``.
+
+    Arguments that do not fit come back as they are: the op refuses them.
+    """
+    mask, offsets = common.get("attn_mask"), common.get("query_offsets")
+    if query.dim() != 4 or key.dim() != 4:
+        return common
+    if offsets is not None and offsets.shape != query.shape[:1]:
+        return common
+    offset = common.get("query_offset") if offsets is None else offsets
+    allowed = allowed_by(pattern, query, key, offset, is_causal=False)
+    if mask is None:
+        return {**common, "attn_mask": allowed}
+    if mask.dim() > 4 or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        return common
+    sizes = zip(mask.shape[::-1], allowed.shape[::-1], strict=False)
+    if any(mine not in (1, whole) for mine, whole in sizes):
+        return common
+    if mask.dtype == torch.bool:
+        return {**common, "attn_mask": allowed & mask}
+    return {**common, "attn_mask": mask.masked_fill(~allowed, -torch.inf)}
