@@ -1,24 +1,42 @@
-"""Put what CMake builds (op libraries, info module) into the package, in every form of install."""
+"""Put what CMake builds (op libraries, info module) into the package, in every form of install.
+
+``python setup.py build_ext --in-tree bdist_wheel`` packs the op libraries that stand in the source
+folder instead, without the info module: a wheel for every Python.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.cmake_build import build, torch_folder  # noqa: E402
+from scripts.cmake_build import build, check_tools, torch_folder  # noqa: E402
+from scripts.digests import RECORD, libraries_match  # noqa: E402
 
 PACKAGE = "sparse_attn"
 BUILD_TORCH = "torch==2.13.0"
+BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 
 
 class CMakeBuild(build_ext):
     """Build everything with one CMake project instead of one extension at a time."""
+
+    user_options: ClassVar = [*build_ext.user_options, ("in-tree", None, "pack what is built")]
+    boolean_options: ClassVar = [*build_ext.boolean_options, "in-tree"]
+
+    def initialize_options(self) -> None:
+        """Build, unless asked otherwise."""
+        super().initialize_options()
+        self.in_tree = False
 
     def output_dir(self) -> Path:
         """Return the package folder that takes the libraries."""
@@ -27,7 +45,14 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         """Build what is missing."""
-        build(self.output_dir())
+        if not self.in_tree:
+            build(self.output_dir())
+            return
+        source = ROOT / PACKAGE
+        if not libraries_match(source):
+            raise SystemExit("sparse_attn: the libraries in sparse_attn/ are not built: run make")
+        for path in (*source.glob("_C*.so"), source / RECORD):
+            shutil.copy(path, self.output_dir())
 
     def get_outputs(self) -> list[str]:
         """Return the libraries that stand in the package folder."""
@@ -38,9 +63,31 @@ class CMakeBuild(build_ext):
         return {}
 
 
+class FreshPackage(build_py):
+    """Start from an empty folder: what an earlier build left there is not installed."""
+
+    def run(self) -> None:
+        """Copy the Python files."""
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / PACKAGE, ignore_errors=True)
+        super().run()
+
+
+class Wheel(bdist_wheel):
+    """Only the info module belongs to one Python; a wheel without it serves all."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tags of Python, ABI and platform."""
+        python, abi, platform = super().get_tag()
+        in_tree = self.get_finalized_command("build_ext").in_tree
+        return ("py3", "none", platform) if in_tree else (python, abi, platform)
+
+
+if BUILDS.intersection(sys.argv) and "--in-tree" not in sys.argv:
+    check_tools()
 setup(
     ext_modules=[Extension(f"{PACKAGE}._info", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "build_py": FreshPackage, "bdist_wheel": Wheel},
     # Torch's headers are all that the build needs, so only a place without any torch gets one.
     setup_requires=[] if torch_folder() else [BUILD_TORCH],
 )

@@ -8,35 +8,29 @@ belongs to one Python, is built where it is missing.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Mapping
 
 from .cmake_build import build
-from .digests import BUILD_SOURCES, ROOT, digest_of, library_hashes
+from .digests import ROOT, libraries_match
 
 PACKAGE = ROOT / "sparse_attn"
-RECORD = PACKAGE / ".built_from"
 
 
-def libraries_stand(state: Mapping[str, object]) -> bool:
+def libraries_stand() -> bool:
     """Return whether the op libraries in place are what a build would make."""
-    if os.environ.get("CMAKE_ARGS") or not RECORD.exists():
+    if os.environ.get("CMAKE_ARGS"):
         return False
-    if shutil.which("nvcc") and "_C_cuda.so" not in library_hashes():
+    if shutil.which("nvcc") and not (PACKAGE / "_C_cuda.so").exists():
         return False
-    return bool(json.loads(RECORD.read_text()) == state)
+    return libraries_match(PACKAGE)
 
 
 def main() -> None:
-    """Build what is missing and record what the libraries were made from."""
-    state = {"sources": digest_of(BUILD_SOURCES), "libraries": library_hashes()}
-    if not libraries_stand(state):
+    """Build what is missing."""
+    if not libraries_stand():
         build(PACKAGE)
-        state["libraries"] = library_hashes()
-        RECORD.write_text(json.dumps(state, indent=2) + "\n")
         return
     print("The op libraries in sparse_attn/ were built from these sources.")
     info = PACKAGE / f"_info{sysconfig.get_config_var('EXT_SUFFIX')}"

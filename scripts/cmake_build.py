@@ -8,36 +8,58 @@ Environment: ``CMAKE_ARGS`` adds options for CMake, ``MAX_JOBS`` limits parallel
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import shlex
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from .digests import BUILD_SOURCES, ROOT, digest_of, write_record
+
+OLDEST_TORCH = (2, 10)
+
+
+def _is_new_enough(torch: Path) -> bool:
+    """Return whether a folder holds a torch whose headers the build can use."""
+    file = torch / "version.py"
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", file.read_text()) if file.exists() else None
+    return found is not None and (int(found[1]), int(found[2])) >= OLDEST_TORCH
 
 
 def torch_folder() -> Path | None:
     """Return the folder of torch: importable, or hidden from an isolated build."""
-    spec = importlib.util.find_spec("torch")
-    if spec is not None and spec.submodule_search_locations:
-        return Path(spec.submodule_search_locations[0])
-    hidden = [Path(sysconfig.get_path("platlib"))]
+    folders = [*sys.path, sysconfig.get_path("platlib"), site.getusersitepackages()]
     if "VIRTUAL_ENV" in os.environ:
-        hidden += Path(os.environ["VIRTUAL_ENV"]).glob("lib/python3*/site-packages")
-    return next((folder / "torch" for folder in hidden if (folder / "torch").is_dir()), None)
+        folders += map(str, Path(os.environ["VIRTUAL_ENV"]).glob("lib/python3*/site-packages"))
+    folders.append(sysconfig.get_path("platlib", vars={"platbase": sys.base_prefix}))
+    candidates = (Path(folder) / "torch" for folder in folders)
+    return next((torch for torch in candidates if _is_new_enough(torch)), None)
 
 
-def tool(name: str) -> str:
+def find_tool(name: str) -> str:
     """Return the path of `name`: of this Python's own packages first, else the system's."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise RuntimeError(f"building sparse_attn needs {name}: pip install {name}")
+        raise SystemExit(f"sparse_attn: the build needs {name}: pip install {name}")
     return found
+
+
+def check_tools() -> None:
+    """Exit with one sentence where something that every build needs is missing."""
+    find_tool("cmake")
+    find_tool("ninja")
+    compilers = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
+    named = "CMAKE_CXX_COMPILER" in os.environ.get("CMAKE_ARGS", "")
+    if not named and not any(map(shutil.which, compilers)):
+        raise SystemExit(
+            f"sparse_attn: the build needs a C++ compiler, found none ({', '.join(compilers)}): "
+            "install one (apt install g++, dnf install gcc-c++) or name it in CXX"
+        )
 
 
 def build(
@@ -46,21 +68,41 @@ def build(
     build_dir: Path = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}",
     options: tuple[str, ...] = (),
 ) -> None:
-    """Configure a build folder, this Python's own, and build what is missing into `output_dir`."""
-    cmake = tool("cmake")
+    """Configure a build folder, this Python's own, and build what is missing into `output_dir`.
+
+    A build of all targets records its sources beside the libraries.
+    """
+    check_tools()
+    torch = torch_folder()
+    if torch is None:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise SystemExit(f"sparse_attn: the build needs torch >= {oldest}, found none")
+    sources = digest_of(BUILD_SOURCES)
+    cmake = find_tool("cmake")
     configure = [
         cmake,
         f"-S{ROOT}",
         f"-B{build_dir}",
         "-GNinja",
-        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
         f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DSPARSE_ATTN_TORCH={torch_folder() or ''}",
+        f"-DSPARSE_ATTN_TORCH={torch}",
         f"-DSPARSE_ATTN_OUTPUT_DIR={output_dir}",
         *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         *options,
     ]
     jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 2)
     compile_all = [cmake, "--build", str(build_dir), "--parallel", jobs]
-    subprocess.run(configure, check=True)
-    subprocess.run([*compile_all, *(["--target", *targets] if targets else [])], check=True)
+    try:
+        subprocess.run(configure, check=True)
+        subprocess.run([*compile_all, *(["--target", *targets] if targets else [])], check=True)
+    except subprocess.CalledProcessError as error:
+        raise SystemExit("sparse_attn: the build failed, its output above says why") from error
+    if targets:
+        return
+    write_record(output_dir, sources)
+    if not list(output_dir.glob("_info.*.so")):
+        print(
+            "sparse_attn: built without its info module, which needs pybind11 and Python's headers:"
+            " the build facts are missing, all else works"
+        )

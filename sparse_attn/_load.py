@@ -1,4 +1,7 @@
-"""Opens the op libraries beside this file: ``_C`` always, ``_C_cuda`` when torch has CUDA.
+"""Opens the op libraries: ``_C`` always, ``_C_cuda`` when torch has CUDA.
+
+They stand beside this file. A source folder that was not built, found first by a Python that was
+started in the checkout, takes those of an installed copy of the same sources.
 
 ``_C`` holds the schemas and the CPU engines, so nothing works without it: the import fails with the
 reason and the fix. A missing CUDA library only matters to calls with CUDA tensors; its reason is
@@ -7,6 +10,8 @@ kept in ``cuda_error`` for them. Neither library needs a GPU to be opened.
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import torch
@@ -19,9 +24,28 @@ FOLDER = Path(__file__).resolve().parent
 cuda_error: str | None = None
 
 
-def _open(name: str) -> str | None:
+def _installed_copy() -> tuple[Path | None, str]:
+    """Return the installed copy whose libraries this folder may use, and why there is none."""
+    digests = FOLDER.parent / "scripts" / "digests.py"
+    if not digests.exists():
+        return None, "_C.so was not built; build it with `pip install -e .` in its folder"
+    reason = (
+        "_C.so was not built: this is the source folder, build it with make or pip install -e ., "
+        "or leave it"
+    )
+    for entry in sys.path:
+        copy = Path(entry).resolve() / FOLDER.name
+        if copy == FOLDER or not (copy / "_C.so").exists():
+            continue
+        if runpy.run_path(str(digests))["is_copy"](copy):
+            return copy, ""
+        return None, f"{reason} ({copy} was built from other sources)"
+    return None, reason
+
+
+def _open(folder: Path, name: str) -> str | None:
     """Open a library; return the reason when that fails."""
-    path = FOLDER / f"{name}.so"
+    path = folder / f"{name}.so"
     if not path.exists():
         return f"{path.name} was not built"
     try:
@@ -40,12 +64,19 @@ def load() -> None:
         When the library of the schemas and CPU engines is missing or does not load.
     """
     global cuda_error
-    reason = _open("_C")
-    if reason is not None:
-        raise ImportError(f"sparse_attn: {reason}; build it with `pip install -e .` in its folder")
+    folder = FOLDER
+    if not (folder / "_C.so").exists():
+        copy, reason = _installed_copy()
+        if copy is None:
+            raise ImportError(f"sparse_attn: {reason}")
+        folder = copy
+        sys.modules[__package__].__path__.append(str(copy))  # where the info module is
+    error = _open(folder, "_C")
+    if error is not None:
+        raise ImportError(f"sparse_attn: {error}; build it with `pip install -e .` in its folder")
     if torch.version.cuda is None:
         cuda_error = f"torch {torch.__version__} has no CUDA; install a CUDA build of torch"
         return
-    reason = _open("_C_cuda")
-    if reason is not None:
-        cuda_error = f"{reason}; install the CUDA toolkit and rebuild with `pip install -e .`"
+    error = _open(folder, "_C_cuda")
+    if error is not None:
+        cuda_error = f"{error}; install the CUDA toolkit and rebuild with `pip install -e .`"

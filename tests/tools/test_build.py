@@ -1,5 +1,6 @@
 """What is built: libraries without Python or unstable torch symbols, and nothing left out."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import sparse_attn
+from scripts import cmake_build
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(sparse_attn.__file__).parent
-LIBRARIES = sorted(PACKAGE.glob("_C*.so"), key=lambda path: path.name)
+LIBRARIES = sorted(Path(sparse_attn.__path__[-1]).glob("_C*.so"), key=lambda path: path.name)
 
 UNSTABLE = re.compile(r"\b(torch|c10|at|caffe2)::")
 PYTHON = re.compile(r"^_?Py[A-Z_]")
@@ -106,6 +108,110 @@ def test_version_is_the_same_everywhere():
     assert "plain" in facts["instruction_sets"]
     with suppress(PackageNotFoundError):  # not installed, run from the tree
         assert version("sparse_attn") == sparse_attn.__version__
+
+
+def run_setup(*arguments, **environment):
+    """Run setup.py, as pip does, and return its exit status and what it says."""
+    command = [sys.executable, str(ROOT / "setup.py"), "--quiet", *map(str, arguments)]
+    result = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_version_stands_in_one_place():
+    for name in ("pyproject.toml", "CMakeLists.txt", "setup.py"):
+        assert not re.search(
+            rf"\b{re.escape(sparse_attn.__version__)}\b", (ROOT / name).read_text()
+        )
+
+
+def test_every_python_file_is_installed_and_none_of_an_earlier_build(tmp_path):
+    package = tmp_path / "sparse_attn"
+    package.mkdir()
+    (package / "left_by_an_earlier_build.py").touch()
+    status, said = run_setup("build_py", "--build-lib", tmp_path)
+    assert status == 0, said
+    for pattern in ("*.py", "py.typed", "*.pyi"):
+        here = {p.relative_to(ROOT) for p in (ROOT / "sparse_attn").rglob(pattern)}
+        assert {p.relative_to(tmp_path) for p in package.rglob(pattern)} == here
+
+
+class TestMissing:
+    """What a build needs and does not find is said in one sentence."""
+
+    @pytest.fixture
+    def tools(self, tmp_path, monkeypatch):
+        """A folder of empty programs that is all a build can call."""
+        for name in ("cmake", "ninja", "c++"):
+            (tmp_path / name).touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for name in ("CXX", "CMAKE_ARGS"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("missing", "sentence"),
+        [
+            ("cmake", r"sparse_attn: the build needs cmake: pip install cmake"),
+            ("ninja", r"sparse_attn: the build needs ninja: pip install ninja"),
+            ("c++", r"sparse_attn: the build needs a C\+\+ compiler, found none \(.*\): .*"),
+        ],
+    )
+    def test_tool(self, tools, missing, sentence):
+        cmake_build.check_tools()
+        (tools / missing).unlink()
+        with pytest.raises(SystemExit) as error:
+            cmake_build.check_tools()
+        assert re.fullmatch(sentence, error.value.code)
+
+    def test_a_compiler_named_otherwise(self, tools, monkeypatch):
+        (tools / "c++").rename(tools / "mine")
+        monkeypatch.setenv("CXX", "mine -m64")
+        cmake_build.check_tools()
+        monkeypatch.setenv("CXX", "other")
+        with pytest.raises(SystemExit, match=r"compiler, found none \(other\)"):
+            cmake_build.check_tools()
+
+    def test_pip_shows_nothing_but_the_sentence(self, tmp_path):
+        for name in ("cmake", "ninja"):
+            (tmp_path / name).touch(mode=0o755)
+        status, said = run_setup("bdist_wheel", PATH=str(tmp_path), CXX="", CMAKE_ARGS="")
+        assert status == 1
+        assert len(said.splitlines()) == 1 and "the build needs a C++ compiler" in said
+
+    def test_torch(self, tools, monkeypatch):
+        monkeypatch.setattr(cmake_build, "torch_folder", lambda: None)
+        with pytest.raises(SystemExit, match=r"^sparse_attn: the build needs torch >= 2\.10,"):
+            cmake_build.build(tools)
+
+    def test_an_older_torch_is_passed_over(self, tmp_path, monkeypatch):
+        for name in ("2.9.1", "1.13.0", "2.10.0+cpu"):
+            (tmp_path / name / "torch").mkdir(parents=True)
+            (tmp_path / name / "torch" / "version.py").write_text(f"__version__ = '{name}'\n")
+        found = sorted(map(str, tmp_path.iterdir()), reverse=True)
+        monkeypatch.setattr(sys, "path", [*found, *sys.path])
+        assert cmake_build.torch_folder() == tmp_path / "2.10.0+cpu" / "torch"
+
+    def test_a_failing_compiler(self, tools, monkeypatch):
+        def fail(command, check):
+            raise subprocess.CalledProcessError(1, command)
+
+        monkeypatch.setattr(subprocess, "run", fail)
+        with pytest.raises(SystemExit, match=r"^sparse_attn: the build failed, its output above"):
+            cmake_build.build(tools)
+
+    def test_pybind11(self, tools, monkeypatch, capsys):
+        monkeypatch.setattr(subprocess, "run", lambda command, check: None)
+        cmake_build.build(tools)
+        assert re.fullmatch(
+            r"sparse_attn: built without its info module, which needs pybind11 .*\n",
+            capsys.readouterr().out,
+        )
+        (tools / "_info.abi.so").touch()
+        cmake_build.build(tools)
+        assert capsys.readouterr().out == ""
 
 
 def test_works_without_the_info_module():
