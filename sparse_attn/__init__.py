@@ -7,6 +7,7 @@ runs in which layer of a model. ``integrations.transformers`` is imported only o
 
 from . import integrations, nn, quality
 from ._common import Common
+from .by_head import ByHead
 from .cache import append_to_cache, quantize_cache
 from .capability import Capability, can_use
 from .functional import (
@@ -33,6 +34,7 @@ __all__ = [
     "BlockLayout",
     "BlockSparse",
     "BlockTopK",
+    "ByHead",
     "Capability",
     "Common",
     "Dilated",

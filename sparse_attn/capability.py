@@ -18,10 +18,12 @@ from ._autocast import autocast
 from ._checks import check_tensor
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
+from .by_head import ByHead, parts_of
 from .patterns import BlockTopK, Full, Pattern
 
 __all__ = ["Capability", "can_use"]
 
+_BY_SPEED = (None, "naive", "tiled", "portable", "hopper")
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -90,6 +92,16 @@ def _refusal(
     return None
 
 
+def _of_all(answers: list[Capability]) -> Capability:
+    """Join the answers for the heads of several patterns: a refusal, or the slowest engine."""
+    for answer in answers:
+        if not answer:
+            return answer
+    slowest = min(answers, key=lambda answer: _BY_SPEED.index(answer.engine))
+    reasons = dict.fromkeys(reason for answer in answers for reason in answer.reasons)
+    return Capability(slowest.engine, tuple(reasons), True)
+
+
 def can_use(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -133,6 +145,9 @@ def can_use(
         check_tensor("can_use", name, tensor)
     pattern = Full() if pattern is None else pattern
     check_pattern("can_use", pattern)
+    if isinstance(pattern, ByHead):
+        parts = parts_of(pattern, query, key, value, dict(common))
+        return _of_all([can_use(*part.tensors, part.pattern, **part.common) for part in parts])
     calls: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
     if common.get("out") is None:
         calls = autocast(calls, query.device.type)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ._checks import Number, check_kind, refuse, without
+from ._checks import Number, check_kind, check_tensor, refuse, without
 from ._common import Common, FusedCommon, Result, attend, documented
 from ._pattern import check_pattern
+from .by_head import ByHead, attend_by_head
 from .layout import BlockLayout
 from .patterns import (
     BUDGETS,
@@ -40,6 +41,20 @@ __all__ = [
     "strided_attention",
     "topk_attention",
 ]
+
+
+def _by_head(
+    owner: str,
+    pattern: ByHead,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    common: Any,
+    attend: Any,
+) -> Result:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(owner, name, tensor)
+    return attend_by_head(pattern, query, key, value, common, attend)
 
 
 @documented
@@ -120,6 +135,8 @@ def naive_attention(
     owner = "naive_attention"
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
+    if isinstance(pattern, ByHead):
+        return _by_head(owner, pattern, query, key, value, common, naive_attention)
     if isinstance(pattern, BlockTopK):
         placing = ("is_causal", "scale", "key_bounds", "query_offset")
         given: Any = {name: value for name, value in common.items() if name in placing}
@@ -359,7 +376,8 @@ def sparse_attention(
     ----------
     {tensors}
     pattern : Pattern
-        Such as ``Band(128)``; the pattern's own function gives the same bits.
+        Such as ``Band(128)``; the pattern's own function gives the same bits. A `ByHead` runs the
+        heads of each of its patterns on views.
     {common}
 
     Examples
@@ -370,5 +388,8 @@ def sparse_attention(
     >>> sparse_attention(q, k, v, Dilated((7, 0), 2), is_causal=True).shape
     torch.Size([1, 2, 64, 16])
     """
-    check_pattern("sparse_attention", pattern)
-    return attend("sparse_attention", pattern, query, key, value, dict(common))
+    owner = "sparse_attention"
+    check_pattern(owner, pattern)
+    if isinstance(pattern, ByHead):
+        return _by_head(owner, pattern, query, key, value, common, sparse_attention)
+    return attend(owner, pattern, query, key, value, dict(common))

@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 
 from .._common import Common
 from .._pattern import check_pattern
+from ..by_head import ByHead, parts_of
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ._counts import row_counts
@@ -47,6 +48,8 @@ class Comparison:
     quantiles : Tensor
         ``(B, Hq, levels)``: the mass below which the shares `levels` of the rows lie; level 0 is
         the worst row of each head.
+    allowed : Tensor
+        ``(B, Hq)``: allowed pairs.
     levels : tuple of float
     """
 
@@ -57,6 +60,7 @@ class Comparison:
     pairs: torch.Tensor
     pairs_by_head: torch.Tensor
     quantiles: torch.Tensor
+    allowed: torch.Tensor
     levels: tuple[float, ...] = LEVELS
 
     def __repr__(self) -> str:
@@ -122,6 +126,9 @@ def compare(
         argument = given.pop(name, None)
         if argument is not None and argument is not False:
             raise TypeError(f"sparse_attn.{owner}: expected no {name}, got one")
+    if isinstance(pattern, ByHead):
+        parts = parts_of(pattern, query, key, value, given)
+        return _joined([compare(*part.tensors, part.pattern, **part.common) for part in parts])
     with torch.no_grad():
         dense, dense_lse = sparse_attention(query, key, value, Full(), return_lse=True, **given)
         sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **given)
@@ -140,7 +147,22 @@ def compare(
             pairs=visited.sum() / allowed.sum(),
             pairs_by_head=visited / allowed,
             quantiles=quantiles,
+            allowed=allowed,
         )
+
+
+def _joined(parts: list[Comparison]) -> Comparison:
+    """Join the figures of several runs of heads."""
+    by_head = ("mass", "rel_l1", "cosine", "pairs_by_head", "quantiles", "allowed")
+    figures: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts], 1) for name in by_head
+    }
+    allowed = figures["allowed"]
+    return Comparison(
+        **figures,
+        worst=_least(figures["quantiles"][..., 0]),
+        pairs=(figures["pairs_by_head"] * allowed).nansum() / allowed.sum(),
+    )
 
 
 def _quantiles(mass: torch.Tensor) -> torch.Tensor:

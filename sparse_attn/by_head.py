@@ -1,0 +1,244 @@
+"""`ByHead`: a pattern of its own for each key head, run as few calls on views.
+
+Heads of equal patterns that lie side by side run as one call; query, key and value are views, and
+each call writes its part of one output. Made by `Policy` for layers with ``heads=``; run by
+`sparse_attention`, `naive_attention` and the integrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ._autograd import is_tracked
+from ._checks import check_integer, check_kind, refuse
+from .patterns import BlockSparse, Full, Pattern
+
+__all__ = ["ByHead", "attend_by_head", "parts_of"]
+
+#: Arguments with query heads or key heads, and the dimension of these, from the right.
+_QUERY_HEADS = {
+    "attn_mask": -3,
+    "key_bounds": -3,
+    "out": -3,
+    "sink_logits": -1,
+    "alibi_slopes": -1,
+}
+_KEY_HEADS = {"key_scale": -1, "value_scale": -1}
+
+
+_DENSE = Full()
+
+
+@dataclass(frozen=True)
+class ByHead(Pattern):
+    """A pattern for each key head; query heads take that of their key head.
+
+    Parameters
+    ----------
+    patterns : mapping of int to Pattern
+        By number of the key head.
+    rest : Pattern
+        Of heads that are not named.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Heads that are no ints of at least 0; values that are no patterns; a layout with lists of
+        several heads, or a `ByHead` inside.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band, ByHead, Full, sparse_attention
+    >>> pattern = ByHead({0: Full()}, rest=Band((15, 0), sinks=4))
+    >>> q, k, v = torch.randn(1, 8, 64, 16), *torch.randn(2, 1, 4, 64, 16)
+    >>> out = sparse_attention(q, k, v, pattern, is_causal=True)
+    >>> alone = sparse_attention(q[:, :2], k[:, :1], v[:, :1], Full(), is_causal=True)
+    >>> torch.equal(out[:, :2], alone)
+    True
+    """
+
+    patterns: Mapping[int, Pattern] = field(hash=False)
+    rest: Pattern = _DENSE
+
+    def __post_init__(self) -> None:
+        check_kind("ByHead", "patterns", self.patterns, Mapping, "a mapping of head to pattern")
+        for head in self.patterns:
+            check_integer("ByHead", "head", head, 0)
+        for pattern in (*self.patterns.values(), self.rest):
+            check_kind("ByHead", "pattern", pattern, Pattern, "a pattern")
+            if isinstance(pattern, ByHead):
+                raise refuse("ByHead", "a pattern for each head", "a ByHead")
+            if isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1:
+                raise refuse("ByHead", "a layout of one head", pattern.layout)
+        ordered = {int(head): self.patterns[head] for head in sorted(self.patterns)}
+        object.__setattr__(self, "patterns", ordered)
+
+    def of(self, head: int) -> Pattern:
+        """Return the pattern of a key head.
+
+        Examples
+        --------
+        >>> from sparse_attn import Band, ByHead, Full
+        >>> ByHead({2: Full()}, rest=Band(7)).of(2)
+        Full()
+        """
+        return self.patterns.get(head, self.rest)
+
+    def runs(self, num_heads: int) -> list[tuple[Pattern, slice]]:
+        """Return equal patterns of neighbouring key heads, each with its heads.
+
+        Parameters
+        ----------
+        num_heads : int
+            Key heads of the call.
+
+        Raises
+        ------
+        ValueError
+            A pattern for a head that the call does not have.
+
+        Examples
+        --------
+        >>> from sparse_attn import ByHead, Full, TopK
+        >>> ByHead({2: Full()}, rest=TopK(7)).runs(3)
+        [(TopK(k=7), slice(0, 2, None)), (Full(), slice(2, 3, None))]
+        """
+        beyond = [head for head in self.patterns if head >= num_heads]
+        if beyond:
+            what = f"patterns for the call's {num_heads} key heads"
+            raise refuse("ByHead", what, f"one for head {beyond[0]}")
+        found: list[tuple[Pattern, slice]] = []
+        for head in range(num_heads):
+            pattern, begin = self.of(head), head
+            if found and found[-1][0] == pattern:
+                begin = found.pop()[1].start
+            found.append((pattern, slice(begin, head + 1)))
+        return found
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Refuse: each head has a mask of its own."""
+        raise NotImplementedError(
+            "sparse_attn.ByHead: no mask of all heads; ask the pattern of one, .of(head)"
+        )
+
+    def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError(
+            "sparse_attn.ByHead: no density of all heads; ask the pattern of one, .of(head)"
+        )
+
+
+class Part(NamedTuple):
+    """The heads of one pattern: the pattern, views of query, key and value, their keywords."""
+
+    pattern: Pattern
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    common: dict[str, Any]
+
+
+def parts_of(
+    pattern: ByHead,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    common: dict[str, Any],
+) -> list[Part]:
+    """Return the calls that a call by head consists of, on views.
+
+    Parameters
+    ----------
+    pattern : ByHead
+    query, key, value : Tensor
+        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``. Where they are no such tensors, the one part
+        is the whole call, which the op refuses.
+    common : dict
+        Keywords of the call; those with heads are cut to the heads of each run.
+    """
+    tensors = query, key, value
+    if any(tensor.dim() != 4 for tensor in tensors):
+        return [Part(pattern.rest, tensors, common)]
+    heads_q, heads_kv = query.shape[1], key.shape[1]
+    runs = pattern.runs(heads_kv)
+    if len(runs) <= 1 or heads_q % heads_kv:
+        return [Part(runs[0][0] if runs else pattern.rest, tensors, common)]
+    parts = []
+    for own, heads in runs:
+        group = heads_q // heads_kv
+        rows = slice(group * heads.start, group * heads.stop)
+        cut = {
+            name: _cut(name, argument, rows, heads_q, heads, heads_kv)
+            for name, argument in common.items()
+        }
+        parts.append(Part(own, (query[:, rows], key[:, heads], value[:, heads]), cut))
+    return parts
+
+
+def attend_by_head(
+    pattern: ByHead,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    common: dict[str, Any],
+    attend: Callable[..., Any],
+) -> Any:
+    """Run ``attend(query, key, value, pattern, **common)`` for every run of equal heads.
+
+    Parameters
+    ----------
+    pattern, query, key, value, common
+        As in `parts_of`.
+    attend : callable
+        As `sparse_attention`.
+
+    Returns
+    -------
+    Tensor or (Tensor, Tensor)
+        What one call would return.
+    """
+    given = {name: argument for name, argument in common.items() if argument is not None}
+    if not _joins(query, key, value) and "out" not in given and query.dim() == value.dim() == 4:
+        given["out"] = _output(query, value)
+    parts = parts_of(pattern, query, key, value, given)
+    results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
+    if len(results) == 1:
+        return results[0]
+    whole = given.get("out")
+    if not given.get("return_lse"):
+        return torch.cat(results, 1) if whole is None else whole
+    outs, lses = zip(*results, strict=True)
+    return torch.cat(outs, 1) if whole is None else whole, torch.cat(lses, 1)
+
+
+def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, heads_kv: int) -> Any:
+    """Cut an argument to the heads of a run; one of another size is left for the op to refuse."""
+    for table, own, count in ((_QUERY_HEADS, rows, heads_q), (_KEY_HEADS, heads, heads_kv)):
+        dim = table.get(name)
+        if dim is None or not isinstance(argument, torch.Tensor) or argument.dim() < -dim:
+            continue
+        if argument.shape[dim] == count:
+            return argument.narrow(dim, own.start, own.stop - own.start)
+    return argument
+
+
+def _joins(*tensors: torch.Tensor) -> bool:
+    """Whether outputs are joined: grad mode, autocast and tracing take no ``out=`` of views."""
+    return (
+        is_tracked(tensors)
+        or torch.is_autocast_enabled(tensors[0].device.type)
+        or torch.compiler.is_compiling()
+    )
+
+
+def _output(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Make the output of a call: query's rows in its stride order, value's columns."""
+    if query.shape[-1] == value.shape[-1]:
+        return torch.empty_like(query)
+    strides = query.stride()
+    order = sorted(range(3), key=lambda dim: -strides[dim])
+    return torch.empty_permuted(
+        (*query.shape[:3], value.shape[-1]), (*order, 3), dtype=query.dtype, device=query.device
+    )

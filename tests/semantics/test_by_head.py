@@ -1,0 +1,178 @@
+"""ByHead: every key head has a pattern of its own, equal to running each head alone."""
+
+import pytest
+import torch
+from reference import Shape
+
+import sparse_attn as sa
+
+SHAPE = Shape(B=2, Hq=8, Hkv=4, Sq=70, Skv=70, D=32)
+BAND = sa.Band((7, 0), sinks=2)
+
+
+def layout(device):
+    return sa.BlockSparse(sa.BlockLayout.local(70, 70, 16, 16, (1, 0), device=device))
+
+
+PATTERNS = {
+    "neighbours": lambda d: sa.ByHead({0: sa.Full(), 1: sa.Full()}, rest=BAND),
+    "alternating": lambda d: sa.ByHead({1: BAND, 3: BAND}),
+    "one": lambda d: sa.ByHead({2: BAND}, rest=BAND),
+    "all-different": lambda d: sa.ByHead(
+        {0: sa.Strided(5, 8), 1: layout(d), 2: sa.TopK(5)}, rest=sa.BlockTopK(16, budget=2)
+    ),
+}
+
+
+def alone(query, key, value, pattern, common):
+    """Run every key head in a call of its own."""
+    group = query.shape[1] // key.shape[1]
+    outs, lses = [], []
+    for head in range(key.shape[1]):
+        rows = slice(head * group, (head + 1) * group)
+        own = {
+            name: argument[..., rows] if name == "sink_logits" else argument
+            for name, argument in common.items()
+        }
+        for name in ("attn_mask", "key_bounds"):
+            if name in own and own[name].shape[1] > 1:
+                own[name] = own[name][:, rows]
+        tensors = query[:, rows], key[:, head : head + 1], value[:, head : head + 1]
+        out, lse = sa.sparse_attention(*tensors, pattern.of(head), return_lse=True, **own)
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, 1), torch.cat(lses, 1)
+
+
+COMMON = {
+    "plain": lambda s, d: {},
+    "mask-of-heads": lambda s, d: {"attn_mask": torch.rand(2, 8, 70, 70, device=d) < 0.8},
+    "bounds-of-heads": lambda s, d: {
+        "key_bounds": torch.randint(0, 60, (2, 8, 70, 2), device=d, dtype=torch.int32)
+    },
+    "sinks-of-heads": lambda s, d: {"sink_logits": torch.randn(8, device=d), "softcap": 3.0},
+    "offsets": lambda s, d: {"query_offset": torch.tensor([3, -2], device=d, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("common", COMMON)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("memory", ["contiguous", "transposed"])
+def test_equals_each_head_alone(device, pattern, common, memory):
+    query, key, value = SHAPE.make(device, memory=memory)
+    pattern = PATTERNS[pattern](device)
+    common = dict(COMMON[common](SHAPE, device), is_causal=True)
+    out, lse = sa.sparse_attention(query, key, value, pattern, return_lse=True, **common)
+    want, want_lse = alone(query, key, value, pattern, common)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
+    assert out.stride() == query.stride()
+    assert torch.equal(sa.sparse_attention(query, key, value, pattern, **common), out)
+
+
+def test_heads_of_one_pattern_are_one_call_on_views(device, monkeypatch):
+    from sparse_attn import _common
+
+    calls = []
+
+    def call(name, query, key, value, **arguments):
+        calls.append((query.shape[1], query.data_ptr(), arguments["out"].data_ptr()))
+        return real(name, query, key, value, **arguments)
+
+    real = _common.ops.call
+    monkeypatch.setattr(_common.ops, "call", call)
+    query, key, value = SHAPE.make(device)
+    out = sa.sparse_attention(query, key, value, sa.ByHead({1: BAND, 2: BAND}))
+    step = 70 * 32 * query.element_size()
+    assert calls == [
+        (heads, query.data_ptr() + first * step, out.data_ptr() + first * step)
+        for heads, first in ((2, 0), (4, 2), (2, 6))
+    ]
+
+
+def test_out_is_written_and_returned(device):
+    query, key, value = SHAPE.make(device)
+    pattern = PATTERNS["alternating"](device)
+    want, _ = alone(query, key, value, pattern, {})
+    buffer = torch.zeros(2, 70, 8, 40, device=device)
+    out = buffer.transpose(1, 2)[..., :32]
+    assert sa.sparse_attention(query, key, value, pattern, out=out) is out
+    assert torch.equal(out, want) and not buffer[..., 32:].any()
+
+
+def test_naive_attention_takes_it(device):
+    tensors = SHAPE.make(device)
+    pattern = PATTERNS["alternating"](device)
+    torch.testing.assert_close(
+        sa.naive_attention(*tensors, pattern, is_causal=True),
+        sa.sparse_attention(*tensors, pattern, is_causal=True),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_quality_and_capability_take_it(device):
+    query, key, value = SHAPE.make(device)
+    pattern = PATTERNS["alternating"](device)
+    got = sa.quality.compare(query, key, value, pattern, is_causal=True)
+    band = sa.quality.compare(query, key, value, BAND, is_causal=True)
+    full = sa.quality.compare(query, key, value, sa.Full(), is_causal=True)
+    dense = torch.tensor([True, True, False, False] * 2, device=device)
+    torch.testing.assert_close(got.mass, full.mass.where(dense, band.mass))
+    assert got.worst == band.quantiles[:, ~dense, 0].min()
+    torch.testing.assert_close(got.pairs, (full.pairs + band.pairs) / 2)
+    assert sa.can_use(query, key, value, pattern).served
+    assert not sa.can_use(query, key[..., :8], value, pattern).served
+
+
+def test_grad_mode_and_autocast(device):
+    query, key, value = SHAPE.make(device)
+    pattern = PATTERNS["alternating"](device)
+    want, _ = alone(query, key, value, pattern, {})
+    out = sa.sparse_attention(query.clone().requires_grad_(), key, value, pattern)
+    assert torch.equal(out, want)
+    with pytest.raises(RuntimeError, match="sparse_attn"):
+        out.sum().backward()
+    with torch.autocast(device, torch.bfloat16):
+        assert sa.sparse_attention(query, key, value, pattern).dtype == torch.bfloat16
+
+
+def test_compiles_to_one_graph(device):
+    torch._dynamo.reset()
+    tensors = SHAPE.make(device)
+    pattern = PATTERNS["alternating"](device)
+    compiled = torch.compile(sa.sparse_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors, pattern), sa.sparse_attention(*tensors, pattern))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: sa.ByHead(3), "ByHead: expected patterns to be a mapping"),
+        (lambda: sa.ByHead({"a": BAND}), "ByHead: expected head to be an int"),
+        (lambda: sa.ByHead({-1: BAND}), "ByHead: expected head of at least 0"),
+        (lambda: sa.ByHead({0: "band"}), "ByHead: expected pattern to be a pattern"),
+        (lambda: sa.ByHead({0: sa.ByHead({})}), "ByHead: expected a pattern for each head"),
+        (lambda: sa.ByHead({9: BAND}).runs(4), "ByHead: expected patterns for the call's 4 key"),
+    ],
+    ids=["kind", "name", "negative", "pattern", "nested", "beyond"],
+)
+def test_wrong_arguments_are_refused(make, sentence):
+    with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.{sentence}"):
+        make()
+
+
+@pytest.mark.parametrize("tensor", [0, 1, 2])
+def test_wrong_tensors_are_refused_by_the_op(device, tensor):
+    tensors = list(SHAPE.make(device))
+    tensors[tensor] = tensors[tensor][0]
+    with pytest.raises(ValueError, match=r"^sparse_attn::\w+: expected"):
+        sa.sparse_attention(*tensors, sa.ByHead({0: BAND}))
+    tensors[tensor] = "tensor"
+    with pytest.raises(TypeError, match=r"^sparse_attn\.sparse_attention: expected"):
+        sa.sparse_attention(*tensors, sa.ByHead({0: BAND}))
+
+
+def test_masks_of_all_heads_are_refused():
+    for what in ("mask", "density"):
+        with pytest.raises(NotImplementedError, match=r"sparse_attn\.ByHead: no .*\.of\(head\)"):
+            getattr(sa.ByHead({0: BAND}), what)(8, 8)
