@@ -15,6 +15,7 @@ import torch
 
 from ._autograd import is_tracked
 from ._checks import check_integer, check_kind, refuse
+from ._pattern import check_pattern
 from .patterns import BlockSparse, Full, Pattern
 
 __all__ = ["ByHead", "attend_by_head", "parts_of"]
@@ -70,7 +71,7 @@ class ByHead(Pattern):
         for head in self.patterns:
             check_integer("ByHead", "head", head, 0)
         for pattern in (*self.patterns.values(), self.rest):
-            check_kind("ByHead", "pattern", pattern, Pattern, "a pattern")
+            check_pattern("ByHead", pattern)
             if isinstance(pattern, ByHead):
                 raise refuse("ByHead", "a pattern for each head", "a ByHead")
             if isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1:

@@ -1,54 +1,37 @@
-"""Which pattern runs where: by layer, by key length and at decode.
+"""Which pattern runs where: by layer, by key head, by key length and at decode.
 
-``pattern`` in every layer, dense attention in ``dense_layers`` and below ``dense_below`` keys, and
-a pattern of its own for single queries. Patterns never change by themselves; a policy changes them,
-because it says so. Used by ``sparse_attn.nn`` and ``sparse_attn.integrations``.
+``pattern`` in every layer, others in ``layers`` and ``heads``, dense attention in ``dense_layers``
+and below ``dense_below`` keys, and a pattern of its own for single queries. Patterns never change
+by themselves; a policy changes them, because it says so. Used by ``sparse_attn.nn`` and
+``sparse_attn.integrations``.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
 from typing import Any
 
-from ._checks import Number, check_integer, check_kind, check_share, refuse
+from . import _policy_file
+from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
-from .patterns import Band, Dilated, Full, Pattern, Strided
+from ._policy_parts import checked_heads, checked_layers, twice_reach, widened
+from ._policy_table import table
+from .by_head import ByHead
+from .patterns import Full, Pattern
+from .policy_makers import ReadyPolicies
 
 __all__ = ["Policy", "as_policy"]
 
 
-def _widened(pattern: Pattern) -> Pattern:
-    """Make the dense form of `pattern`: finite sides become unlimited, a side of 0 stays 0."""
-    if isinstance(pattern, Strided):
-        return Band((None, 0))
-    if not isinstance(pattern, (Band, Dilated)):
-        return Full()
-    left, right = (0 if side == 0 else None for side in pattern.window)  # type: ignore[union-attr]
-    if left is None and right is None:
-        return Full()
-    if isinstance(pattern, Dilated):
-        return Band((left, right), sinks=pattern.sinks)
-    return replace(pattern, window=(left, right))
-
-
-def _twice_reach(pattern: Pattern) -> int:
-    """Twice the reach of a window, 0 for patterns without a finite side."""
-    if not isinstance(pattern, (Band, Dilated)):
-        return 0
-    sides = [side for side in pattern.window if side is not None]  # type: ignore[union-attr]
-    if not sides:
-        return 0
-    return 2 * (max(sides) + 1) * (pattern.dilation if isinstance(pattern, Dilated) else 1)
-
-
 @dataclass(frozen=True)
-class Policy:
-    """A pattern for each layer, key length and for decode.
+class Policy(ReadyPolicies):
+    """A pattern for each layer, key head and key length, and for decode.
 
-    Layers are numbered from 0 in module order; cross attention is no layer and stays dense.
+    Layers are numbered from 0 in module order; cross attention is no layer and stays dense. Of what
+    the arguments say of a call, the first counts: `dense_below`, `heads`, `layers`, `dense_layers`,
+    `decode`, `pattern`.
 
     Parameters
     ----------
@@ -64,17 +47,25 @@ class Policy:
         window grow to all keys.
     num_layers : int, optional
         Number of layers the policy is made for; a model with another number refuses it.
+    layers : mapping of int to Pattern
+        Patterns of single layers, at decode too.
+    heads : mapping of int to mapping of int to Pattern
+        Patterns of single key heads, by layer and head, at decode too. Heads of a layer that are
+        not named have what the rest of the policy says; see `ByHead`.
+    num_key_heads : int, optional
+        Number of key heads the policy is made for; a model with another number refuses it.
 
     Notes
     -----
-    Dense attention and a decode of ``Full()`` keep the sides of the pattern: every finite side
-    becomes unlimited, but a side of 0 stays 0, so a causal band never looks ahead. The key length
-    of a static cache is its capacity.
+    Dense attention and a decode of ``Full()`` keep the sides of the pattern in their place: every
+    finite side becomes unlimited, but a side of 0 stays 0, so a causal band never looks ahead. The
+    key length of a static cache is its capacity.
 
     Raises
     ------
     TypeError, ValueError
-        An argument of a wrong kind; a negative number; a layer beyond `num_layers`.
+        An argument of a wrong kind; a negative number; a layer beyond `num_layers`, a head beyond
+        `num_key_heads`.
 
     Examples
     --------
@@ -86,6 +77,8 @@ class Policy:
     Band(window=(None, 0), sinks=0, global_tokens=None)
     >>> policy.dense_below
     8
+    >>> Policy(Band(7), heads={5: {0: Full()}}, dense_below=0).choose(5, Sq=64, Skv=64).of(0)
+    Full()
 
     References
     ----------
@@ -98,10 +91,15 @@ class Policy:
     dense_below: int | None = None
     decode: Pattern | None = None
     num_layers: int | None = None
+    layers: Mapping[int, Pattern] = field(default_factory=dict, hash=False)
+    heads: Mapping[int, Mapping[int, Pattern]] = field(default_factory=dict, hash=False)
+    num_key_heads: int | None = None
     # Set when dense_below was not given, so that `replace` with another pattern finds it again.
     _default_below: int | None = field(default=None, repr=False, compare=False)
     _dense: Pattern = field(init=False, repr=False)
     _decode: Pattern = field(init=False, repr=False)
+    # Of layers in `layers` and `heads`: the patterns of several queries, dense and of decode.
+    _own: dict[int, tuple[Pattern, Pattern, Pattern]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         owner = "Policy"
@@ -114,16 +112,35 @@ class Policy:
         if layers and self.num_layers is not None and max(layers) >= self.num_layers:
             raise refuse(owner, f"dense_layers below num_layers {self.num_layers}", max(layers))
         if self.dense_below is None or self.dense_below == self._default_below:
-            self._set("dense_below", _twice_reach(self.pattern))
+            self._set("dense_below", twice_reach(self.pattern))
             self._set("_default_below", self.dense_below)
         else:
             check_integer(owner, "dense_below", self.dense_below, 0)
-        self._set("_dense", _widened(self.pattern))
+        self._set("_dense", widened(self.pattern))
         if self.decode is None:
             self._set("_decode", self.pattern)
         else:
             check_kind(owner, "decode", self.decode, Pattern, "a pattern or None")
             self._set("_decode", self._dense if isinstance(self.decode, Full) else self.decode)
+        if self.num_key_heads is not None:
+            check_integer(owner, "num_key_heads", self.num_key_heads, 1)
+        self._set("layers", checked_layers(self.layers))
+        self._set("heads", checked_heads(self.heads))
+        self._set("_own", {layer: self._patterns_of(layer) for layer in self._named()})
+        self.check_model(self.num_layers, self.num_key_heads, "the policy")
+
+    def _named(self) -> list[int]:
+        """Layers with patterns of their own."""
+        return sorted({*self.layers, *self.heads})
+
+    def _patterns_of(self, layer: int) -> tuple[Pattern, Pattern, Pattern]:
+        """Return what a layer of `layers` or `heads` runs: usually, where dense, at decode."""
+        dense = layer in self.dense_layers
+        usual = self.layers.get(layer, self._dense if dense else self.pattern)
+        decode = self.layers.get(layer, self._dense if dense else self._decode)
+        if layer in self.heads:
+            usual, decode = (ByHead(self.heads[layer], rest) for rest in (usual, decode))
+        return usual, widened(usual), decode
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -141,6 +158,7 @@ class Policy:
         Returns
         -------
         Pattern
+            A `ByHead` for a layer of `heads`.
 
         Raises
         ------
@@ -155,17 +173,25 @@ class Policy:
         """
         for name, number in (("layer", layer), ("Sq", Sq), ("Skv", Skv)):
             check_integer("Policy.choose", name, number, 0)
-        if layer in self.dense_layers or Skv < self.dense_below:  # type: ignore[operator]
-            return self._dense
-        return self._decode if Sq == 1 and Skv > 1 else self.pattern
+        usual, dense, decode = self._of_layer(layer)
+        if Skv < self.dense_below:  # type: ignore[operator]
+            return dense
+        return decode if Sq == 1 and Skv > 1 else usual
+
+    def _of_layer(self, layer: int) -> tuple[Pattern, Pattern, Pattern]:
+        if layer in self._own:
+            return self._own[layer]
+        if layer in self.dense_layers:
+            return self._dense, self._dense, self._dense
+        return self.pattern, self._dense, self._decode
 
     def patterns(self) -> tuple[Pattern, ...]:
         """Return all patterns that `choose` may return.
 
         Returns
         -------
-        (Pattern, Pattern, Pattern)
-            The usual one, the dense one, that of decode.
+        tuple of Pattern
+            The usual one, the dense one, that of decode; then those of `layers` and `heads`.
 
         Examples
         --------
@@ -173,98 +199,8 @@ class Policy:
         >>> Policy(TopK(64), decode=Full()).patterns()
         (TopK(k=64), Full(), Full())
         """
-        return self.pattern, self._dense, self._decode
-
-    @classmethod
-    def dense_on_top(
-        cls,
-        pattern: Pattern,
-        num_layers: int,
-        share: float = 0.2,
-        *,
-        dense_below: int | None = None,
-        decode: Pattern | None = None,
-    ) -> Policy:
-        """Make the last ``ceil(share * num_layers)`` layers dense.
-
-        Parameters
-        ----------
-        pattern, num_layers, dense_below, decode
-            As in the class.
-        share : float
-            Share of the layers, from 0 to 1.
-
-        Returns
-        -------
-        Policy
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
-
-        Examples
-        --------
-        >>> from sparse_attn import Band, Policy
-        >>> Policy.dense_on_top(Band(64), num_layers=10).dense_layers
-        (8, 9)
-        """
-        check_integer("Policy.dense_on_top", "num_layers", num_layers, 1)
-        check_kind("Policy.dense_on_top", "share", share, Number, "a float")
-        if share != 0:
-            check_share("Policy.dense_on_top", "share", share)
-        first = num_layers - math.ceil(round(float(share) * num_layers, 6))
-        return cls(
-            pattern,
-            dense_layers=range(first, num_layers),
-            dense_below=dense_below,
-            decode=decode,
-            num_layers=num_layers,
-        )
-
-    @classmethod
-    def dense_every(
-        cls,
-        pattern: Pattern,
-        num_layers: int,
-        n: int = 8,
-        *,
-        dense_below: int | None = None,
-        decode: Pattern | None = None,
-    ) -> Policy:
-        """Make every n-th layer dense: n - 1, 2n - 1, and so on.
-
-        Parameters
-        ----------
-        pattern, num_layers, dense_below, decode
-            As in the class.
-        n : int
-            Distance of dense layers, at least 1.
-
-        Returns
-        -------
-        Policy
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
-
-        Examples
-        --------
-        >>> from sparse_attn import Band, Policy
-        >>> Policy.dense_every(Band(64), num_layers=12, n=4).dense_layers
-        (3, 7, 11)
-        """
-        check_integer("Policy.dense_every", "num_layers", num_layers, 1)
-        check_integer("Policy.dense_every", "n", n, 1)
-        return cls(
-            pattern,
-            dense_layers=range(n - 1, num_layers, n),
-            dense_below=dense_below,
-            decode=decode,
-            num_layers=num_layers,
-        )
+        own = [pattern for patterns in self._own.values() for pattern in patterns]
+        return self.pattern, self._dense, self._decode, *own
 
     def check_layers(self, num_layers: int, model: str = "the model") -> None:
         """Raise ``ValueError`` unless a model of `num_layers` layers fits the policy.
@@ -286,14 +222,100 @@ class Policy:
         >>> from sparse_attn import Policy, TopK
         >>> Policy(TopK(64), num_layers=4).check_layers(4)
         """
-        check_integer("Policy", "num_layers", num_layers, 0)
-        if self.num_layers not in (None, num_layers):
-            what = f"a policy for {model}'s {num_layers} layers"
-            raise refuse("Policy", what, f"num_layers={self.num_layers}")
-        beyond = [layer for layer in self.dense_layers if layer >= num_layers]
-        if beyond:
-            what = f"dense_layers below {model}'s {num_layers} layers"
-            raise refuse("Policy", what, ", ".join(map(str, beyond)))
+        self.check_model(check_integer("Policy", "num_layers", num_layers, 0), None, model)
+
+    def check_model(
+        self, num_layers: int | None, num_key_heads: int | None, model: str = "the model"
+    ) -> None:
+        """Raise ``ValueError`` unless a model of that shape fits the policy.
+
+        Parameters
+        ----------
+        num_layers, num_key_heads : int or None
+            Numbers of the model's layers and key heads; None where not known.
+        model : str
+            What the sentence calls the model.
+
+        Raises
+        ------
+        ValueError
+            A policy made for another shape, or one that names a layer or head beyond it.
+
+        Examples
+        --------
+        >>> from sparse_attn import Full, Policy, TopK
+        >>> Policy(TopK(64), heads={3: {1: Full()}}).check_model(4, 2)
+        """
+        heads = [head for patterns in self.heads.values() for head in patterns]
+        named = (
+            ("dense_layers", self.dense_layers, "layers", num_layers, self.num_layers),
+            ("layers", self.layers, "layers", num_layers, self.num_layers),
+            ("heads", self.heads, "layers", num_layers, self.num_layers),
+            ("heads", heads, "key heads", num_key_heads, self.num_key_heads),
+        )
+        for name, numbers, kind, count, made_for in named:
+            if count is None:
+                continue
+            if made_for not in (None, count):
+                what = f"a policy for {model}'s {count} {kind}"
+                raise refuse("Policy", what, f"num_{kind.replace(' ', '_')}={made_for}")
+            beyond = [number for number in numbers if number >= count]
+            if beyond:
+                got = ", ".join(map(str, beyond))
+                raise refuse("Policy", f"{name} below {model}'s {count} {kind}", got)
+
+    def save(self, path: str | PathLike[str], about: Mapping[str, Any] | None = None) -> None:
+        """Write the policy to a JSON file, which `load` reads.
+
+        Parameters
+        ----------
+        path : path
+            Written over where it exists.
+        about : mapping, optional
+            Kept in the file and not read back: where the policy comes from, its figures.
+
+        Raises
+        ------
+        ValueError
+            A pattern that holds data of one text (a layout, scores).
+
+        Examples
+        --------
+        >>> import tempfile, pathlib
+        >>> from sparse_attn import Band, Full, Policy
+        >>> policy = Policy(Band((63, 0), sinks=4), heads={5: {0: Full()}}, num_layers=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     policy.save(pathlib.Path(folder, "policy.json"))
+        ...     Policy.load(pathlib.Path(folder, "policy.json")) == policy
+        True
+        """
+        _policy_file.write(path, self, about or {})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Policy:
+        """Read a policy that `save` wrote.
+
+        Parameters
+        ----------
+        path : path
+
+        Returns
+        -------
+        Policy
+
+        Raises
+        ------
+        OSError
+            No such file.
+        ValueError
+            No policy, one of another version, or with a pattern that is not known, in a sentence.
+
+        Examples
+        --------
+        >>> from sparse_attn import Policy
+        >>> Policy.load("policy.json")  # doctest: +SKIP
+        """
+        return _policy_file.read(path, cls)
 
     def table(self, num_layers: int | None = None) -> str:
         """Return the policy as a table, one line for a run of equal layers.
@@ -320,24 +342,15 @@ class Policy:
         count = num_layers if num_layers is not None else self.num_layers
         if count is not None:
             self.check_layers(count)
-        known = count if count is not None else max(self.dense_layers, default=-1) + 1
-        rows = [["layers", "pattern", "decode"]]
-        for dense, run in groupby(range(known), lambda layer: layer in self.dense_layers):
-            layers = list(run)
-            name = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-            rows.append([name, *self._row(dense)])
-        if count is None:
-            rows.append([f"from {known}" if known else "all", *self._row(dense=False)])
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+        def row_of(layer: int) -> tuple[Pattern, Pattern]:
+            usual, _, decode = self._of_layer(layer)
+            return usual, decode
+
+        lines = table(row_of, (*self.dense_layers, *self._named()), count)
         if self.dense_below:
             lines.append(f"below {self.dense_below} keys: {self._dense}")
         return "\n".join(lines)
-
-    def _row(self, dense: bool) -> list[str]:
-        if dense:
-            return [repr(self._dense), repr(self._dense)]
-        return [repr(self.pattern), repr(self._decode)]
 
     def __str__(self) -> str:
         return self.table()

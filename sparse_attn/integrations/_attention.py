@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from .._warn import warn_once
+from ..by_head import ByHead, attend_by_head
 from ..functional import sparse_attention
 from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ..policy import Policy
@@ -163,39 +164,68 @@ def attention(
     if note is not None and note.causal is not None:
         is_causal = note.causal
 
-    pattern = _chosen(module, query.shape[2], key.shape[2], is_causal)
-    first = _first_key(module, pattern, note, query.shape[2], key.shape[2])
-    moved = from_first_key(pattern, first)
-    if moved is not None:
-        pattern = moved
-    elif attention_mask is not None:  # no argument of the op says it
-        attention_mask = narrowed_mask(
-            attention_mask, pattern, first, is_causal, query.shape[0], key.shape[2]
-        )
-        pattern, note = Full(), None
-    narrowed = _joined(pattern, note)
-    if narrowed is not None:
-        pattern, attention_mask = narrowed, None
-    common: dict[str, Any] = {"is_causal": is_causal}
-    if attention_mask is not None:
-        common = _masked(module, attention_mask, query, key, pattern, is_causal)
+    pattern = _chosen(module, query.shape[2], key.shape[2])
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pattern: Pattern,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        **common: Any,
+    ) -> torch.Tensor:
+        placed = _placed(module, query, key, pattern, attn_mask, note, is_causal)
+        pattern, common = placed[0], common | placed[1]
+        out: torch.Tensor = sparse_attention(query, key, value, pattern, **common)
+        return out
+
+    common: dict[str, Any] = {
+        "attn_mask": attention_mask,
+        "scale": scaling,
+        "softcap": softcap or 0.0,
+        "sink_logits": s_aux,
+    }
     try:
-        out = sparse_attention(
-            query,
-            key,
-            value,
-            pattern,
-            scale=scaling,
-            softcap=softcap or 0.0,
-            sink_logits=s_aux,
-            **common,
-        )
+        if isinstance(pattern, ByHead):
+            out = attend_by_head(pattern, query, key, value, common, attend)
+        else:
+            out = attend(query, key, value, pattern, **common)
     except (ValueError, NotImplementedError) as error:
+        if str(error).startswith("sparse_attn: "):  # names its layer already
+            raise
         raise type(error)(
             f"sparse_attn: {place(module)}: {error}; "
             "give the layer another pattern, or load the model with its own attention"
         ) from error
     return out.transpose(1, 2), None
+
+
+def _placed(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern,
+    mask: torch.Tensor | None,
+    note: Note | None,
+    is_causal: bool,
+) -> tuple[Pattern, dict[str, Any]]:
+    """Join pattern and mask: the pattern of the op, and the arguments that place it."""
+    if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
+        pattern = Full()  # the causal cut says it all
+    first = _first_key(module, pattern, note, query.shape[2], key.shape[2])
+    moved = from_first_key(pattern, first)
+    if moved is not None:
+        pattern = moved
+    elif mask is not None:  # no argument of the op says it
+        mask = narrowed_mask(mask, pattern, first, is_causal, query.shape[0], key.shape[2])
+        pattern, note = Full(), None
+    narrowed = _joined(pattern, note)
+    if narrowed is not None:
+        pattern, mask = narrowed, None
+    if mask is None:
+        return pattern, {"is_causal": is_causal}
+    return pattern, _masked(module, mask, query, key, pattern, is_causal)
 
 
 def warn_of_weights(module: nn.Module, extras: dict[str, Any]) -> None:
@@ -216,15 +246,12 @@ def _brief(value: object) -> object:
     return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _chosen(module: nn.Module, seq_q: int, seq_kv: int, is_causal: bool) -> Pattern:
-    """Return the policy's pattern, ``Full`` without policy or where the causal cut says it all."""
+def _chosen(module: nn.Module, seq_q: int, seq_kv: int) -> Pattern:
+    """Return the policy's pattern, ``Full`` without policy."""
     layer: Layer | None = getattr(module, "_sparse_attn", None)
     if layer is None:
         return Full()
-    pattern = layer.policy.choose(layer.number, seq_q, seq_kv)
-    if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
-        return Full()
-    return pattern
+    return layer.policy.choose(layer.number, seq_q, seq_kv)
 
 
 def _first_key(

@@ -112,7 +112,7 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     ]
     if not layers:
         raise refuse_model(name)
-    chosen.check_layers(len(layers), name)
+    chosen.check_model(len(layers), _key_heads(model), name)
     for path, module in layers:
         if isinstance(module, LongformerSelfAttention):
             _longformer.check_policy(path, chosen)
@@ -128,6 +128,13 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
             module.__class__ = SparseBigBirdAttention
             module.bind()
     return model
+
+
+def _key_heads(model: PreTrainedModel) -> int | None:
+    """Return the number of the model's key heads, None where its configuration does not say."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None)
+    return heads if heads is not None else getattr(config, "num_attention_heads", None)
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -63,7 +63,9 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
     if not found:
         raise refuse("swap_attention", f"nn.MultiheadAttention in {type(model).__name__}", "none")
     layers = {id(module) for path, module in found if not _CROSS.search(path)}
-    chosen.check_layers(len(layers), type(model).__name__)
+    heads = {module.num_heads for _, module in found if id(module) in layers}
+    same = heads.pop() if len(heads) == 1 else None
+    chosen.check_model(len(layers), same, type(model).__name__)
     twins: dict[int, SparseMultiheadAttention] = {}
     number = 0
     for path, module in found:

@@ -1,0 +1,151 @@
+"""A policy as JSON: what a file holds of it, and the reading of one, each refusal a sentence.
+
+A pattern is its class's name and all its fields, so that a file means the same when defaults
+change; a file of another version is refused. Called by `Policy.save` and `Policy.load`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._checks import kind_of, refuse
+from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+__all__ = ["VERSION", "pattern_from", "pattern_to", "read", "write"]
+
+VERSION = 1
+_KINDS = {kind.__name__: kind for kind in (Band, BlockTopK, Dilated, Full, Strided, TopK)}
+_SAVE, _LOAD = "Policy.save", "Policy.load"
+
+
+def pattern_to(pattern: Pattern) -> dict[str, Any]:
+    """Return a pattern's class name and fields; refuse those that hold data of one text."""
+    name = type(pattern).__name__
+    if _KINDS.get(name) is not type(pattern):
+        raise refuse(_SAVE, f"patterns among {', '.join(_KINDS)}", name)
+    fields = {f.name: getattr(pattern, f.name) for f in dataclasses.fields(pattern) if f.init}
+    return {"kind": name} | {field: _value_to(name, field, v) for field, v in fields.items()}
+
+
+def _value_to(name: str, field: str, value: Any) -> Any:
+    if isinstance(value, Pattern):
+        return pattern_to(value)
+    if isinstance(value, torch.Tensor) and field == "global_tokens":
+        return {"positions": value.tolist()}
+    if isinstance(value, tuple):
+        return list(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise refuse(_SAVE, f"{name}.{field} that a file can hold", kind_of(value))
+
+
+def pattern_from(entry: Any) -> Pattern:
+    """Make the pattern that `pattern_to` described."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("kind"), str):
+        raise refuse(_LOAD, "a pattern with its kind", json.dumps(entry))
+    fields = {name: _value_from(value) for name, value in entry.items() if name != "kind"}
+    kind = _KINDS.get(entry["kind"])
+    if kind is None:
+        raise refuse(_LOAD, f"patterns among {', '.join(_KINDS)}", repr(entry["kind"]))
+    unknown = set(fields) - {field.name for field in dataclasses.fields(kind) if field.init}
+    if unknown:
+        raise refuse(_LOAD, f"fields of {kind.__name__}", ", ".join(sorted(unknown)))
+    try:
+        made: Pattern = kind(**fields)
+    except (TypeError, ValueError) as error:
+        raise refuse(
+            _LOAD, f"a pattern {kind.__name__}", f"one that is refused ({error})"
+        ) from None
+    return made
+
+
+def _value_from(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "positions" in value:
+            return torch.tensor(value["positions"], dtype=torch.int64)
+        return pattern_from(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def write(path: str | PathLike[str], policy: Policy, about: Mapping[str, Any]) -> None:
+    """Write a policy; `about` says where it comes from and is not read back."""
+    default = policy.dense_below == policy._default_below
+    held = {
+        "format": "sparse_attn policy",
+        "version": VERSION,
+        "pattern": pattern_to(policy.pattern),
+        "dense_layers": list(policy.dense_layers),
+        "dense_below": None if default else policy.dense_below,
+        "decode": None if policy.decode is None else pattern_to(policy.decode),
+        "num_layers": policy.num_layers,
+        "layers": {layer: pattern_to(own) for layer, own in policy.layers.items()},
+        "heads": {
+            layer: {head: pattern_to(own) for head, own in heads.items()}
+            for layer, heads in policy.heads.items()
+        },
+        "num_key_heads": policy.num_key_heads,
+        "about": dict(about),
+    }
+    Path(path).write_text(json.dumps(held, indent=1) + "\n")
+
+
+def read(path: str | PathLike[str], kind: type[Policy]) -> Policy:
+    """Read a policy of class `kind`."""
+    try:
+        held = json.loads(Path(path).read_text())
+    except OSError as error:
+        got = f"{path} ({error.strerror or error})"
+        raise type(error)(f"sparse_attn.{_LOAD}: expected a policy file, got {got}") from None
+    except ValueError:
+        raise refuse(_LOAD, "a policy file (JSON)", path) from None
+    if not isinstance(held, dict) or "version" not in held:
+        raise refuse(_LOAD, "a policy file with its version", path)
+    if held["version"] != VERSION:
+        raise refuse(_LOAD, f"a policy file of version {VERSION}", f"version {held['version']}")
+    fields = {name: value for name, value in held.items() if name not in _BESIDE}
+    unknown = sorted(set(fields) - set(_FIELDS))
+    if unknown or "pattern" not in fields:
+        got = f"{path} with {', '.join(unknown)}" if unknown else f"{path} without a pattern"
+        raise refuse(_LOAD, f"a policy of {', '.join(_FIELDS)}", got)
+    try:
+        return kind(**{name: _FIELDS[name](v) for name, v in fields.items() if v is not None})
+    except (AttributeError, TypeError, ValueError) as error:
+        if str(error).startswith(f"sparse_attn.{_LOAD}"):
+            raise
+        raise refuse(_LOAD, "a policy", f"{path} ({error})") from None
+
+
+def _by_number(value: Mapping[str, Any]) -> dict[int, Pattern]:
+    return {int(number): pattern_from(own) for number, own in value.items()}
+
+
+def _by_layer_and_head(value: Mapping[str, Any]) -> dict[int, dict[int, Pattern]]:
+    return {int(layer): _by_number(heads) for layer, heads in value.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+#: How a policy's field is made of what the file holds; null is the default.
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "pattern": pattern_from,
+    "dense_layers": _same,
+    "dense_below": _same,
+    "decode": pattern_from,
+    "num_layers": _same,
+    "layers": _by_number,
+    "heads": _by_layer_and_head,
+    "num_key_heads": _same,
+}
+_BESIDE = ("format", "version", "about")

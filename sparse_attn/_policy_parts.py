@@ -1,0 +1,59 @@
+"""What a `Policy` is made of: the dense form of a pattern, its reach, checks of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ._checks import check_integer, check_kind
+from .by_head import ByHead
+from .patterns import Band, Dilated, Full, Pattern, Strided
+
+__all__ = ["checked_heads", "checked_layers", "twice_reach", "widened"]
+
+
+def widened(pattern: Pattern) -> Pattern:
+    """Make the dense form of `pattern`: finite sides become unlimited, a side of 0 stays 0."""
+    if isinstance(pattern, ByHead):
+        return ByHead({h: widened(p) for h, p in pattern.patterns.items()}, widened(pattern.rest))
+    if isinstance(pattern, Strided):
+        return Band((None, 0))
+    if not isinstance(pattern, (Band, Dilated)):
+        return Full()
+    left, right = (0 if side == 0 else None for side in pattern.window)  # type: ignore[union-attr]
+    if left is None and right is None:
+        return Full()
+    if isinstance(pattern, Dilated):
+        return Band((left, right), sinks=pattern.sinks)
+    return replace(pattern, window=(left, right))
+
+
+def twice_reach(pattern: Pattern) -> int:
+    """Twice the reach of a window, 0 for patterns without a finite side."""
+    if not isinstance(pattern, (Band, Dilated)):
+        return 0
+    sides = [side for side in pattern.window if side is not None]  # type: ignore[union-attr]
+    if not sides:
+        return 0
+    return 2 * (max(sides) + 1) * (pattern.dilation if isinstance(pattern, Dilated) else 1)
+
+
+def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:
+    """Return patterns by layer, in order; refuse what is none."""
+    check_kind("Policy", "layers", layers, Mapping, "a mapping of layer to pattern")
+    for layer, pattern in layers.items():
+        check_integer("Policy", "layers", layer, 0)
+        check_kind("Policy", f"layers[{layer}]", pattern, Pattern, "a pattern")
+    return {int(layer): layers[layer] for layer in sorted(layers)}
+
+
+def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[int, Pattern]]:
+    """Return patterns by layer and key head, in order; refuse what is none."""
+    what = "a mapping of layer to a mapping of key head to pattern"
+    check_kind("Policy", "heads", heads, Mapping, what)
+    checked = {}
+    for layer, patterns in heads.items():
+        check_integer("Policy", "heads", layer, 0)
+        check_kind("Policy", f"heads[{layer}]", patterns, Mapping, "a mapping of key head")
+        checked[int(layer)] = dict(ByHead(patterns).patterns)
+    return dict(sorted(checked.items()))
