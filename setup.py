@@ -1,7 +1,7 @@
 """Put what CMake builds (op libraries, info module) into the package, in every form of install.
 
-``python setup.py build_ext --in-tree bdist_wheel`` packs the op libraries that stand in the source
-folder instead, without the info module: a wheel for every Python.
+``python setup.py bdist_wheel --in-tree`` packs the op libraries that stand in the source folder
+instead, without the info module: a wheel for every Python.
 """
 
 from __future__ import annotations
@@ -30,14 +30,6 @@ BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "ins
 class CMakeBuild(build_ext):
     """Build everything with one CMake project instead of one extension at a time."""
 
-    user_options: ClassVar = [*build_ext.user_options, ("in-tree", None, "pack what is built")]
-    boolean_options: ClassVar = [*build_ext.boolean_options, "in-tree"]
-
-    def initialize_options(self) -> None:
-        """Build, unless asked otherwise."""
-        super().initialize_options()
-        self.in_tree = False
-
     def output_dir(self) -> Path:
         """Return the package folder that takes the libraries."""
         in_place = self.inplace or getattr(self, "editable_mode", False)
@@ -45,12 +37,15 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         """Build what is missing."""
-        if not self.in_tree:
+        if not self.distribution.get_command_obj("bdist_wheel").in_tree:
             build(self.output_dir())
             return
         source = ROOT / PACKAGE
         if not libraries_match(source):
-            raise SystemExit("sparse_attn: the libraries in sparse_attn/ are not built: run make")
+            raise SystemExit(
+                "sparse_attn: the libraries in sparse_attn/ are not built from these sources: "
+                "run make"
+            )
         for path in (*source.glob("_C*.so"), source / RECORD):
             shutil.copy(path, self.output_dir())
 
@@ -74,13 +69,20 @@ class FreshPackage(build_py):
 
 
 class Wheel(bdist_wheel):
-    """Only the info module belongs to one Python; a wheel without it serves all."""
+    """Only the info module belongs to one Python: a wheel without it serves all."""
+
+    user_options: ClassVar = [*bdist_wheel.user_options, ("in-tree", None, "pack what is built")]
+    boolean_options: ClassVar = [*bdist_wheel.boolean_options, "in-tree"]
+
+    def initialize_options(self) -> None:
+        """Build, unless asked otherwise."""
+        super().initialize_options()
+        self.in_tree = False
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tags of Python, ABI and platform."""
         python, abi, platform = super().get_tag()
-        in_tree = self.get_finalized_command("build_ext").in_tree
-        return ("py3", "none", platform) if in_tree else (python, abi, platform)
+        return ("py3", "none", platform) if self.in_tree else (python, abi, platform)
 
 
 if BUILDS.intersection(sys.argv) and "--in-tree" not in sys.argv:

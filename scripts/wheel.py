@@ -1,0 +1,65 @@
+"""Pack the op libraries in sparse_attn/ into one wheel, ``make wheel``.
+
+It serves every Python and every torch that the package serves: the libraries hold no Python and
+take torch's stable ABI alone; the info module, which belongs to one Python, stays out. auditwheel
+names the oldest manylinux that they run on; torch's own libraries come with torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .cmake_build import find_tool
+from .digests import ROOT
+
+DIST = ROOT / "dist"
+TORCH_LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
+LARGEST = 100 * 10**6  # bytes that package indexes take
+
+
+def check_size(wheel: Path) -> None:
+    """Exit where no package index would take the wheel."""
+    size = wheel.stat().st_size
+    if size > LARGEST:
+        raise SystemExit(f"sparse_attn: expected a wheel of at most {LARGEST} bytes, got {size}")
+
+
+def pack(folder: Path) -> Path:
+    """Write the wheel of the libraries in place into `folder` and return its path."""
+    options = [f"--exclude={name}" for name in TORCH_LIBRARIES]
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        command = [sys.executable, "-W", "ignore", "setup.py", "--quiet"]
+        command += [
+            "build",
+            f"--build-base={scratch}",
+            "bdist_wheel",
+            "--in-tree",
+            f"--dist-dir={scratch}",
+        ]
+        command += [f"--bdist-dir={scratch / 'files'}"]
+        subprocess.run(command, cwd=ROOT, check=True)
+        (plain,) = scratch.glob("*.whl")
+        repaired = scratch / "repaired"
+        repair = [
+            find_tool("auditwheel"),
+            "repair",
+            *options,
+            f"--wheel-dir={repaired}",
+            str(plain),
+        ]
+        tools = os.pathsep.join((str(Path(find_tool("patchelf")).parent), os.environ["PATH"]))
+        subprocess.run(repair, check=True, env=os.environ | {"PATH": tools})
+        (wheel,) = repaired.glob("*-py3-none-manylinux*.whl")
+        check_size(wheel)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(wheel, folder))
+
+
+if __name__ == "__main__":
+    print(pack(DIST))
