@@ -25,6 +25,7 @@ from .layout import BlockLayout
 from .nn import swap_attention
 from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 from .policy import Policy
+from .sdpa import PatchedSDPA, patch_sdpa
 from .tools import merge_states, select_blocks
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "Common",
     "Dilated",
     "Full",
+    "PatchedSDPA",
     "Pattern",
     "Policy",
     "Strided",
@@ -54,6 +56,7 @@ __all__ = [
     "merge_states",
     "naive_attention",
     "nn",
+    "patch_sdpa",
     "quality",
     "quantize_cache",
     "select_blocks",

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._observe import attend_in
 from .._warn import warn_once
 from ..by_head import ByHead, attend_by_head
-from ..functional import sparse_attention
 from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ..policy import Policy
 from ._masks import Note, is_intervals, note_of
@@ -166,6 +166,9 @@ def attention(
 
     pattern = _chosen(module, query.shape[2], key.shape[2])
 
+    bound: Layer | None = getattr(module, "_sparse_attn", None)
+    layer = None if bound is None else bound.number
+
     def attend(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -177,8 +180,7 @@ def attention(
     ) -> torch.Tensor:
         placed = _placed(module, query, key, pattern, attn_mask, note, is_causal)
         pattern, common = placed[0], common | placed[1]
-        out: torch.Tensor = sparse_attention(query, key, value, pattern, **common)
-        return out
+        return attend_in(layer, query, key, value, pattern, **common)
 
     common: dict[str, Any] = {
         "attn_mask": attention_mask,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from .._checks import check_integer, check_kind, check_tensor, refuse
-from ..functional import sparse_attention
+from .._observe import attend_in
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 
@@ -233,7 +233,7 @@ class SparseMultiheadAttention(nn.Module):
             query.dtype,
         )
         pattern = self.policy.choose(self.layer, seq_q, seq_kv)
-        out = sparse_attention(query, key, value, pattern, attn_mask=mask, is_causal=is_causal)
+        out = attend_in(self.layer, query, key, value, pattern, attn_mask=mask, is_causal=is_causal)
         out = functional.linear(
             out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
         )

@@ -1,0 +1,85 @@
+"""`bound`: a policy on any model for the time of a ``with`` block, whatever its attention.
+
+A transformers model takes `apply`, one with ``nn.MultiheadAttention`` `swap_attention`, any other
+`patch_sdpa`; afterwards the model is as it was. Used by ``quality.model`` and the advisor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from ._checks import check_kind, refuse
+from .nn import swap_attention
+from .patterns import Pattern
+from .policy import Policy
+from .sdpa import patch_sdpa
+
+__all__ = ["bound", "is_transformers_model"]
+
+
+def is_transformers_model(model: nn.Module) -> bool:
+    """Whether a model is of transformers, which is not imported for the question."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+@contextmanager
+def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None]:
+    """Run `model` under `policy` inside; None leaves it its own attention."""
+    check_kind(owner, "model", model, nn.Module, "an nn.Module")
+    if policy is None:
+        context: Any = nullcontext()
+    elif is_transformers_model(model):
+        context = _applied(model, policy)
+    elif isinstance(model, nn.MultiheadAttention):
+        raise refuse(owner, "a model that holds its attention", "an nn.MultiheadAttention itself")
+    elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+        context = _swapped(model, policy)
+    else:
+        context = patch_sdpa(model, policy)
+    with context:
+        yield
+
+
+@contextmanager
+def _applied(model: Any, policy: Policy | Pattern) -> Iterator[None]:
+    from .integrations import transformers
+
+    kinds = [(module, type(module)) for module in model.modules()]
+    layers = [(module, vars(module).get("_sparse_attn")) for module in model.modules()]
+    implementation = model.config._attn_implementation
+    transformers.apply(model, policy)
+    try:
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+        for module, layer in layers:
+            vars(module).pop("_sparse_attn", None)
+            if layer is not None:
+                module._sparse_attn = layer
+        model.set_attn_implementation(implementation)
+
+
+@contextmanager
+def _swapped(model: nn.Module, policy: Policy | Pattern) -> Iterator[None]:
+    found = [
+        (path, module)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path and isinstance(module, nn.MultiheadAttention)
+    ]
+    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
+    nested = [encoder.use_nested_tensor for encoder in encoders]
+    swap_attention(model, policy)
+    try:
+        yield
+    finally:
+        for path, module in found:
+            model.set_submodule(path, module)
+        for encoder, use in zip(encoders, nested, strict=True):
+            encoder.use_nested_tensor = use

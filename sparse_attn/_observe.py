@@ -1,0 +1,64 @@
+"""Watchers of the attention calls that models make: how tools see queries, keys and values.
+
+The integrations, `patch_sdpa` and `SparseMultiheadAttention` attend through `attend_in`; inside
+``watching`` every such call also goes to the watcher, before it runs. Used by ``quality.model`` and
+the advisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from .functional import sparse_attention
+from .patterns import Pattern
+
+__all__ = ["Watcher", "attend_in", "watching"]
+
+
+class Watcher(Protocol):
+    """Sees a call: the layer's number, tensors, pattern and common keywords."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pattern: Pattern,
+        common: dict[str, Any],
+    ) -> None:
+        """Look; the tensors are the model's own."""
+
+
+_watchers: list[Watcher] = []
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Show every attention call of models inside to `watcher`."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def attend_in(
+    layer: int | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    **common: Any,
+) -> torch.Tensor:
+    """Call `sparse_attention` for a model's layer; None is a call that no policy numbers."""
+    if _watchers and layer is not None:
+        seen = {name: argument for name, argument in common.items() if name != "out"}
+        for watcher in _watchers:
+            watcher(layer, query, key, value, pattern, seen)
+    out: torch.Tensor = sparse_attention(query, key, value, pattern, **common)
+    return out

@@ -1,0 +1,186 @@
+"""`patch_sdpa`: a policy for models that call ``F.scaled_dot_product_attention`` themselves.
+
+While the model's ``forward`` runs, a torch function mode meets every such call: calls with as many
+queries as keys are layers, numbered in their order; all others (cross attention, decode with a
+cache of the model's own) stay torch's. What is left, and why, is kept and said once.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from ._checks import check_kind, refuse
+from ._observe import attend_in
+from .patterns import Pattern
+from .policy import Policy, as_policy
+
+__all__ = ["PatchedSDPA", "patch_sdpa"]
+
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+_MARK = "_sparse_attn_patched"
+
+
+class _Mode(TorchFunctionMode):
+    """Turns SDPA's calls into ours, for one forward of the model."""
+
+    def __init__(self, patch: PatchedSDPA) -> None:
+        super().__init__()
+        self.patch = patch
+        self.layer = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        reason = _left(call)
+        if reason is None:
+            layer, self.layer = self.layer, self.layer + 1
+            try:
+                return _attend(self.patch.policy, layer, call)
+            except (ValueError, NotImplementedError) as error:
+                reason = str(error)
+        self.patch._leave(reason)
+        return func(*args, **kwargs)
+
+
+class PatchedSDPA:
+    """A model whose SDPA calls follow a policy, until `restore` or the end of the ``with`` block.
+
+    Attributes
+    ----------
+    model : nn.Module
+    policy : Policy
+    layers : int or None
+        Calls that were numbered in the last forward, None before the first.
+    left : dict of str to int
+        Reasons for which calls stayed torch's, with their number.
+    """
+
+    def __init__(self, model: nn.Module, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+        self.layers: int | None = None
+        self.left: Counter[str] = Counter()
+        forward = model.forward
+        self._own = vars(model).get("forward")
+
+        @functools.wraps(forward)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with _Mode(self) as mode:
+                result = forward(*args, **kwargs)
+            self.layers = mode.layer
+            self.policy.check_model(mode.layer, None, type(model).__name__)
+            return result
+
+        setattr(patched, _MARK, True)
+        self._patched = patched
+        model.forward = patched
+
+    def restore(self) -> None:
+        """Give the model its own attention back."""
+        if vars(self.model).get("forward") is not self._patched:
+            return
+        if self._own is None:
+            del self.model.forward
+        else:
+            self.model.forward = self._own
+
+    def _leave(self, reason: str) -> None:
+        if reason not in self.left:
+            name = type(self.model).__name__
+            warnings.warn(f"sparse_attn.patch_sdpa: {name}: left to torch: {reason}", stacklevel=2)
+        self.left[reason] += 1
+
+    def __enter__(self) -> PatchedSDPA:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+
+def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
+    """Run a model's own calls of ``F.scaled_dot_product_attention`` under a policy.
+
+    Calls with as many queries as keys are the layers, numbered from 0 in the order of a forward;
+    others (cross attention, a cache of the model's own) stay torch's. So do calls with dropout and
+    those that no engine serves: `left` counts them by reason, and a warning says each reason once.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its ``forward`` is wrapped, nothing else changes; a transformers model has
+        ``integrations.transformers.apply``, ``nn.MultiheadAttention`` has `swap_attention`.
+    policy : Policy or Pattern
+        A bare pattern runs in every call, whatever its length.
+
+    Returns
+    -------
+    PatchedSDPA
+        Undone by ``restore()``, or at the end of a ``with`` block.
+
+    Raises
+    ------
+    TypeError
+        No module, or neither a policy nor a pattern.
+    ValueError
+        A model that is patched already. In the forward: a policy for another number of layers.
+
+    Examples
+    --------
+    >>> import torch, sparse_attn as sa
+    >>> class Attend(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    >>> model, x = Attend(), torch.randn(1, 2, 64, 16)
+    >>> with sa.patch_sdpa(model, sa.Band(7)) as patched:
+    ...     out = model(x)
+    >>> torch.equal(out, sa.band_attention(x, x, x, 7)), patched.layers
+    (True, 1)
+    """
+    check_kind("patch_sdpa", "model", model, nn.Module, "an nn.Module")
+    chosen = as_policy(policy)
+    if hasattr(vars(model).get("forward"), _MARK):
+        raise refuse("patch_sdpa", "a model that is not patched", type(model).__name__)
+    return PatchedSDPA(model, chosen)
+
+
+def _left(call: dict[str, Any]) -> str | None:
+    """Say why a call stays torch's; None for a layer."""
+    query, key = call["query"], call["key"]
+    if call.get("dropout_p"):
+        return f"dropout_p={call['dropout_p']}"
+    if query.dim() != 4:
+        return f"tensors of {query.dim()} dimensions, expected (B, H, S, D)"
+    if query.shape[-2] != key.shape[-2]:
+        return "calls whose numbers of queries and keys differ (cross attention, a cache)"
+    return None
+
+
+def _attend(policy: Policy, layer: int, call: dict[str, Any]) -> torch.Tensor:
+    query, key = call["query"], call["key"]
+    length = query.shape[-2]
+    return attend_in(
+        layer,
+        query,
+        key,
+        call["value"],
+        policy.choose(layer, length, length),
+        attn_mask=call.get("attn_mask"),
+        is_causal=bool(call.get("is_causal", False)),
+        scale=call.get("scale"),
+    )

@@ -1,0 +1,127 @@
+"""patch_sdpa: a policy in models that call F.scaled_dot_product_attention themselves."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import sparse_attn as sa
+
+BAND = sa.Band((3, 0), sinks=1)
+
+
+class Attention(nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.causal = causal
+
+    def forward(self, x, memory=None, **options):
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        if memory is not None:
+            k = v = memory.unflatten(-1, (4, 16)).transpose(1, 2)
+        causal = self.causal and memory is None
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+        return x + out.transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    def __init__(self, causal=True):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(causal) for _ in range(3))
+
+    def forward(self, x, memory=None, **options):
+        for layer in self.layers:
+            x = layer(x, **options)
+        return x if memory is None else self.layers[0](x, memory)
+
+
+@pytest.fixture
+def model(device):
+    return Model().to(device).eval()
+
+
+@pytest.fixture
+def tokens(device):
+    return torch.randn(2, 40, 64, device=device)
+
+
+def expected(model, tokens, patterns):
+    """The same model under the dense masks of its layers."""
+    x = tokens
+    for layer, pattern in zip(model.layers, patterns, strict=True):
+        layer.causal = False
+        x = layer(x, attn_mask=pattern.mask(40, 40, is_causal=True).to(x.device))
+        layer.causal = True
+    return x
+
+
+@torch.no_grad()
+def test_layers_are_numbered_by_their_calls(model, tokens):
+    policy = sa.Policy(BAND, layers={1: sa.Strided(4, 4)}, heads={2: {1: sa.Full()}}, dense_below=0)
+    dense = model(tokens)
+    with sa.patch_sdpa(model, policy) as patched:
+        got = model(tokens)
+        assert torch.equal(model(tokens), got)  # counted anew in each forward
+    by_head = torch.stack([BAND.mask(40, 40, True)] * 4)
+    by_head[1] = sa.Full().mask(40, 40, True)
+
+    class Heads:
+        def mask(self, *_, **__):
+            return by_head
+
+    want = expected(model, tokens, (BAND, sa.Strided(4, 4), Heads()))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert patched.layers == 3 and not patched.left
+    assert torch.equal(model(tokens), dense) and "forward" not in vars(model)
+
+
+@torch.no_grad()
+def test_permanent_until_restored(model, tokens):
+    dense = model(tokens)
+    patched = sa.patch_sdpa(model, BAND)
+    assert not torch.allclose(model(tokens), dense)
+    with pytest.raises(ValueError, match=r"^sparse_attn\.patch_sdpa: expected a model that is not"):
+        sa.patch_sdpa(model, BAND)
+    patched.restore()
+    patched.restore()
+    assert torch.equal(model(tokens), dense)
+    sa.patch_sdpa(model, BAND).restore()
+
+
+@torch.no_grad()
+def test_what_it_cannot_map_is_left_and_said(model, tokens):
+    memory = torch.randn(2, 9, 64, device=tokens.device)
+    x = sa.patch_sdpa(model, BAND)
+    with pytest.warns(UserWarning, match="Model: left to torch: calls whose numbers of queries"):
+        got = model(tokens, memory)
+    assert x.layers == 3 and list(x.left.values()) == [1]
+    x.restore()
+    want = expected(model, tokens, (BAND,) * 3)
+    torch.testing.assert_close(got, model.layers[0](want, memory), rtol=1e-4, atol=1e-5)
+    with sa.patch_sdpa(model, BAND) as x, pytest.warns(UserWarning, match=r"dropout_p=0\.5"):
+        model(tokens, dropout_p=0.5)
+    assert list(x.left.values()) == [3] and x.layers == 0
+
+
+@torch.no_grad()
+def test_calls_that_no_engine_serves_are_left(device):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return functional.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(1, 2, 8, 20, device=device)
+    model = Odd()
+    with sa.patch_sdpa(model, BAND), pytest.warns(UserWarning, match="left to torch: .*20"):
+        assert torch.equal(model(x), functional.scaled_dot_product_attention(x, x, x))
+
+
+def test_wrong_arguments_are_refused(model, tokens):
+    with pytest.raises(TypeError, match=r"sparse_attn\.patch_sdpa: expected model"):
+        sa.patch_sdpa("model", BAND)
+    with pytest.raises(TypeError, match="policy"):
+        sa.patch_sdpa(model, "band")
+    patched = sa.patch_sdpa(model, sa.Policy(BAND, num_layers=2))
+    with torch.no_grad(), pytest.raises(ValueError, match="a policy for Model's 3 layers"):
+        model(tokens)
+    patched.restore()
