@@ -8,6 +8,9 @@ attention functions, get modules of their own (``_longformer``, ``_bigbird``).
 
 from __future__ import annotations
 
+from . import _requirement  # noqa: F401, before an older transformers fails on a name
+
+# isort: split
 import inspect
 import re
 from collections.abc import Callable
