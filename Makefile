@@ -4,10 +4,12 @@
 # make test-gpu   the suite on the GPU           make bench    the benchmark report
 # make gpu-evidence   does the recorded GPU run belong to this tree?
 # make wheel      one wheel for every Python and torch, in dist/
+# make versions   tries that wheel with every Python and torch at hand
 #
 # VENV= (empty) uses the python3 at hand instead of an environment of our own; test-gpu and bench do so
 # unless VENV is given. TORCH names the torch to install where none from 2.10 on is importable; BENCH
-# holds arguments of the benchmarks, DEMO of the demo and SUITE of the GPU suite (--part tests).
+# holds arguments of the benchmarks, DEMO of the demo, SUITE of the GPU suite (--part tests) and
+# VERSIONS of the versions (--python 3.12 3.13 --torch 2.14).
 VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -29,7 +31,7 @@ CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
 
-.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel clean
+.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel versions clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -87,6 +89,9 @@ demo: $(STAMPS)/demo build
 
 wheel: $(STAMPS)/wheel build
 	$(PY) -m scripts.wheel
+
+versions: wheel
+	$(PY) -m scripts.versions $(VERSIONS)
 
 test-gpu: $(if $(ASKED_VENV),$(STAMPS)/test)
 	$(PY_AT_HAND) -m scripts.build

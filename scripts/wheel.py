@@ -54,7 +54,7 @@ def pack(folder: Path) -> Path:
             str(plain),
         ]
         tools = os.pathsep.join((str(Path(find_tool("patchelf")).parent), os.environ["PATH"]))
-        subprocess.run(repair, check=True, env=os.environ | {"PATH": tools})
+        subprocess.run([*repair, str(plain)], check=True, env=os.environ | {"PATH": tools})
         (wheel,) = repaired.glob("*-py3-none-manylinux*.whl")
         check_size(wheel)
         folder.mkdir(parents=True, exist_ok=True)
