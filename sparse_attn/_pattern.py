@@ -53,7 +53,7 @@ class Pattern(abc.ABC):
                 setattr(cls, name, vars(Pattern)[name])
 
     def _unserved(self) -> str | None:
-        """Say why no op serves the pattern; None when one does."""
+        """Say what no op serves, and what to do; None when one does."""
         if self._op is not None:
             return None
         name = type(self).__name__

@@ -1,14 +1,15 @@
 """BlockLayout: the key blocks that each query block visits, as counts and ascending indices.
 
 The form that every engine reads. ``from_mask`` builds it on the device without a sync; constructors
-that are given indices check them and keep no alias. Ready makers (local, bigbird, strided) stand in
+that are given indices check them and keep no alias. Those from masks of tokens stand in
+``layout_tokens``, grids in ``layout_nd``, ready makers (local, bigbird, strided) in
 ``layout_makers``. Causal masking and tails are not the layout's: the ops add them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,21 +19,23 @@ from ._checks import (
     MAX_LENGTH,
     check_block,
     check_integer,
-    check_kind,
     check_tensor,
     refuse,
     same_values,
 )
+from .layout_bits import Blocks
 from .layout_entries import OWNER as _OWNER
-from .layout_entries import check_entries, entries_of_csr, sorted_entries, with_rank
-from .layout_flex import block_mask_from, masked_in_part
+from .layout_entries import check_bits, check_entries, entries_of_csr, sorted_entries, with_rank
+from .layout_flex import block_mask_from
 from .layout_makers import ReadyLayouts
+from .layout_nd import GridLayouts
+from .layout_tokens import TokenLayouts
 
 __all__ = ["BlockLayout"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockLayout(ReadyLayouts):
+class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts):
     """Key blocks listed for each query block.
 
     Parameters
@@ -47,6 +50,11 @@ class BlockLayout(ReadyLayouts):
         Rows and keys of a block, multiples of 16. Rows go by query index i.
     num_kv_blocks : int
         Number of key blocks NKV.
+    partial : Tensor, optional
+        int32, of the shape of `indices`: -1 for a block that is seen whole, else a row of `bits`.
+    bits : Tensor, optional
+        int32 ``(P, block_q, words)``, a word for 32 keys: bit ``j % 32`` of word ``j // 32`` says
+        whether a row of the block sees key j of the block.
 
     Raises
     ------
@@ -72,6 +80,8 @@ class BlockLayout(ReadyLayouts):
     block_q: int
     block_kv: int
     num_kv_blocks: int
+    partial: torch.Tensor | None = None
+    bits: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         check_entries("counts", self.counts)
@@ -82,9 +92,13 @@ class BlockLayout(ReadyLayouts):
         most = -(-MAX_LENGTH // self.block_kv)
         if self.num_kv_blocks > most:
             raise refuse(_OWNER, f"num_kv_blocks of at most {most}", self.num_kv_blocks)
-        counts, indices = sorted_entries(self.counts, self.indices, self.num_kv_blocks)
-        object.__setattr__(self, "counts", counts)
-        object.__setattr__(self, "indices", indices)
+        partial, bits = check_bits(self.partial, self.bits, self.block_q, self.block_kv)
+        counts, indices, partial = sorted_entries(
+            self.counts, self.indices, self.num_kv_blocks, partial, 0 if bits is None else len(bits)
+        )
+        made = {"counts": counts, "indices": indices, "partial": partial, "bits": bits}
+        for name, tensor in made.items():
+            object.__setattr__(self, name, tensor)
 
     @classmethod
     def _trusted(
@@ -94,21 +108,39 @@ class BlockLayout(ReadyLayouts):
         block_q: int,
         block_kv: int,
         num_kv_blocks: int,
+        partial: torch.Tensor | None = None,
+        bits: torch.Tensor | None = None,
     ) -> BlockLayout:
         """Make a layout of tensors that our own kernels wrote: no checks, no sync."""
         layout = object.__new__(cls)
-        object.__setattr__(layout, "counts", counts)
-        object.__setattr__(layout, "indices", indices)
-        object.__setattr__(layout, "block_q", block_q)
-        object.__setattr__(layout, "block_kv", block_kv)
-        object.__setattr__(layout, "num_kv_blocks", num_kv_blocks)
+        values = (counts, indices, block_q, block_kv, num_kv_blocks, partial, bits)
+        for field, value in zip(fields(cls), values, strict=True):
+            object.__setattr__(layout, field.name, value)
         return layout
+
+    @classmethod
+    def _of_blocks(cls, blocks: Blocks, block_q: int, block_kv: int) -> BlockLayout:
+        """Make a layout of blocks that were looked at pair by pair."""
+        layout = cls.from_mask(blocks.visited, block_q, block_kv)
+        if not len(blocks.bits):
+            return layout
+        partial = blocks.rows.gather(-1, layout.indices.long())
+        partial = torch.where(layout._listed(), partial, -1)
+        sizes = (block_q, block_kv, layout.num_kv_blocks)
+        return cls._trusted(layout.counts, layout.indices, *sizes, partial, blocks.bits)
+
+    def _listed(self) -> torch.Tensor:
+        """Which entries of `indices` count, bool of their shape."""
+        entries = torch.arange(self.indices.shape[-1], device=self.indices.device)
+        return entries < self.counts[..., None]
 
     def __repr__(self) -> str:
         batch, heads, num_q = self.counts.shape
         return (
             f"BlockLayout(batch={batch}, heads={heads}, blocks={num_q}x{self.num_kv_blocks}, "
-            f"block_q={self.block_q}, block_kv={self.block_kv}, device={self.counts.device})"
+            f"block_q={self.block_q}, block_kv={self.block_kv}, "
+            + (f"partial={len(self.bits)}, " if self.bits is not None else "")
+            + f"device={self.counts.device})"
         )
 
     def _sizes(self) -> tuple[object, ...]:
@@ -121,6 +153,16 @@ class BlockLayout(ReadyLayouts):
             self._sizes() == other._sizes()
             and same_values(self.counts, other.counts)
             and same_values(self.to_mask(), other.to_mask())
+            and self._same_bits(other)
+        )
+
+    def _same_bits(self, other: BlockLayout) -> bool:
+        """Whether two layouts of the same blocks see the same pairs of them."""
+        if self.bits is None or other.bits is None:
+            return self.bits is other.bits
+        mine, theirs = (layout.partial[layout._listed()] for layout in (self, other))  # type: ignore[index]
+        return same_values(mine < 0, theirs < 0) and same_values(
+            self.bits[mine[mine >= 0]], other.bits[theirs[theirs >= 0]]
         )
 
     def __hash__(self) -> int:
@@ -194,54 +236,10 @@ class BlockLayout(ReadyLayouts):
         counts, indices, num_kv = entries_of_csr(crow, col, shape)
         return cls(counts, indices, block_q, block_kv, num_kv)
 
-    @classmethod
-    def from_flex(cls, block_mask: Any, whole: bool = False) -> BlockLayout:
-        """Build a layout from FlexAttention's `BlockMask`.
-
-        Parameters
-        ----------
-        block_mask : torch.nn.attention.flex_attention.BlockMask
-            Its full blocks are listed. Blocks that its ``mask_mod`` masks in part have no place
-            here.
-        whole : bool
-            Visit partial blocks whole instead of refusing them.
-
-        Raises
-        ------
-        TypeError
-            No `BlockMask`.
-        ValueError
-            Partial blocks without ``whole=True``; block sizes that are no multiples of 16.
-
-        Examples
-        --------
-        >>> from torch.nn.attention.flex_attention import create_block_mask
-        >>> from sparse_attn import BlockLayout
-        >>> mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 256, 256, device="cpu")
-        >>> BlockLayout.from_flex(mask, whole=True).counts.tolist()
-        [[[1, 2]]]
-        """
-        from torch.nn.attention.flex_attention import BlockMask, noop_mask
-
-        check_kind(_OWNER, "block_mask", block_mask, BlockMask, "a BlockMask")
-        block_q, block_kv = block_mask.BLOCK_SIZE
-        num_kv = -(-block_mask.seq_lengths[1] // block_kv)
-
-        def blocks(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-            return cls(counts, indices, block_q, block_kv, num_kv).to_mask()
-
-        mask = blocks(block_mask.kv_num_blocks, block_mask.kv_indices)
-        if not whole and block_mask.mask_mod is not noop_mask:
-            partial = int(masked_in_part(block_mask, mask).sum())
-            if partial:
-                got = f"{partial} blocks masked in part"
-                raise refuse(_OWNER, "a block_mask of full blocks, or whole=True", got)
-        if block_mask.full_kv_num_blocks is not None:
-            mask = mask | blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-        return cls.from_mask(mask, block_q, block_kv)
-
     def to_mask(self) -> torch.Tensor:
         """Return the mask of blocks, on the layout's device and without a sync.
+
+        Partial blocks are visited as others; `BlockSparse.mask` is that of tokens.
 
         Returns
         -------
@@ -254,14 +252,46 @@ class BlockLayout(ReadyLayouts):
         >>> BlockLayout.local(48, 48, 16, 16, (1, 0)).to_mask()[0, 0].int().tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         """
-        entries = torch.arange(self.indices.shape[-1], device=self.indices.device)
-        listed = entries < self.counts[..., None]
-        column = torch.where(listed, self.indices, self.num_kv_blocks).long()
-        mask = column.new_zeros((*self.counts.shape, self.num_kv_blocks + 1), dtype=torch.bool)
-        return mask.scatter(-1, column, True)[..., : self.num_kv_blocks]
+        return self._spread(torch.ones_like(self.indices, dtype=torch.bool), False)
+
+    def _spread(self, entries: torch.Tensor, missing: Any) -> torch.Tensor:
+        """Spread values of the listed entries over all blocks, ``(B|1, Hq|1, NQ, NKV)``."""
+        column = torch.where(self._listed(), self.indices, self.num_kv_blocks).long()
+        spread = entries.new_full((*self.counts.shape, self.num_kv_blocks + 1), missing)
+        return spread.scatter(-1, column, entries)[..., : self.num_kv_blocks]
+
+    def allows(self, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Tell which keys some rows see, bits included.
+
+        Parameters
+        ----------
+        row, key : Tensor
+            int64 ``(rows,)`` and ``(keys,)``, query and key indices that the layout covers.
+
+        Returns
+        -------
+        Tensor
+            bool ``(B|1, Hq|1, rows, keys)``.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import BlockLayout
+        >>> layout = BlockLayout.from_token_mask(torch.eye(32).bool(), 16, 16)
+        >>> layout.allows(torch.tensor([3]), torch.arange(2, 6)).int().tolist()
+        [[[[0, 1, 0, 0]]]]
+        """
+        block_row, block_key = row // self.block_q, key // self.block_kv
+        seen = self.to_mask()[:, :, block_row][..., block_key]
+        if self.bits is None or self.partial is None:
+            return seen
+        bits_row = self._spread(self.partial, -1)[:, :, block_row][..., block_key].long()
+        place = key % self.block_kv
+        word = self.bits[bits_row.clamp(min=0), (row % self.block_q)[:, None], place // 32]
+        return seen & ((bits_row < 0) | ((word >> (place % 32)) & 1 > 0))
 
     def to_flex(self, Sq: int | None = None, Skv: int | None = None) -> Any:
-        """Return FlexAttention's `BlockMask`, every listed block full, with a ``mask_mod``.
+        """Return FlexAttention's `BlockMask`, with partial blocks and a ``mask_mod``.
 
         Parameters
         ----------
@@ -307,7 +337,10 @@ class BlockLayout(ReadyLayouts):
         device(type='meta')
         """
         counts, indices = self.counts.to(device), self.indices.to(device)
-        return self._trusted(counts, indices, self.block_q, self.block_kv, self.num_kv_blocks)
+        partial = None if self.partial is None else self.partial.to(device)
+        bits = None if self.bits is None else self.bits.to(device)
+        sizes = (self.block_q, self.block_kv, self.num_kv_blocks)
+        return self._trusted(counts, indices, *sizes, partial, bits)
 
     def check_lengths(self, Sq: int, Skv: int) -> None:
         """Raise ``ValueError`` unless the layout covers `Sq` queries and `Skv` keys exactly.

@@ -7,12 +7,42 @@ it waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
 from ._checks import check_integer, check_kind, check_tensor, refuse
+from .layout_bits import Blocks
 
 OWNER = "BlockLayout"
+Device = torch.device | str | None
+
+
+class Makes(Protocol):
+    """What a layout brings to the classes of its constructors."""
+
+    def __init__(
+        self,
+        counts: torch.Tensor,
+        indices: torch.Tensor,
+        block_q: int,
+        block_kv: int,
+        num_kv_blocks: int,
+    ) -> None: ...
+
+    @classmethod
+    def from_mask(cls: type[Layout], mask: torch.Tensor, block_q: int, block_kv: int) -> Layout:
+        """Build the lists from a mask of blocks."""
+
+    @classmethod
+    def _of_blocks(cls: type[Layout], blocks: Blocks, block_q: int, block_kv: int) -> Layout:
+        """Build the lists and their bits."""
+
+    def to_mask(self) -> torch.Tensor:
+        """Return the mask of blocks."""
+
+
+Layout = TypeVar("Layout", bound=Makes)
 
 
 def check_entries(name: str, tensor: torch.Tensor) -> None:
@@ -31,10 +61,27 @@ def with_rank(tensor: torch.Tensor, rank: int, name: str, shape: str) -> torch.T
     return tensor[(None,) * (rank - tensor.dim())]
 
 
+def check_bits(
+    partial: torch.Tensor | None, bits: torch.Tensor | None, block_q: int, block_kv: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Check the kinds of what partial blocks bring; return a copy of the bits in int32."""
+    if partial is None or bits is None:
+        if partial is not bits:
+            raise refuse(OWNER, "partial and bits together", "one of them")
+        return None, None
+    check_entries("partial", partial)
+    check_entries("bits", bits)
+    shape = (block_q, -(-block_kv // 32))
+    if bits.dim() != 3 or bits.shape[1:] != shape or bits.dtype != torch.int32:
+        want = f"bits of dtype int32 and shape (P, {shape[0]}, {shape[1]})"
+        raise refuse(OWNER, want, f"{bits.dtype} of shape {tuple(bits.shape)}")
+    return partial, bits.clone(memory_format=torch.contiguous_format)
+
+
 def _sorted_indices(
     counts: torch.Tensor, indices: torch.Tensor, num_kv_blocks: int
-) -> torch.Tensor:
-    """Check the listed entries and sort them; entries past the count become 0."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check the listed entries and sort them, with their places; those past the count become 0."""
     length = indices.shape[-1]
     wrong = (counts < 0) | (counts > length)
     if bool(wrong.any()):
@@ -45,18 +92,25 @@ def _sorted_indices(
     if bool(outside.any()):
         got = int(indices[outside][0])
         raise refuse(OWNER, f"indices from 0 to {num_kv_blocks - 1}", got)
-    ordered = torch.where(listed, indices, num_kv_blocks).sort(-1).values
+    ordered, places = torch.where(listed, indices, num_kv_blocks).sort(-1)
     twice = (ordered[..., 1:] == ordered[..., :-1]) & listed[..., 1:]
     if bool(twice.any()):
         got = int(ordered[..., 1:][twice][0])
         raise refuse(OWNER, "indices without duplicates", f"block {got} twice in a row")
-    return torch.where(listed, ordered, 0)
+    return torch.where(listed, ordered, 0), places
 
 
 def sorted_entries(
-    counts: torch.Tensor, indices: torch.Tensor, num_kv_blocks: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int32 counts (B|1, Hq|1, NQ) and ascending indices (B|1, Hq|1, NQ, max)."""
+    counts: torch.Tensor,
+    indices: torch.Tensor,
+    num_kv_blocks: int,
+    partial: torch.Tensor | None = None,
+    num_bits: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return int32 counts (B|1, Hq|1, NQ) and ascending indices (B|1, Hq|1, NQ, max).
+
+    And `partial`, rows of `num_bits`, in the order of the indices.
+    """
     # 64 bits: smaller and unsigned kinds wrap or cannot be compared.
     counts = with_rank(counts, 3, "counts", "(B|1, Hq|1, NQ)").long()
     indices = with_rank(indices, 4, "indices", "(B|1, Hq|1, NQ, max)").long()
@@ -70,8 +124,30 @@ def sorted_entries(
         raise refuse(OWNER, f"indices of shape {want}", f"shape {tuple(indices.shape)}")
     rows = torch.broadcast_shapes(counts.shape, indices.shape[:3])
     counts = counts.expand(rows)
-    indices = _sorted_indices(counts, indices.expand(*rows, -1), num_kv_blocks)
-    return counts.to(torch.int32, copy=True).contiguous(), indices.to(torch.int32).contiguous()
+    sizes = (*rows, indices.shape[-1])
+    indices, places = _sorted_indices(counts, indices.expand(sizes), num_kv_blocks)
+    if partial is not None:
+        partial = _ordered_partial(partial, places, counts, num_bits)
+    counts = counts.to(torch.int32, copy=True).contiguous()
+    return counts, indices.to(torch.int32).contiguous(), partial
+
+
+def _ordered_partial(
+    partial: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, num_bits: int
+) -> torch.Tensor:
+    """Check the rows of bits of the listed entries and bring them into order; others become -1."""
+    partial = with_rank(partial, 4, "partial", "(B|1, Hq|1, NQ, max)").long()
+    if partial.device != places.device:
+        raise refuse(OWNER, f"partial on counts' device {places.device}", partial.device)
+    if partial.shape != places.shape:
+        what = f"partial of indices' shape {tuple(places.shape)}"
+        raise refuse(OWNER, what, f"shape {tuple(partial.shape)}")
+    listed = torch.arange(places.shape[-1], device=places.device) < counts[..., None]
+    partial = torch.where(listed, partial.gather(-1, places), -1)
+    wrong = (partial < -1) | (partial >= num_bits)
+    if bool(wrong.any()):
+        raise refuse(OWNER, f"partial from -1 to {num_bits - 1}", int(partial[wrong][0]))
+    return partial.to(torch.int32).contiguous()
 
 
 def entries_of_csr(

@@ -6,28 +6,13 @@ Blocks touch the diagonal where a row of the query block stands at a key of the 
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
-
 import torch
 
 from ._checks import check_block, check_integer, check_window, clamped
-from .layout_entries import OWNER
+from .layout_entries import OWNER, Device, Layout
 from .windows import Window
 
 __all__ = ["ReadyLayouts"]
-
-Device = torch.device | str | None
-
-
-class _FromMask(Protocol):
-    """What a layout brings."""
-
-    @classmethod
-    def from_mask(cls: type[Layout], mask: torch.Tensor, block_q: int, block_kv: int) -> Layout:
-        """Build the lists from a mask of blocks."""
-
-
-Layout = TypeVar("Layout", bound=_FromMask)
 
 
 def _diagonal(

@@ -69,6 +69,14 @@ class BlockSparse(Pattern):
     def __post_init__(self) -> None:
         check_kind("BlockSparse", "layout", self.layout, BlockLayout, "a BlockLayout")
 
+    def _unserved(self) -> str | None:
+        if self.layout.bits is None:
+            return super()._unserved()
+        return (
+            "a layout with partial blocks; call naive_attention, or make it with whole=True, which "
+            "sees them whole"
+        )
+
     def _arguments(self) -> dict[str, Any]:
         layout = self.layout
         return {
@@ -88,14 +96,14 @@ class BlockSparse(Pattern):
         self.layout.check_lengths(Sq, Skv)
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Allow the keys of the listed blocks, ``(B|1, Hq|1, Sq, Skv)``."""
-        layout = self.layout
-        layout.check_lengths(row.shape[-2], key.shape[-1])
-        blocks = layout.to_mask().to(key.device)
-        return blocks[:, :, row.flatten() // layout.block_q][..., key.flatten() // layout.block_kv]
+        """Allow the keys of listed blocks, of partial ones by bits: ``(B|1, Hq|1, Sq, Skv)``."""
+        self.layout.check_lengths(row.shape[-2], key.shape[-1])
+        return self.layout.to(key.device).allows(row.flatten(), key.flatten())
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         layout = self.layout
+        if layout.bits is not None:
+            return self._pair_counts(end)
         num_q, block_q, block_kv = layout.counts.shape[-1], layout.block_q, layout.block_kv
         share = layout.to_mask().double().mean((0, 1))  # of the heads that list the block
         start = torch.arange(layout.num_kv_blocks, device=end.device) * block_kv
@@ -103,6 +111,16 @@ class BlockSparse(Pattern):
         for index in range(num_q):
             rows = end[index * block_q : (index + 1) * block_q, None]
             counts.append((rows - start).clamp(0, block_kv).double() @ share[index])
+        return torch.cat(counts)
+
+    def _pair_counts(self, end: torch.Tensor) -> torch.Tensor:
+        """Count the pairs of a layout with bits, a query block at a time."""
+        key = torch.arange(int(end.max()), device=end.device)
+        rows = torch.arange(end.shape[0], device=end.device).split(self.layout.block_q)
+        counts = [
+            (self.layout.allows(row, key) & (key < end[row, None])).sum(-1).double().mean((0, 1))
+            for row in rows
+        ]
         return torch.cat(counts)
 
 

@@ -124,12 +124,16 @@ def test_to_flex_gives_the_same_attention():
     torch.testing.assert_close(out, want)
 
 
-def test_from_flex_refuses_partial_blocks_unless_whole():
+@pytest.mark.parametrize("whole", [False, True], ids=["exact", "whole"])
+def test_from_flex_with_partial_blocks(whole):
     flex = create_block_mask(causal, 1, 1, 300, 300, device="cpu")
-    with pytest.raises(ValueError, match="expected a block_mask of full blocks.*got 3 blocks"):
-        BlockLayout.from_flex(flex)
-    layout = BlockLayout.from_flex(flex, whole=True)
+    layout = BlockLayout.from_flex(flex, whole=whole)
     assert torch.equal(layout.to_mask()[0, 0], torch.ones(3, 3).tril().bool())
+    assert (layout.bits is None) == whole
+    mask = sa.BlockSparse(layout).mask(300, 300)[0, 0]
+    blocks = layout.to_mask()[0, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    exact = torch.ones(300, 300).tril().bool()
+    assert torch.equal(mask, blocks[:300, :300] if whole else exact)
 
 
 @pytest.mark.parametrize("Sq, Skv", [(300, 200), (256, 130), (130, 256)])

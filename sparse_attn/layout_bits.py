@@ -1,0 +1,122 @@
+"""Partial blocks of a layout: a bit for each pair, so that any token mask is exact.
+
+A block that is seen whole needs no bits, and equal partial blocks share a row. Masks are looked at
+some blocks at a time, never all pairs at once. Called by the constructors of ``layout_from`` and by
+``layout_nd``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Blocks", "blocks_of_mask", "existing_pairs", "judged", "pairs_of_mod"]
+
+#: Pairs that are looked at in one step.
+PAIRS = 2**24
+
+
+class Blocks(NamedTuple):
+    """What a token mask is in blocks."""
+
+    visited: torch.Tensor  # bool: some pair is allowed
+    rows: torch.Tensor  # int32, of the same shape: row of bits, -1 for a block without
+    bits: torch.Tensor  # int32 (P, block_q, words)
+
+
+def packed(pairs: torch.Tensor) -> torch.Tensor:
+    """Pack bool ``(..., keys)`` into int32 ``(..., words)``: bit j % 32 of word j / 32 is key j."""
+    pairs = torch.nn.functional.pad(pairs, (0, -pairs.shape[-1] % 32))
+    place = torch.arange(32, device=pairs.device)
+    words = (pairs.unflatten(-1, (-1, 32)).long() << place).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def existing_pairs(Sq: int, Skv: int, block_q: int, block_kv: int, device: Any) -> torch.Tensor:
+    """Count the pairs of every block, int64 ``(NQ, NKV)``: the last ones may be short."""
+    rows = (Sq - torch.arange(0, Sq, block_q, device=device)).clamp(max=block_q)
+    keys = (Skv - torch.arange(0, Skv, block_kv, device=device)).clamp(max=block_kv)
+    return rows[:, None] * keys
+
+
+def judged(groups: Iterable[tuple[torch.Tensor, torch.Tensor]], whole: bool) -> Blocks:
+    """Tell blocks without a pair, whole and partial ones apart; give the last their bits.
+
+    A group is bool ``(n, block_q, block_kv)``, the allowed pairs of n blocks, and ``(n,)``, the
+    number of pairs that each has. `whole` sees partial blocks whole.
+    """
+    visited, rows = [], []
+    bits: list[torch.Tensor] = []
+    count_of_bits = 0
+    for allowed, existing in groups:
+        count = allowed.sum((-1, -2))
+        partial = (count > 0) & (count < existing) & (not whole)
+        row = torch.full_like(count, -1)
+        bits.append(packed(allowed[partial]))
+        row[partial] = torch.arange(len(bits[-1]), device=row.device) + count_of_bits
+        count_of_bits += len(bits[-1])
+        visited.append(count > 0)
+        rows.append(row)
+    every, order = torch.cat(bits), torch.cat(rows)
+    if every.shape[0]:
+        distinct, place = torch.unique(every.flatten(1), dim=0, return_inverse=True)
+        every = distinct.unflatten(1, every.shape[1:])
+        order = torch.where(order < 0, -1, place[order])
+    return Blocks(torch.cat(visited), order.to(torch.int32), every)
+
+
+def blocks_of_mask(
+    strip_of: Callable[[int, int], torch.Tensor],
+    sizes: tuple[int, int, int, int],
+    block_q: int,
+    block_kv: int,
+    whole: bool,
+    device: Any,
+) -> Blocks:
+    """Make blocks ``(B, H, NQ, NKV)`` of a token mask of `sizes` ``(B, H, Sq, Skv)``.
+
+    ``strip_of(begin, end)`` gives those rows of it.
+    """
+    batch, heads, Sq, Skv = sizes
+    existing = existing_pairs(Sq, Skv, block_q, block_kv, device)
+    num_q, num_kv = existing.shape
+    step = max(1, PAIRS // max(1, batch * heads * block_q * Skv))
+
+    def groups() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for first in range(0, max(num_q, 1), step):
+            pairs = strip_of(first * block_q, min((first + step) * block_q, Sq))
+            tail = (0, -Skv % block_kv, 0, -pairs.shape[-2] % block_q)
+            pairs = torch.nn.functional.pad(pairs.expand(batch, heads, -1, -1), tail)
+            pairs = pairs.unflatten(-1, (num_kv, block_kv)).unflatten(-3, (-1, block_q))
+            pairs = pairs.permute(2, 0, 1, 4, 3, 5)  # (nq, B, H, NKV, block_q, block_kv)
+            of_head = existing[first : first + step, None, None].expand(pairs.shape[:4])
+            yield pairs.flatten(0, 3), of_head.flatten()
+
+    blocks = judged(groups(), whole)
+    shape = (num_q, batch, heads, num_kv)
+    visited, rows = (tensor.view(shape).permute(1, 2, 0, 3) for tensor in blocks[:2])
+    return Blocks(visited, rows, blocks.bits)
+
+
+def pairs_of_mod(
+    mask_mod: Callable[..., Any], first: list[torch.Tensor], ends: list[int], rows: int, keys: int
+) -> torch.Tensor:
+    """Evaluate FlexAttention's ``mask_mod`` on blocks of pairs, bool ``(n, rows, keys)``.
+
+    `first` holds int64 ``(n,)`` each: batch entry, head, first row and first key of the blocks;
+    pairs past `ends`, the lengths, are not allowed and not asked about.
+    """
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch, head, row, key = first
+    last_row, last_key = (end - 1 for end in ends)
+
+    def of_block(n: Any, _: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q, k = row[n] + q_idx, key[n] + kv_idx
+        allowed = mask_mod(batch[n], head[n], q.clamp(max=last_row), k.clamp(max=last_key))
+        return allowed & (q <= last_row) & (k <= last_key)
+
+    mask = create_mask(of_block, len(row), 1, rows, keys, device=row.device)
+    return mask.expand(len(row), 1, rows, keys)[:, 0]
