@@ -1,0 +1,110 @@
+"""How far one output of a model is from another: KL, top-1, perplexity; else error and cosine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Sums", "output_of", "tokens_of"]
+
+_ROWS = 512  # positions whose distributions are held in float32 at once
+
+
+def output_of(result: Any) -> torch.Tensor:
+    """Return the tensor that a model's call is judged by: logits, hidden states, the first."""
+    for name in ("logits", "last_hidden_state", "sample"):
+        found = getattr(result, name, None)
+        if isinstance(found, torch.Tensor):
+            return found
+    if isinstance(result, (tuple, list)) and result:
+        return output_of(result[0])
+    if isinstance(result, torch.Tensor):
+        return result
+    kind = type(result).__name__
+    raise TypeError(f"sparse_attn.quality: expected a model that returns tensors, got {kind}")
+
+
+def tokens_of(inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+    """Return the token ids ``(B, S)`` when the output is logits over them, else None."""
+    ids = inputs.get("input_ids")
+    if ids is None or output.dim() != 3 or output.shape[:2] != ids.shape:
+        return None
+    return ids if output.shape[-1] > int(ids.max()) else None
+
+
+@dataclass
+class Sums:
+    """Running sums over positions, of one policy beside dense attention.
+
+    Attributes
+    ----------
+    rows, judged, next_rows : int
+        Positions, those with logits, and those with a next token.
+    kl, same, own_loss : float
+        Sums of KL(dense || own), of equal most likely tokens, of the next tokens' losses.
+    error, size, cosine : float
+        Sums of ``|own - dense|``, of ``|dense|`` and of the positions' cosines.
+    """
+
+    rows: int = 0
+    judged: int = 0
+    next_rows: int = 0
+    kl: float = 0.0
+    same: float = 0.0
+    own_loss: float = 0.0
+    error: float = 0.0
+    size: float = 0.0
+    cosine: float = 0.0
+
+    def add(
+        self, own: torch.Tensor, dense: torch.Tensor, inputs: dict[str, Any], predicts: bool
+    ) -> None:
+        """Add a call's output beside dense attention's; padded positions do not count.
+
+        Parameters
+        ----------
+        own, dense : Tensor
+            ``(..., features)``.
+        inputs : dict
+            The call's, for ``input_ids`` and ``attention_mask``.
+        predicts : bool
+            Whether logits are those of the next token.
+        """
+        ids = tokens_of(inputs, dense)
+        mask = inputs.get("attention_mask")
+        real = torch.ones(dense.shape[:-1], dtype=torch.bool, device=dense.device)
+        if isinstance(mask, torch.Tensor) and mask.shape == real.shape:
+            real = mask.to(real.device, torch.bool)
+        follows = torch.full(real.shape, -1, device=real.device)
+        if ids is not None and predicts:
+            both = real[:, :-1] & real[:, 1:]
+            follows[:, :-1] = ids[:, 1:].to(real.device).where(both, -1)
+        real = real.flatten()
+        own, dense, follows = own.flatten(0, -2), dense.flatten(0, -2), follows.flatten()
+        for part in torch.arange(len(real), device=real.device)[real].split(_ROWS):
+            self._add_rows(own[part], dense[part], follows[part], ids is not None)
+
+    def _add_rows(
+        self, own: torch.Tensor, dense: torch.Tensor, follows: torch.Tensor, is_logits: bool
+    ) -> None:
+        own, dense = own.float(), dense.float()
+        self.rows += len(own)
+        self.error += (own - dense).abs().double().sum().item()
+        self.size += dense.abs().double().sum().item()
+        self.cosine += torch.cosine_similarity(own, dense, -1).double().sum().item()
+        if not is_logits:
+            return
+        mine, theirs = own.log_softmax(-1), dense.log_softmax(-1)
+        self.judged += len(own)
+        self.kl += (theirs.exp() * (theirs - mine)).double().sum().item()
+        self.same += (own.argmax(-1) == dense.argmax(-1)).double().sum().item()
+        has = follows >= 0
+        self.own_loss -= mine[has].gather(-1, follows[has, None]).double().sum().item()
+        self.next_rows += int(has.sum())
+
+    def perplexity(self) -> float | None:
+        """Exp of the mean loss of the next tokens; None where none were predicted."""
+        return math.exp(self.own_loss / self.next_rows) if self.next_rows else None

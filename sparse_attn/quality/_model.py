@@ -1,0 +1,310 @@
+"""`model`: what policies cost a real model, measured on its own output.
+
+Each input runs under the model's own dense attention and under every policy; only the outputs of
+one input are held at a time. Perplexity alone flatters: KL and the most likely next token stand
+beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._binding import bound
+from .._checks import check_kind, kind_of, refuse
+from .._observe import watching
+from .._progress import Progress
+from ..patterns import Full, Pattern
+from ..policy import Policy
+from ._counts import row_counts
+from ._figures import Sums, output_of
+from ._picture import draw
+
+__all__ = ["ModelQuality", "PolicyQuality", "as_inputs", "call_model", "evaluating", "model"]
+
+OWNER = "quality.model"
+
+
+@dataclass(frozen=True)
+class PolicyQuality:
+    """What one policy keeps of the model; figures that the model's output does not have are None.
+
+    Attributes
+    ----------
+    name : str
+    pairs : float
+        Visited pairs over allowed pairs, over all layers, heads and inputs.
+    perplexity : float or None
+        Of the next tokens.
+    top1 : float or None
+        Share of the positions whose most likely token is that of dense attention.
+    kl : float or None
+        Mean KL(dense || policy) of the distributions over tokens.
+    rel_l1, cosine : float
+        Of the outputs themselves: ``sum |own - dense| / sum |dense|``, mean cosine by position.
+    seconds : float or None
+        Of the model's whole forward over all inputs, when it was timed.
+    """
+
+    name: str
+    pairs: float
+    perplexity: float | None
+    top1: float | None
+    kl: float | None
+    rel_l1: float
+    cosine: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class ModelQuality:
+    """The figures of all policies; the first row is the model's own dense attention.
+
+    Attributes
+    ----------
+    rows : tuple of PolicyQuality
+    positions : int
+        Positions that were judged.
+    """
+
+    rows: tuple[PolicyQuality, ...]
+    positions: int
+
+    def __getitem__(self, name: str) -> PolicyQuality:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def table(self) -> str:
+        """Return the figures as fixed-width text."""
+        head = ("policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds")
+        dense = self.rows[0]
+        cells = [head, *(_cells(row, dense) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        )
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain numbers, for a file."""
+        return {"positions": self.positions, "rows": [asdict(row) for row in self.rows]}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw quality over pairs: KL and top-1 where there are tokens, else the outputs' error.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; by default a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        return draw(self.rows[1:], ax)
+
+
+def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
+    perplexity = top1 = kl = ""
+    if row.perplexity is not None and dense.perplexity is not None:
+        perplexity = f"{row.perplexity:.2f}"
+        if row is not dense:
+            perplexity += f" ({row.perplexity / dense.perplexity - 1:+.1%})"
+    if row.top1 is not None and row.kl is not None:
+        top1, kl = f"{row.top1:.1%}", f"{row.kl:.4f}"
+    return (
+        row.name,
+        f"{row.pairs:.1%}",
+        perplexity,
+        top1,
+        kl,
+        f"{row.cosine:.4f}",
+        "" if row.seconds is None else f"{row.seconds:.2f}",
+    )
+
+
+def as_inputs(owner: str, inputs: Any) -> list[dict[str, Any]]:
+    """Return the keyword arguments of the model's calls."""
+    if isinstance(inputs, torch.Tensor):
+        return [{"input_ids": inputs}]
+    if isinstance(inputs, Mapping):
+        return [dict(inputs)]
+    what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
+    check_kind(owner, "inputs", inputs, Iterable, what)
+    if isinstance(inputs, str):
+        check_kind(owner, "inputs", inputs, Mapping, what)
+    calls = [call for part in inputs for call in as_inputs(owner, part)]
+    if not calls:
+        raise refuse(owner, "inputs", "none")
+    return calls
+
+
+def _named(policies: Any) -> dict[str, Policy | Pattern]:
+    if isinstance(policies, (Policy, Pattern)):
+        policies = [policies]
+    if not isinstance(policies, Mapping):
+        if isinstance(policies, str):
+            check_kind(OWNER, "policies", policies, Policy, "a policy")
+        what = "a policy, a list of policies, or a mapping of name to policy"
+        check_kind(OWNER, "policies", policies, Iterable, what)
+        policies = {_name(policy): policy for policy in policies}
+    for name, policy in policies.items():
+        if not isinstance(policy, (Policy, Pattern)):
+            kind = kind_of(policy)
+            raise TypeError(f"sparse_attn.{OWNER}: expected policy {name} to be one, got {kind}")
+    return dict(policies)
+
+
+def _name(policy: Any) -> str:
+    return repr(policy.pattern if isinstance(policy, Policy) else policy)
+
+
+def call_model(module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the model's output; inputs go to its device."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
+    if list(moved) == ["input_ids"] and not hasattr(module, "config"):
+        return output_of(module(moved["input_ids"]))  # its argument may have any name
+    return output_of(module(**moved))
+
+
+class _Pairs:
+    """Counts visited and allowed pairs of all calls that it sees."""
+
+    def __init__(self) -> None:
+        self.visited = self.allowed = 0.0
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pattern: Pattern,
+        common: dict[str, Any],
+    ) -> None:
+        """Count."""
+        for name, judged in (("visited", pattern), ("allowed", Full())):
+            counts = row_counts(query, key, judged, common)
+            heads = query.shape[1] / counts.shape[1]
+            setattr(self, name, getattr(self, name) + float(counts.sum()) * heads)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode inside."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _seconds(device_type: str) -> float:
+    if device_type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def model(
+    model: nn.Module, inputs: Any, policies: Any, *, timed: bool = True, progress: bool = True
+) -> ModelQuality:
+    """Measure what policies cost a model on its own output, beside its own dense attention.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A transformers model, one with ``nn.MultiheadAttention``, or one that
+        calls ``F.scaled_dot_product_attention``. It is left as it was.
+    inputs : Tensor, mapping, or list of these
+        Token ids, or the keyword arguments of a call; padded positions do not count.
+    policies : Policy or Pattern, list or mapping of these
+        Judged by name; those of a list are named by their pattern.
+    timed : bool
+        Run each call once more for its time alone; the first counts pairs.
+    progress : bool
+        Show a progress bar where tqdm is installed.
+
+    Returns
+    -------
+    ModelQuality
+        A row for dense attention and one for each policy: pairs, perplexity, top-1 agreement, KL,
+        time; with ``.table()`` and ``.plot()``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Arguments of a wrong kind; a policy that does not fit the model; a call that no engine
+        serves.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch, transformers
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    ...     vocab_size=64,
+    ... )
+    >>> model = transformers.LlamaForCausalLM(config).eval()
+    >>> ids = torch.randint(0, 64, (1, 128))
+    >>> kept = sa.quality.model(model, ids, {"band": sa.Band((31, 0), sinks=4)}, progress=False)
+    >>> [row.name for row in kept.rows], round(kept["band"].pairs, 2)
+    (['dense', 'band'], 0.48)
+    """
+    check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
+    calls = as_inputs(OWNER, inputs)
+    judged: dict[str, Policy | Pattern | None] = {"dense": None, **_named(policies)}
+    sums = {name: Sums() for name in judged}
+    pairs = {name: _Pairs() for name in judged}
+    seconds = dict.fromkeys(judged, 0.0)
+    can_generate = getattr(model, "can_generate", lambda: True)
+    with Progress(len(calls) * len(judged) * (1 + timed), progress) as bar, evaluating(model):
+        for call in calls:
+            dense = torch.empty(0)
+            for name, policy in judged.items():
+                with bound(OWNER, model, policy):
+                    bar.step(name, 0)
+                    with watching(pairs[name]):
+                        out = call_model(model, call)
+                    dense = out if policy is None else dense
+                    sums[name].add(out, dense, call, can_generate())
+                    bar.step(name)
+                    if timed:
+                        began = _seconds(out.device.type)
+                        call_model(model, call)
+                        seconds[name] += _seconds(out.device.type) - began
+                        bar.step(name)
+    rows = tuple(
+        _row(name, sums[name], pairs[name], seconds[name] if timed else None) for name in judged
+    )
+    return ModelQuality(rows, sums["dense"].rows)
+
+
+def _row(name: str, sums: Sums, pairs: _Pairs, seconds: float | None) -> PolicyQuality:
+    judged = sums.judged or None
+    return PolicyQuality(
+        name=name,
+        pairs=pairs.visited / pairs.allowed if pairs.allowed else 1.0,
+        perplexity=sums.perplexity(),
+        top1=judged and sums.same / judged,
+        kl=judged and sums.kl / judged,
+        rel_l1=sums.error / sums.size if sums.size else 0.0,
+        cosine=sums.cosine / max(1, sums.rows),
+        seconds=seconds,
+    )

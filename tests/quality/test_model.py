@@ -1,0 +1,153 @@
+"""quality.model: policies judged by a model's own output, against figures computed plainly."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from tiny_models import CONFIGS, build, output, text
+
+import sparse_attn as sa
+
+BAND = sa.Band((5, 0), sinks=2)
+
+
+@pytest.fixture
+def llama():
+    return build(CONFIGS["llama"](), "sdpa")
+
+
+def judge(model, inputs, policies, **options):
+    return sa.quality.model(model, inputs, policies, progress=False, **options)
+
+
+def under_mask(model, pattern, ids, mask):
+    """Logits of the model's own attention under a dense mask, which must not be padded."""
+    length = ids.shape[1]
+    allowed = pattern.mask(length, length, is_causal=True) & mask[:, None, None].bool()
+    additive = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+    return output(model, input_ids=ids, attention_mask=additive)
+
+
+def test_figures_are_those_of_the_distributions(on_device, llama):
+    ids, mask = text("right", batch=2)
+    mask[:, -5:] = 0
+    got = judge(llama, dict(input_ids=ids, attention_mask=mask), {"band": BAND})
+    rows = slice(0, 19)  # the rest is padding
+    dense = output(llama, input_ids=ids, attention_mask=mask)[:, rows].double()
+    own = under_mask(llama, BAND, ids, mask)[:, rows].double()
+    p, q = dense.log_softmax(-1), own.log_softmax(-1)
+    row = got["band"]
+    assert row.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3)
+    assert row.top1 == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+    for name, logp in (("dense", p), ("band", q)):
+        chosen = logp[:, :-1].gather(-1, ids[:, 1:19, None])
+        assert got[name].perplexity == pytest.approx((-chosen.mean()).exp().item(), rel=1e-4)
+    assert row.rel_l1 == pytest.approx(((own - dense).abs().sum() / dense.abs().sum()).item(), 1e-3)
+    assert row.cosine == pytest.approx(torch.cosine_similarity(own, dense, -1).mean().item(), 1e-4)
+    assert row.pairs < 1 and got.positions == 2 * 19
+    assert row.seconds > 0
+
+
+def test_dense_policies_change_nothing_and_see_all_pairs(on_device, llama):
+    ids, _ = text()
+    got = judge(llama, ids, {"full": sa.Full()})
+    assert got["full"].pairs == got["dense"].pairs == 1
+    assert got["full"].kl < 1e-9 and got["full"].top1 == got["dense"].top1 == 1
+    assert got["full"].perplexity == pytest.approx(got["dense"].perplexity, rel=1e-5)
+
+
+def test_pairs_are_those_of_the_mask(on_device, llama):
+    ids, _ = text()
+    policy = sa.Policy(BAND, heads={1: {0: sa.Full()}}, dense_below=0)
+    got = judge(llama, [ids, ids[:, :12]], {"policy": policy, "band": BAND}, timed=False)
+    allowed = visited = 0
+    for n in (24, 12):
+        band = BAND.mask(n, n, is_causal=True).sum().item()
+        allowed += 4 * n * (n + 1) / 2
+        visited += 3 * band + n * (n + 1) / 2
+        if n == 24:
+            assert judge(llama, ids, BAND)[repr(BAND)].pairs == pytest.approx(band / 300)
+    assert got["policy"].pairs == pytest.approx(visited / allowed)
+    assert got["policy"].seconds is None
+
+
+def test_the_model_is_left_as_it_was(on_device, llama):
+    ids, _ = text()
+    llama.train()
+    before = output(llama.eval(), input_ids=ids)
+    llama.train()
+    judge(llama, ids, BAND)
+    assert llama.training and llama.config._attn_implementation == "sdpa"
+    assert not any("_sparse_attn" in vars(module) for module in llama.modules())
+    assert torch.equal(output(llama.eval(), input_ids=ids), before)
+    applied = sa.integrations.transformers.apply(llama, BAND)
+    narrow = output(applied, input_ids=ids)
+    judge(applied, ids, sa.Full())
+    assert torch.equal(output(applied, input_ids=ids), narrow)
+
+
+def test_models_without_tokens_are_judged_by_their_output(on_device):
+    encoder = build(CONFIGS["bert"](), "sdpa")
+    ids, mask = text("right")
+    row = judge(encoder, dict(input_ids=ids, attention_mask=mask), sa.Band(2))[repr(sa.Band(2))]
+    assert row.kl is row.top1 is row.perplexity is None
+    assert row.rel_l1 > 0 and row.cosine < 1
+    masked = build(CONFIGS["bert"](), "sdpa", transformers.AutoModelForMaskedLM)
+    row = judge(masked, ids, sa.Band(2))[repr(sa.Band(2))]
+    assert row.kl > 0 and row.perplexity is None
+
+
+class Own(torch.nn.Module):
+    def forward(self, hidden):
+        x = hidden.unflatten(-1, (4, 16)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+
+
+def of_torch():
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(("make", "name"), [(Own, "hidden"), (of_torch, "src")])
+def test_any_model_is_judged(on_device, make, name):
+    model = make().eval()
+    inputs = {name: torch.randn(2, 30, 64)}
+    with torch.no_grad():
+        before = model(**inputs)
+    got = judge(model, inputs, {"band": sa.Band(3)})
+    assert got["band"].pairs == pytest.approx(sa.Band(3).density(30, 30))
+    assert got["band"].rel_l1 > 1e-3
+    with torch.no_grad():
+        assert torch.equal(model(**inputs), before)
+
+
+def test_table_and_picture(on_device, llama):
+    pytest.importorskip("matplotlib").use("Agg")
+    ids, _ = text()
+    got = judge(llama, ids, {"narrow": sa.Band((2, 0)), "wide": sa.Band((12, 0))})
+    lines = got.table().splitlines()
+    assert lines[0].split() == ["policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds"]
+    assert [line.split()[0] for line in lines[1:]] == ["dense", "narrow", "wide"]
+    axes = got.plot()
+    assert {text.get_text() for text in axes.texts} == {"narrow", "wide"}
+    assert got.to_dict()["rows"][1]["name"] == "narrow"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "policies", "sentence"),
+    [
+        (torch.ones(1, 8, dtype=torch.long), "band", "policies to be a policy"),
+        (torch.ones(1, 8, dtype=torch.long), [3], "policy .* to be one"),
+        ("text", BAND, "inputs to be"),
+        ([], BAND, "expected inputs, got none"),
+        (3, BAND, "inputs to be"),
+    ],
+)
+def test_wrong_arguments_are_refused(on_device, llama, inputs, policies, sentence):
+    with pytest.raises(
+        (TypeError, ValueError), match=rf"^sparse_attn\.quality\.model: .*{sentence}"
+    ):
+        judge(llama, inputs, policies)
+    with pytest.raises(TypeError, match=r"^sparse_attn\.quality\.model: expected model"):
+        judge("model", torch.ones(1, 8), BAND)
