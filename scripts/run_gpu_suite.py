@@ -1,13 +1,16 @@
 """Run the test suite on the GPU and record it in benchmarks/results/gpu_suite.json.
 
-The record holds where it ran (GPU, driver, torch), what came out (pytest's counts, every failure,
-every skip with its reason), what compute-sanitizer says on the tests marked ``sanitizer``, the
-libraries' hashes and the digests of the sources, so that ``make gpu-evidence`` can tell whose run
-it is. A tool that does not run on the machine is recorded as not available, never as passed.
+The record holds where it ran (GPU, driver, torch), what came out (pytest's counts, those of each
+engine, every failure, how often each engine was skipped for which reason), how many random cases
+each engine ran by dtype and head dim, what compute-sanitizer says on the tests marked
+``sanitizer``, the libraries' hashes and the digests of the sources, so that ``make gpu-evidence``
+can tell whose run it is. A tool that does not run on the machine is recorded as not available,
+never as passed.
 
-``--part tests``, ``--part sanitizers``, ``--part devices`` (the tests marked ``two_devices``, on a
-machine with two GPUs) and ``--part older`` (older_code.py: kernels of older GPUs) run one part; the
-others are kept from the record when it belongs to this tree. Without ``--part`` the first two run.
+``--part tests``, ``--part fuzz``, ``--part sanitizers``, ``--part devices`` (the tests marked
+``two_devices``, on a machine with two GPUs) and ``--part older`` (older_code.py: kernels of older
+GPUs) run one part; the others are kept from the record when it belongs to this tree. Without
+``--part`` the first three run.
 """
 
 from __future__ import annotations
@@ -25,45 +28,67 @@ from typing import Any
 import pytest
 import torch
 
-from . import older_code, sanitizers
+from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
 
-PARTS = ("all", "tests", "sanitizers", "devices", "older")
+PARTS = ("all", "tests", "fuzz", "sanitizers", "devices", "older")
 
 
 class Recorder:
-    """Pytest plugin: counts outcomes, and keeps failures and the reasons of skips."""
+    """Pytest plugin: counts outcomes in all and by engine, keeps failures and reasons of skips."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.skips: list[dict[str, str]] = []
+        self.engines: dict[str, Counter[str]] = {}
+        self.skips: Counter[tuple[str, str]] = Counter()
         self.failures: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one phase of a test."""
         if hasattr(report, "wasxfail"):
-            self.counts["xfailed" if report.skipped else "xpassed"] += report.when == "call"
+            if report.when == "call":
+                self._count(report, "xfailed" if report.skipped else "xpassed")
         elif report.skipped:
             self._skip(report)
         elif report.failed:
-            self.counts["failed" if report.when == "call" else "errors"] += 1
+            self._count(report, "failed" if report.when == "call" else "errors")
             self.failures.append(report.nodeid)
         elif report.when == "call":
-            self.counts["passed"] += 1
+            self._count(report, "passed")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count what kept a file from being collected."""
         if report.failed:
-            self.counts["errors"] += 1
+            self._count(report, "errors")
             self.failures.append(report.nodeid)
         elif report.skipped:
             self._skip(report)
 
+    def _count(self, report: pytest.TestReport | pytest.CollectReport, outcome: str) -> str:
+        """Count an outcome and return the engine that the test names (tests/conftest.py) or ""."""
+        engine = str(dict(getattr(report, "user_properties", ())).get("engine", ""))
+        self.counts[outcome] += 1
+        if engine:
+            self.engines.setdefault(engine, Counter())[outcome] += 1
+        return engine
+
     def _skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        self.counts["skipped"] += 1
-        self.skips.append({"test": report.nodeid, "reason": str(reason).removeprefix("Skipped: ")})
+        self.skips[self._count(report, "skipped"), str(reason).removeprefix("Skipped: ")] += 1
+
+    def found(self) -> dict[str, object]:
+        """Return what was counted, for the record."""
+        skips = [
+            {"engine": engine, "reason": reason, "count": count}
+            for (engine, reason), count in self.skips.most_common()
+        ]
+        return {
+            "counts": dict(self.counts),
+            "engines": {engine: dict(counts) for engine, counts in self.engines.items()},
+            "failures": self.failures,
+            "skips": skips,
+        }
 
 
 def run_tests(extra: list[str]) -> dict[str, object]:
@@ -75,9 +100,7 @@ def run_tests(extra: list[str]) -> dict[str, object]:
     return {
         "exit_status": int(status),
         "seconds": round(time.monotonic() - start, 1),
-        "counts": dict(recorder.counts),
-        "failures": recorder.failures,
-        "skips": recorder.skips,
+        **recorder.found(),
     }
 
 
@@ -121,6 +144,8 @@ def main() -> int:
         found |= place() | {"libraries": library_hashes()}
     if options.part in ("all", "tests"):
         found["tests"] = run_tests(extra)
+    if options.part in ("all", "fuzz"):
+        found["fuzz"] = fuzz.run(extra)
     if options.part in ("all", "sanitizers"):
         found["sanitizers"] = sanitizers.run()
     # Read only now: parts may run side by side.
@@ -134,7 +159,7 @@ def main() -> int:
     print(json.dumps(record["sanitizers"], indent=2))
     failed = any(run["status"] == "failed" for run in record["sanitizers"].values())
     tests = [record["tests"], record.get("two_devices", {"exit_status": 0})]
-    tests += record.get("older", {}).values()
+    tests += [record.get("fuzz", {"exit_status": 0}), *record.get("older", {}).values()]
     return max(run["exit_status"] for run in tests) or int(failed)
 
 

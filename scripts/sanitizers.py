@@ -27,11 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sparse_attn._info import engine_names
+
 from . import sanitizer_limits
 from .digests import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-ENGINES = ("hopper", "portable", "naive")
+ENGINES = tuple(engine_names(True))
 SECONDS = 125
 PRINTED = 5000
 LISTED = 40

@@ -1,17 +1,16 @@
 """The same suite on every device: ``pytest tests --device cuda``.
 
 Folders: ``semantics`` (what a call means, on every engine), ``kernels`` (engines, devices, memory,
-C++), ``torch`` (operators, compile), ``models`` (policies, nn, transformers) and ``tools``
-(build, docs, benchmarks, recorded runs). What they share stands here, next to this file.
+C++), ``torch`` (operators, compile), ``models`` (policies, nn, transformers), ``quality``,
+``serving`` and ``tools`` (build, docs, benchmarks, recorded runs); what all share stands here.
 
-A test that takes ``engine`` runs once for each engine of the device, or for ``--engine`` alone;
-``attend`` calls it and skips with the reason where that engine does not serve the case (on the CPU
-every engine serves all).
+A test that takes ``engine`` runs once for each engine of the device, or for those of ``--engine``,
+on the dtypes, head dims and numbers of queries that the engine serves; ``attend`` calls it
+(engines.py). ``--fuzz-examples`` sets the random cases of each property.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 # Threads that spin between small ops crawl on a machine that others use; read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -19,10 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
-
-import sparse_attn as sa
-
-ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "portable", "naive")}
+from engines import ENGINES, Attend, serves_parameters
+from skip_budget import over_budget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,23 +27,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--filled-outputs", action="store_true", help="calls get outputs filled with NaN"
     )
-    parser.addoption("--engine", help="the one engine to test, of those of the device")
+    parser.addoption("--engine", help="engines to test, comma separated, of those of the device")
+    parser.addoption("--fuzz-examples", type=int, default=25, help="random cases of each property")
+
+
+def engines_of(config: pytest.Config) -> list[str]:
+    """The engines that this run tests."""
+    only = config.getoption("--engine")
+    engines = ENGINES[config.getoption("--device")]
+    return [engine for engine in engines if only is None or engine in only.split(",")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
-        only = metafunc.config.getoption("--engine")
-        engines = ENGINES[metafunc.config.getoption("--device")]
-        metafunc.parametrize("engine", [e for e in engines if only in (None, e)])
+        metafunc.parametrize("engine", engines_of(metafunc.config))
+
+
+def wanted(item: pytest.Item, device: str, engines: list[str]) -> bool:
+    """Whether this run makes the case; tests of no engine belong to the run of the first one."""
+    if "engine" not in getattr(item, "fixturenames", ()):
+        return ENGINES[device][0] in engines
+    parameters = item.callspec.params
+    item.user_properties.append(("engine", parameters["engine"]))  # for records of the run
+    return serves_parameters(device, parameters["engine"], parameters)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--engine``, leave tests of no engine in particular to the run of the first one."""
-    only, first = config.getoption("--engine"), ENGINES[config.getoption("--device")][0]
-    if only not in (None, first):
-        kept = [item for item in items if "engine" in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    device, engines = config.getoption("--device"), engines_of(config)
+    kept = [item for item in items if wanted(item, device, engines)]
+    config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that skipped what no budget allows."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skips = [
+        (dict(report.user_properties).get("engine", ""), report.longrepr[2])
+        for report in reporter.stats.get("skipped", ())
+    ]
+    if sentences := over_budget(session.config.getoption("--device"), skips):
+        reporter.write_line("")
+        for sentence in sentences:
+            reporter.write_line(f"over the budget of skips: {sentence}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
@@ -70,18 +94,6 @@ def seed() -> None:
 
 
 @pytest.fixture
-def attend(request: pytest.FixtureRequest, device: str, engine: str) -> Callable[..., Any]:
+def attend(request: pytest.FixtureRequest, device: str, engine: str) -> Attend:
     """Call sparse_attention with the engine under test."""
-    filled = request.config.getoption("--filled-outputs")
-
-    def call(pattern: Any, query: Any, key: Any, value: Any, **common: Any) -> Any:
-        if filled:
-            common.setdefault("out", torch.full_like(query, torch.nan))
-        try:
-            return sa.sparse_attention(query, key, value, pattern, engine=engine, **common)
-        except NotImplementedError as error:
-            if device == "cpu":
-                raise
-            pytest.skip(str(error))
-
-    return call
+    return Attend(device, engine, request.config.getoption("--filled-outputs"))

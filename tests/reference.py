@@ -11,7 +11,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Shape:
-    """Batch, query heads, key heads, queries, keys, head dim."""
+    """Batch, query heads, key heads, queries, keys, head dim; the least height of listed blocks."""
 
     B: int = 2
     Hq: int = 4
@@ -19,6 +19,7 @@ class Shape:
     Sq: int = 65
     Skv: int = 65
     D: int = 64
+    block: int = 16
 
     def make(self, device, dtype=torch.float32, memory="contiguous"):
         """Random normal query, key and value."""
@@ -74,10 +75,10 @@ PATTERNS = {
     "dilated": lambda s, device: sa.Dilated((5, 2), 3),
     "dilated-sinks": lambda s, device: sa.Dilated((7, None), 2, sinks=5),
     "strided": lambda s, device: sa.Strided(9, 8),
-    "blocks": lambda s, device: sa.BlockSparse(random_layout(s.Sq, s.Skv, 16, 32, device)),
+    "blocks": lambda s, device: sa.BlockSparse(random_layout(s.Sq, s.Skv, s.block, 32, device)),
     "blocks-of-heads": lambda s, device: sa.BlockSparse(
-        random_layout(s.Sq, s.Skv, 64, 16, device, s.B, s.Hq)
+        random_layout(s.Sq, s.Skv, max(s.block, 64), 16, device, s.B, s.Hq)
     ),
     "topk": lambda s, device: sa.TopK(7),
-    "block-topk": lambda s, device: sa.BlockTopK(16, budget_share=0.4),
+    "block-topk": lambda s, device: sa.BlockTopK(s.block, budget_share=0.4),
 }

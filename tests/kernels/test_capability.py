@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ENGINES
+from engines import ENGINES
 from reference import DTYPES, PATTERNS, Shape
 
 import sparse_attn as sa

@@ -38,8 +38,9 @@ def captured(function):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_graph_replays_on_new_inputs(attend, device, name, dtype):
-    tensors = SHAPE.make(device, dtype)
-    pattern = PATTERNS[name](SHAPE, device)
+    shape = attend.fit(SHAPE)
+    tensors = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
     graph, out = captured(lambda: attend(pattern, *tensors, is_causal=True))
     for tensor in tensors:
         tensor.copy_(torch.randn_like(tensor))
@@ -49,11 +50,12 @@ def test_graph_replays_on_new_inputs(attend, device, name, dtype):
 
 @pytest.mark.parametrize("block", [(16, 16), (64, 64), (128, 128)], ids=str)
 def test_graph_follows_lists_that_change(attend, device, block):
-    tensors = SHAPE.make(device, torch.float16)
-    layout = random_layout(SHAPE.Sq, SHAPE.Skv, *block, device)
+    shape = attend.fit(SHAPE)
+    tensors = shape.make(device, torch.float16)
+    layout = random_layout(shape.Sq, shape.Skv, *block, device)
     graph, out = captured(lambda: attend(sa.BlockSparse(layout), *tensors))
     for density in (0.0, 0.3, 1.0):
-        other = random_layout(SHAPE.Sq, SHAPE.Skv, *block, device, density=density)
+        other = random_layout(shape.Sq, shape.Skv, *block, device, density=density)
         layout.counts.copy_(other.counts)
         layout.indices.copy_(other.indices)
         graph.replay()
@@ -75,8 +77,9 @@ def test_graph_builds_lists_from_a_mask_that_changes(device):
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_streams_do_not_mix(attend, device, name):
-    pattern = PATTERNS[name](SHAPE, device)
-    inputs = [SHAPE.make(device, torch.float16) for _ in range(4)]
+    shape = attend.fit(SHAPE)
+    pattern = PATTERNS[name](shape, device)
+    inputs = [shape.make(device, torch.float16) for _ in range(4)]
     want = [attend(pattern, *tensors) for tensors in inputs]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in inputs]
@@ -91,8 +94,9 @@ def test_streams_do_not_mix(attend, device, name):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_first_call_of_a_thread(attend, device, name):
     """A new thread has no CUDA context until something makes it."""
-    tensors = SHAPE.make(device, torch.float16)
-    pattern = PATTERNS[name](SHAPE, device)
+    shape = attend.fit(SHAPE)
+    tensors = shape.make(device, torch.float16)
+    pattern = PATTERNS[name](shape, device)
     want = attend(pattern, *tensors)
     with ThreadPoolExecutor(1) as thread:
         got = thread.submit(attend, pattern, *tensors).result()
@@ -117,7 +121,7 @@ def test_ragged_shapes_stay_inside_their_tensors(attend, device, name, dtype):
 
     Compared on the CPU: a sanitizer then watches the package's kernels, not the comparison's.
     """
-    shape = Shape(1, 4, 2, 67, 131)
+    shape = attend.fit(Shape(1, 4, 2, 67, 131))
     tensors = shape.make(device, dtype, "transposed")
     bounds = torch.tensor([3, 129], dtype=torch.int32).expand(1, 1, 67, 2)
     common = dict(is_causal=True, return_lse=True)

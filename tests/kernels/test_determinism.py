@@ -12,8 +12,9 @@ SHAPE = Shape(3, 4, 2, 130, 197, 64)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_same_bits_twice(attend, device, name, dtype):
-    query, key, value = SHAPE.make(device, dtype)
-    pattern = PATTERNS[name](SHAPE, device)
+    shape = attend.fit(SHAPE)
+    query, key, value = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
     first = attend(pattern, query, key, value, is_causal=True, return_lse=True)
     again = attend(pattern, query, key, value, is_causal=True, return_lse=True)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
@@ -33,8 +34,9 @@ def alone(pattern, b, h):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
-    query, key, value = SHAPE.make(device, dtype)
-    pattern = PATTERNS[name](SHAPE, device)
+    shape = attend.fit(SHAPE)
+    query, key, value = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
     out, lse = attend(pattern, query, key, value, is_causal=True, return_lse=True)
     for b, h in ((0, 0), (2, 3)):
         kv = slice(h // 2, h // 2 + 1)
@@ -44,9 +46,9 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
 
 
 def test_bits_do_not_depend_on_memory_layout(attend, device):
-    shape = Shape(2, 2, 2, 90, 90, 64)
-    query, key, value = shape.make(device, memory="gaps")
-    layout = sa.BlockSparse(random_layout(90, 90, 16, 16, device))
+    shape = attend.fit(Shape(2, 2, 2, 90, 90, 64))
+    query, key, value = shape.make(device, attend.dtype, memory="gaps")
+    layout = sa.BlockSparse(random_layout(shape.Sq, 90, shape.block, 16, device))
     for pattern in (sa.Full(), sa.Band(30, sinks=3), sa.Dilated(9, 3), layout, sa.TopK(9)):
         strided = attend(pattern, query, key, value)
         dense = attend(pattern, query.contiguous(), key.contiguous(), value.contiguous())
@@ -54,12 +56,13 @@ def test_bits_do_not_depend_on_memory_layout(attend, device):
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(attend, device):
+    shape = attend.fit(SHAPE)
     if device != "cpu":
         pytest.skip("threads are the CPU's")
-    query, key, value = SHAPE.make(device)
+    query, key, value = shape.make(device, attend.dtype)
     threads = torch.get_num_threads()
     for name in PATTERNS:
-        pattern = PATTERNS[name](SHAPE, device)
+        pattern = PATTERNS[name](shape, device)
         out = attend(pattern, query, key, value)
         try:
             torch.set_num_threads(1 if threads > 1 else 2)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import ENGINES
+from engines import ENGINES
 from reference import PATTERNS, Shape
 
 import sparse_attn as sa
@@ -40,6 +40,7 @@ def drawn(name, shape, device):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_devices_give_the_same_bits(attend, name, shape, current):
+    shape = attend.fit(shape)
     torch.cuda.set_device(current)
     first = shape.make("cuda:0", torch.float16)
     results = []
@@ -55,7 +56,7 @@ def test_devices_give_the_same_bits(attend, name, shape, current):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_stream_of_the_second_device(attend, name):
     """The call waits for what its device's stream was given before, not for another stream."""
-    shape = SHAPES["prefill"]
+    shape = attend.fit(SHAPES["prefill"])
     source = shape.make("cuda:1", torch.float16)
     pattern = drawn(name, shape, "cuda:1")
     want = attend(pattern, *source)
@@ -75,7 +76,7 @@ def test_stream_of_the_second_device(attend, name):
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_graph_of_the_second_device(attend, name):
-    shape = SHAPES["prefill"]
+    shape = attend.fit(SHAPES["prefill"])
     tensors = shape.make("cuda:1", torch.float16)
     pattern = drawn(name, shape, "cuda:1")
     attend(pattern, *tensors)
@@ -91,7 +92,7 @@ def test_graph_of_the_second_device(attend, name):
 
 
 def test_threads_on_different_devices(attend):
-    shape = SHAPES["prefill"]
+    shape = attend.fit(SHAPES["prefill"])
     first = shape.make("cuda:0", torch.float16)
     inputs = {device: [t.to(device) for t in first] for device in ("cuda:0", "cuda:1")}
     patterns = (sa.Full(), sa.Band((40, 0), sinks=3), sa.Strided(9, 8))

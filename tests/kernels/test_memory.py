@@ -20,7 +20,7 @@ def counted(device, engine):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_scores_are_stored(device, attend, name, dtype):
     """A bit for each pair would be 128 MiB."""
-    shape = Shape(1, 1, 1, 32768, 32768, 64)
+    shape = attend.fit(Shape(1, 1, 1, 32768, 32768, 64))
     tensors = shape.make(device, dtype)
     pattern = PATTERNS[name](shape, device)
     before = torch.cuda.memory_allocated()

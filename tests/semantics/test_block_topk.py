@@ -145,8 +145,9 @@ def test_lists_are_ascending(device):
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 def test_attention_is_block_sparse_over_the_selection(attend, device, is_causal):
-    query, key, value = Shape(2, 4, 2, 130, 190, 64).make(device)
-    pattern = sa.BlockTopK(32, budget_share=0.4)
+    shape = attend.fit(Shape(2, 4, 2, 130, 190, 64))
+    query, key, value = shape.make(device, attend.dtype)
+    pattern = sa.BlockTopK(max(shape.block, 32), budget_share=0.4)
     result = attend(pattern, query, key, value, is_causal=is_causal, return_lse=True)
     assert_close_to_reference(result, query, key, value, pattern, is_causal=is_causal)
     layout = sa.select_blocks(query, key, pattern, is_causal=is_causal)

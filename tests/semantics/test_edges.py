@@ -19,7 +19,8 @@ ZERO_SIZES = {
 @pytest.mark.parametrize("shape", ZERO_SIZES.values(), ids=ZERO_SIZES)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_sizes_of_zero(attend, device, name, shape):
-    query, key, value = shape.make(device)
+    shape = attend.fit(shape)
+    query, key, value = shape.make(device, attend.dtype)
     pattern = PATTERNS[name](shape, device)
     out, lse = attend(pattern, query, key, value, return_lse=True, is_causal=True)
     assert out.shape == query.shape and lse.shape == query.shape[:3]
@@ -31,8 +32,8 @@ def test_sizes_of_zero(attend, device, name, shape):
 @pytest.mark.parametrize("Sq, Skv", [(1, 1), (1, 2), (2, 1), (17, 1)])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_single_keys_and_queries(attend, device, name, Sq, Skv):
-    shape = Shape(1, 1, 1, Sq, Skv, 64)
-    query, key, value = shape.make(device)
+    shape = attend.fit(Shape(1, 1, 1, Sq, Skv, 64))
+    query, key, value = shape.make(device, attend.dtype)
     pattern = PATTERNS[name](shape, device)
     result = attend(pattern, query, key, value, is_causal=True, return_lse=True)
     assert_close_to_reference(result, query, key, value, pattern, is_causal=True)
@@ -50,8 +51,8 @@ EMPTY = {
 @pytest.mark.parametrize("common", EMPTY.values(), ids=EMPTY)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_rows_without_keys_are_zero(attend, device, name, common):
-    shape = Shape(2, 2, 1, 34, 67, 64)
-    query, key, value = shape.make(device)
+    shape = attend.fit(Shape(2, 2, 1, 34, 67, 64))
+    query, key, value = shape.make(device, attend.dtype)
     common = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in common.items()
@@ -70,7 +71,7 @@ def test_rows_without_keys_are_zero(attend, device, name, common):
 
 
 def test_some_rows_without_keys(attend, device):
-    query, key, value = Shape(1, 2, 1, 130, 65, 64).make(device)
+    query, key, value = Shape(1, 2, 1, 130, 65, 64).make(device, attend.dtype)
     layout = sa.BlockLayout(
         torch.tensor([1, 0, 2, 0, 1], device=device),
         torch.tensor([[3, 0], [0, 0], [1, 4], [0, 0], [2, 0]], device=device),
@@ -88,7 +89,7 @@ def test_some_rows_without_keys(attend, device):
 def test_keys_in_tiles_that_nothing_visits_never_matter(attend, device, engine, bits):
     if engine == "naive":
         pytest.skip("the naive engine's tile is the whole row")
-    query, key, value = Shape(1, 2, 1, 64, 1024, 64).make(device)
+    query, key, value = Shape(1, 2, 1, 64, 1024, 64).make(device, attend.dtype)
     pattern = sa.Band((63, 0))
     want = attend(pattern, query, key, value)
     key[:, :, :512] = bits
@@ -116,10 +117,10 @@ TAILS = {
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
-@pytest.mark.parametrize("Sq, D", [(1, 64), (70, 128)])
+@pytest.mark.parametrize("Sq, head_dim", [(1, 64), (70, 128)])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_tails_of_a_cache_never_matter(attend, device, name, Sq, D, tail, dtype):
-    shape = Shape(2, 4, 2, Sq, 512, D)
+def test_tails_of_a_cache_never_matter(attend, device, name, Sq, head_dim, tail, dtype):
+    shape = attend.fit(Shape(2, 4, 2, Sq, 512, head_dim))
     query, key, value = shape.make(device, dtype)
     pattern = PATTERNS[name](shape, device)
     common = {
@@ -138,7 +139,7 @@ def test_tails_of_a_cache_never_matter(attend, device, name, Sq, D, tail, dtype)
 @pytest.mark.parametrize("Sq", [5, 300])
 @pytest.mark.parametrize("name", sorted(PATTERNS.keys() - {"block-topk"}))  # it pools whole blocks
 def test_nan_in_a_query_stays_in_its_row_and_shows(attend, device, name, Sq, dtype):
-    shape = Shape(1, 2, 1, Sq, 2100, 64)
+    shape = attend.fit(Shape(1, 2, 1, Sq, 2100, 64))
     query, key, value = shape.make(device, dtype)
     pattern = PATTERNS[name](shape, device)
     want, want_lse = attend(pattern, query, key, value, return_lse=True)
@@ -164,7 +165,7 @@ def test_nan_in_a_key_shows_in_every_row_that_keeps_all(attend, device, name, Sq
 
 
 def test_large_scores_stay_finite(attend, device):
-    query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device)
+    query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device, attend.dtype)
     result = attend(sa.Band(20), 100 * query, 100 * key, value, return_lse=True)
     assert_close_to_reference(result, 100 * query, 100 * key, value, sa.Band(20))
 
@@ -194,8 +195,8 @@ def test_mask_terms_that_swallow_the_scores_leave_the_mean(attend, device, dtype
 @pytest.mark.parametrize("term", [-2e10, -1e12, LOWEST], ids=lambda term: f"{term:.0e}")
 @pytest.mark.parametrize("name", PATTERNS)
 def test_huge_mask_terms_in_parts_of_rows_forbid(attend, device, name, term):
-    shape = Shape(1, 2, 1, 70, 70, 64)
-    query, key, value = shape.make(device)
+    shape = attend.fit(Shape(1, 2, 1, 70, 70, 64))
+    query, key, value = shape.make(device, attend.dtype)
     pattern = PATTERNS[name](shape, device)
     mask = torch.zeros(70, 70, device=device)
     mask[:, 1::2] = term / 2 if name == "topk" else term  # top-k may keep such keys alone: see lse
@@ -215,7 +216,7 @@ def test_scales_that_leave_one_key(attend, device, dtype, scale):
 
 
 def test_windows_beyond_32_bits_are_simply_large(attend, device):
-    query, key, value = Shape(1, 2, 2, 40, 40, 64).make(device)
+    query, key, value = Shape(1, 2, 2, 40, 40, 64).make(device, attend.dtype)
     for large in (2**31 - 1, 2**31, 2**40, 2**63, 2**70):
         full = attend(sa.Full(), query, key, value, is_causal=True)
         assert torch.equal(attend(sa.Band((large, 0)), query, key, value), full)
@@ -242,7 +243,7 @@ def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):
 
 @pytest.mark.parametrize("offset", [30, torch.tensor([25, 60], dtype=torch.int32)], ids=type)
 def test_rows_behind_the_keys_are_of_no_token(attend, device, offset):
-    tensors = Shape(2, 2, 1, 70, 60, 64).make(device)
+    tensors = Shape(2, 2, 1, 70, 60, 64).make(device, attend.dtype)
     tokens = torch.tensor([3, 50, 75, 2**40], device=device)
     offset = offset.to(device) if isinstance(offset, torch.Tensor) else offset
     pattern, common = sa.Band((9, 2), global_tokens=tokens), {"query_offset": offset}

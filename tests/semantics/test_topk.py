@@ -40,8 +40,8 @@ def test_ties_go_to_the_lower_key(attend, device, dtype, k):
 
 
 def test_equal_scores_take_the_first_keys(attend, device):
-    query = torch.zeros(1, 2, 5, 64, device=device)
-    key = torch.randn(1, 1, 40, 64, device=device)
+    query = torch.zeros(1, 2, 5, 64, device=device, dtype=attend.dtype)
+    key = torch.randn(1, 1, 40, 64, device=device).to(attend.dtype)
     keys = chosen(attend, query, key, sa.TopK(7))
     assert keys[..., :7].all() and not keys[..., 7:].any()
     keys = chosen(attend, key, key, sa.TopK(7), scale=0.0)
@@ -49,7 +49,7 @@ def test_equal_scores_take_the_first_keys(attend, device):
 
 
 def test_negative_scale_turns_the_ranking_around(attend, device):
-    query, key = torch.randn(2, 1, 1, 20, 64, device=device).unbind(0)
+    query, key = torch.randn(2, 1, 1, 20, 64, device=device).to(attend.dtype).unbind(0)
     lowest = chosen(attend, query, key, sa.TopK(4), scale=-0.1)
     scores = (query @ key.mT)[0, 0].cpu()
     want = lowest_best(-scores, torch.ones_like(scores).bool(), 4)
@@ -57,7 +57,7 @@ def test_negative_scale_turns_the_ranking_around(attend, device):
 
 
 def test_masks_cut_before_the_choice(attend, device):
-    query, key, value = Shape(1, 2, 1, 20, 60, 64).make(device)
+    query, key, value = Shape(1, 2, 1, 20, 60, 64).make(device, attend.dtype)
     mask = torch.rand(20, 60, device=device) < 0.3
     keys = chosen(attend, query, key, sa.TopK(5), attn_mask=mask, is_causal=True)
     allowed = mask & sa.Full().mask(20, 60, is_causal=True).to(device)
@@ -66,7 +66,7 @@ def test_masks_cut_before_the_choice(attend, device):
 
 
 def test_an_additive_mask_does_not_rank(attend, device):
-    query, key, value = Shape(1, 1, 1, 9, 50, 64).make(device)
+    query, key, value = Shape(1, 1, 1, 9, 50, 64).make(device, attend.dtype)
     bias = 3 * torch.randn(9, 50, device=device)
     bias[:, 7] = -torch.inf
     keys = chosen(attend, query, key, sa.TopK(5), attn_mask=bias)
@@ -76,8 +76,8 @@ def test_an_additive_mask_does_not_rank(attend, device):
 
 @pytest.mark.parametrize("k", [5, 300, 1400])
 def test_ties_of_long_rows_go_to_the_lower_key(attend, device, k):
-    query = torch.randint(-2, 3, (1, 1, 4, 64), device=device).float()
-    key = torch.randint(-1, 2, (1, 1, 1500, 64), device=device).float()
+    query = torch.randint(-2, 3, (1, 1, 4, 64), device=device).to(attend.dtype)
+    key = torch.randint(-1, 2, (1, 1, 1500, 64), device=device).to(attend.dtype)
     query[..., 3:] = 0
     scores = (query[0, 0] @ key[0, 0].mT).cpu()
     best = lowest_best(scores, torch.ones_like(scores).bool(), k).to(device)
@@ -88,14 +88,14 @@ def test_ties_of_long_rows_go_to_the_lower_key(attend, device, k):
 
 @pytest.mark.parametrize("k", [1, 64, 700, 2000])
 def test_very_long_rows(attend, device, k):
-    query, key, value = Shape(1, 1, 1, 9, 2100, 64).make(device)
+    query, key, value = Shape(1, 1, 1, 9, 2100, 64).make(device, attend.dtype)
     result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
 
 
 @pytest.mark.parametrize("k", [1, 16, 64, 200, 299])
 def test_long_rows(attend, device, k):
-    query, key, value = Shape(1, 2, 1, 33, 300, 64).make(device)
+    query, key, value = Shape(1, 2, 1, 33, 300, 64).make(device, attend.dtype)
     result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
 
@@ -104,8 +104,8 @@ def test_long_rows(attend, device, k):
 @pytest.mark.parametrize("k", [1, 5, 300, 1400, 2600])
 def test_rows_sorted_by_score(attend, device, k, order):
     """Every key beats those before it, or none does; equal scores stand in one half of the keys."""
-    query = torch.ones(1, 1, 5, 64, device=device)
-    key = torch.zeros(1, 1, 2700, 64, device=device)
+    query = torch.ones(1, 1, 5, 64, device=device, dtype=attend.dtype)
+    key = torch.zeros(1, 1, 2700, 64, device=device, dtype=attend.dtype)
     scores = torch.arange(2700, device=device) - 1000
     if order == "falling":
         scores = scores.flip(0)
@@ -113,7 +113,7 @@ def test_rows_sorted_by_score(attend, device, k, order):
         scores = scores.clamp(max=350)
     if order == "early ties":
         scores = scores.clamp(min=350)
-    key[..., 0] = scores.float()
+    key[..., 0] = scores.to(attend.dtype)
     value = torch.randn_like(key)
     best = torch.stack([torch.argsort(scores, descending=True, stable=True)[:k]] * 5)
     allowed = torch.zeros(5, 2700, dtype=torch.bool, device=device).scatter(1, best, True)
@@ -150,7 +150,7 @@ def skewed(kind, shape, device):
 )
 @pytest.mark.parametrize("k", [1, 64, 1000, 2047])
 def test_rows_of_any_distribution(attend, device, dtype, kind, k):
-    shape = Shape(1, 2, 1, 70, 2100, 64)
+    shape = attend.fit(Shape(1, 2, 1, 70, 2100, 64))
     query, key, value = (x.to(dtype) for x in skewed(kind, shape, device))
     result = attend(sa.TopK(k), query, key, value, is_causal=True, return_lse=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), is_causal=True)
@@ -160,7 +160,9 @@ def test_rows_of_any_distribution(attend, device, dtype, kind, k):
 @pytest.mark.parametrize("k", [3, 700, 1500])
 def test_rows_of_about_4096_keys(attend, device, kind, k):
     """On a CPU the last rows see too many keys for whole rows of scores, but for the largest k."""
-    query, key, value = skewed(kind, Shape(1, 2, 1, 130, 4300, 64), device)
+    query, key, value = (
+        x.to(attend.dtype) for x in skewed(kind, Shape(1, 2, 1, 130, 4300, 64), device)
+    )
     common = {"is_causal": True, "query_offset": 4040}
     result = attend(sa.TopK(k), query, key, value, return_lse=True, **common)
     assert_close_to_reference(result, query, key, value, sa.TopK(k), **common)
@@ -170,24 +172,24 @@ def test_heads_in_groups(attend, device):
     """Keys of so many heads that they do not share the L2 cache: the last group is not full."""
     if device == "cpu":
         pytest.skip("heads are grouped on a GPU")
-    query, key, value = (x.half() for x in Shape(1, 5, 5, 200, 20000, 128).make(device))
+    query, key, value = Shape(1, 5, 5, 200, 20000, 128).make(device, torch.float16)
     result = attend(sa.TopK(100), query, key, value, is_causal=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(100), is_causal=True)
 
 
-@pytest.mark.parametrize("D", [64, 128])
-def test_more_query_tiles_than_multiprocessors(attend, device, D):
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_query_tiles_than_multiprocessors(attend, device, head_dim):
     if device == "cpu":
         pytest.skip("tiles are claimed on a GPU")
-    query, key, value = (x.half() for x in Shape(2, 40, 2, 300, 1500, D).make(device))
+    query, key, value = Shape(2, 40, 2, 300, 1500, head_dim).make(device, torch.float16)
     result = attend(sa.TopK(200), query, key, value, is_causal=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(200), is_causal=True)
 
 
-@pytest.mark.parametrize("D", [72, 96, 128, 160, 192, 256])
+@pytest.mark.parametrize("head_dim", [72, 96, 128, 160, 192, 256])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_head_dims_in_half_precision(attend, device, D, is_causal):
-    query, key, value = Shape(2, 2, 1, 130, 700, D).make(device, torch.float16)
+def test_head_dims_in_half_precision(attend, device, head_dim, is_causal):
+    query, key, value = Shape(2, 2, 1, 130, 700, head_dim).make(device, torch.float16)
     result = attend(sa.TopK(100), query, key, value, is_causal=is_causal, return_lse=True)
     assert_close_to_reference(result, query, key, value, sa.TopK(100), is_causal=is_causal)
 

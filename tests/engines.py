@@ -1,0 +1,93 @@
+"""The engines of a device and what each serves, as the package says: tests make their cases by it.
+
+``Attend`` is the call that a test of an engine makes. A case that the engine refuses is skipped
+with the reason, within the budget of ``skip_budget.py``; inside a property it is drawn anew.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import hypothesis
+import pytest
+import torch
+from reference import DTYPES
+
+import sparse_attn as sa
+from sparse_attn._info import engine_names
+
+ENGINES = {"cpu": tuple(engine_names(False)), "cuda": tuple(engine_names(True))}
+BLOCKS = (16, 64, 128)
+HEAD_DIMS = range(8, 257, 8)
+
+
+def can_run(device):
+    return device == "cpu" or torch.cuda.is_available()
+
+
+@cache
+def serves(device, engine, dtype=None, head_dim=None, Sq=1, block_q=None):
+    """Whether `engine` serves a call of these sizes; None is any size that it serves."""
+    if dtype is None:
+        return any(serves(device, engine, d, head_dim, Sq, block_q) for d in DTYPES.values())
+    if head_dim is None:
+        return any(serves(device, engine, dtype, d, Sq, block_q) for d in HEAD_DIMS)
+    sizes = (1, 1, Sq, head_dim), (1, 1, 64, head_dim)
+    query, key = (torch.zeros(size, device=device, dtype=dtype) for size in sizes)
+    pattern = sa.Full()
+    if block_q is not None:
+        mask = torch.ones(-(-Sq // block_q), 4, dtype=torch.bool, device=device)
+        pattern = sa.BlockSparse(sa.BlockLayout.from_mask(mask, block_q, 16))
+    return bool(sa.can_use(query, key, key, pattern, engine=engine))
+
+
+def serves_parameters(device, engine, parameters):
+    """Whether the dtype, head dim, queries and blocks that a test's parameters name are served."""
+    known = ("dtype", "head_dim", "Sq", "block_q")
+    named = {name: parameters[name] for name in known if name in parameters}
+    return not named or not can_run(device) or serves(device, engine, **named)
+
+
+def main_dtype(device, engine):
+    """The dtype of tests that name none: float32 where the engine serves it."""
+    return next(dtype for dtype in DTYPES.values() if serves(device, engine, dtype))
+
+
+def fitted(device, engine, shape):
+    """The shape with the next head dim that the engine serves, no more queries and higher blocks.
+
+    Every engine so meets every pattern, whatever sizes a test was written for.
+    """
+    served = [d for d in HEAD_DIMS if serves(device, engine, None, d)]
+    head_dim = next((d for d in served if d >= shape.D), served[-1])
+    queries = shape.Sq
+    while queries > 1 and not serves(device, engine, None, head_dim, queries):
+        queries = queries * 3 // 4
+    block = next(b for b in BLOCKS if serves(device, engine, None, head_dim, queries, b))
+    return replace(shape, D=head_dim, Sq=queries, block=max(block, shape.block))
+
+
+class Attend:
+    """Calls `sparse_attention` with one engine."""
+
+    def __init__(self, device, engine, filled=False):
+        self.device, self.engine, self.filled = device, engine, filled
+
+    @property
+    def dtype(self):
+        return main_dtype(self.device, self.engine)
+
+    def fit(self, shape):
+        return fitted(self.device, self.engine, shape)
+
+    def serves(self, pattern, query, key, value, **common):
+        return bool(sa.can_use(query, key, value, pattern, engine=self.engine, **common))
+
+    def __call__(self, pattern, query, key, value, **common):
+        if self.filled:
+            common.setdefault("out", torch.full_like(query, torch.nan))
+        try:
+            return sa.sparse_attention(query, key, value, pattern, engine=self.engine, **common)
+        except NotImplementedError as error:
+            if hypothesis.currently_in_test_context():
+                hypothesis.reject()  # a skip would end the whole property
+            pytest.skip(str(error))

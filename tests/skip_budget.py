@@ -1,0 +1,45 @@
+"""Which tests may be skipped, by engine and reason: what is not listed here fails the run.
+
+An engine refuses what it does not serve, and its test is skipped. So that no hole grows unseen,
+every reason is listed with the most tests that it may cost in a run of the whole suite on one GPU.
+"""
+
+import re
+from collections import Counter
+
+#: Device -> (engine, pattern of the reason) -> most skips, None for any number. An engine of "" is
+#: any engine, or none in particular.
+BUDGET = {
+    "cpu": {
+        ("", "CUDA|GPU|compute capability|nvcc"): None,
+        ("", "naive engine's tile is the whole row"): 2,
+        ("", "compiler|nm \\(binutils\\)|info module is not built"): 20,
+        ("", "GiB of free|buffer of .* bytes"): 120,
+    },
+    "cuda": {
+        ("", "needs two CUDA devices"): 450,
+        ("", "examples make CPU tensors|threads are the CPU's"): 60,
+        ("", "nvcc not found|compiler|nm \\(binutils\\)"): 20,
+        ("naive", "naive engine's tile is the whole row"): 2,
+        ("naive", "counts the memory of fused engines|shows what fused kernels do"): 40,
+        ("hopper", "takes no attn_mask"): 150,
+        ("hopper", "takes no global_tokens given as indices"): 100,
+        ("hopper", "multiples of 16 bytes"): 40,
+        ("hopper", "query blocks that are multiples of"): 30,
+        ("hopper", "takes .* token top-k"): 40,
+    },
+}
+
+
+def over_budget(device, skips):
+    """A sentence for each reason that is not listed or was met too often in (engine, reason)s."""
+    budget, found, sentences = BUDGET[device], Counter(), set()
+    for engine, reason in skips:
+        key = next((k for k in budget if k[0] in ("", engine) and re.search(k[1], reason)), None)
+        if key is None:
+            sentences.add(f"{engine or 'a test'} has no budget for the reason: {reason}")
+        found[key] += 1
+    for key, most in budget.items():
+        if most is not None and found[key] > most:
+            sentences.add(f"{key[0] or 'any'}: {found[key]} times {key[1]!r}, at most {most}")
+    return sorted(sentences)

@@ -1,0 +1,43 @@
+"""The budget of skips fails a run that skips for new reasons, or more often than it may."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from skip_budget import BUDGET, over_budget
+
+TESTS = Path(__file__).resolve().parents[1]
+MASKS = ("hopper", "Skipped: sparse_attn::band: not served: hopper takes no attn_mask")
+
+
+def test_skips_within_the_budget_pass():
+    assert over_budget("cuda", [MASKS, ("", "Skipped: needs two CUDA devices")]) == []
+    assert over_budget("cpu", [("tiled", "no CUDA device")] * 5000) == []
+
+
+def test_a_reason_that_is_not_listed_fails():
+    sentences = over_budget("cuda", [("hopper", "hopper takes no head dim 128")])
+    assert sentences == ["hopper has no budget for the reason: hopper takes no head dim 128"]
+
+
+def test_a_reason_of_another_engine_fails():
+    assert over_budget("cuda", [("portable", MASKS[1])])
+    assert over_budget("cpu", [("tiled", MASKS[1])])
+
+
+def test_too_many_skips_fail():
+    most = BUDGET["cuda"]["hopper", "takes no attn_mask"]
+    assert over_budget("cuda", [MASKS] * most) == []
+    assert f"{most + 1} times" in over_budget("cuda", [MASKS] * (most + 1))[0]
+
+
+def test_a_run_over_the_budget_fails(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('tired')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "test_it.py"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 1 and "1 passed, 1 skipped" in run.stdout
+    assert "a test has no budget for the reason: Skipped: tired" in run.stdout
