@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ._ops import add_op_namespace_prefix
 from ._schema import bound, overload
 
 __all__ = ["autocast", "register_autocast"]
@@ -54,4 +55,4 @@ def register_autocast(names: Iterable[str]) -> None:
     """Register the autocast kernels of functional ops, for every device type."""
     for name in names:
         for device, key in _KEYS.items():
-            torch.library.impl(f"sparse_attn::{name}", key, _kernel(name, device))
+            torch.library.impl(add_op_namespace_prefix(name), key, _kernel(name, device))

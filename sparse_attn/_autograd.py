@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ._ops import add_op_namespace_prefix, ops
 from ._schema import bound, overload
 
 __all__ = ["InferenceOnly", "is_tracked", "register_refusals"]
@@ -88,7 +89,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
-            refuse = torch.ops.sparse_attn.refuse_backward
+            refuse = ops.refuse_backward
             needed = zip(ctx.inputs, ctx.needs_input_grad[1:], strict=True)
             return None, *(
                 refuse(grad, *given, name) if given and needs else None for given, needs in needed
@@ -158,15 +159,16 @@ def register_refusals(functional: Iterable[str], writing: Mapping[str, str]) -> 
     writing : mapping of str to str
         Ops that write into their arguments, and what sentences call them.
     """
-    refusal = "sparse_attn::refuse_backward"
+    refusal = add_op_namespace_prefix("refuse_backward")
     torch.library.define(
         refusal, "(Tensor grad, SymInt[] sizes, ScalarType dtype, str op) -> Tensor"
     )
     torch.library.impl(refusal, "CompositeExplicitAutograd", _refuse_backward)
     torch.library.register_fake(refusal, _refuse_backward_fake)
     for name in functional:
-        torch.library.impl(f"sparse_attn::{name}", "Autograd", _kernel(name))
+        torch.library.impl(add_op_namespace_prefix(name), "Autograd", _kernel(name))
     for registered, name in writing.items():
         op = overload(registered)
-        torch.library.impl(f"sparse_attn::{registered}", "Autograd", _writing_kernel(name, op))
-        torch.library.impl(f"sparse_attn::{registered}", "ADInplaceOrView", _changing_kernel(op))
+        full_name = add_op_namespace_prefix(registered)
+        torch.library.impl(full_name, "Autograd", _writing_kernel(name, op))
+        torch.library.impl(full_name, "ADInplaceOrView", _changing_kernel(op))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from . import _load
+from ._ops import ops
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "bound", "overload"]
 
@@ -27,7 +25,7 @@ TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states", "append_to_cache"
 
 def overload(name: str) -> Any:
     """Return the registered op."""
-    return getattr(torch.ops.sparse_attn, name).default
+    return getattr(ops, name).default
 
 
 def bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +37,3 @@ def bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
         else:
             arguments[argument.name] = kwargs.get(argument.name, argument.default_value)
     return arguments
-
-
-_load.load()

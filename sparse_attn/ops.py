@@ -16,15 +16,16 @@ import torch
 from . import _load
 from ._autocast import register_autocast
 from ._autograd import InferenceOnly, is_tracked, register_refusals
+from ._ops import add_op_namespace_prefix
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
 
-
+_NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
-_NO_KERNEL = re.compile(r"Could not run '(sparse_attn::\w+)' .* the '(\w+)' backend")
+_NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' backend")
 #: What torch's own classes of tensors raise where they have no rule for the op: its name.
-_NO_RULE = re.compile(r"sparse_attn\.(\w+)\.default$")
+_NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
 
 
 def _check_meta(name: str, tensors: dict[str, Any]) -> None:
@@ -93,11 +94,11 @@ def _register() -> None:
     fakes["list_from_mask"] = _list_from_mask_fake
     fakes["merge_states"] = _merge_states_fake
     for name, fake in fakes.items():
-        torch.library.register_fake(f"sparse_attn::{name}", fake)
+        torch.library.register_fake(add_op_namespace_prefix(name), fake)
     with_twin = (*ATTENTION_OPS, "merge_states")
     writing = {f"{name}_out": name for name in with_twin} | {"append_to_cache": "append_to_cache"}
     for op, name in writing.items():
-        torch.library.register_fake(f"sparse_attn::{op}", _writing_fake(name, overload(op)))
+        torch.library.register_fake(add_op_namespace_prefix(op), _writing_fake(name, overload(op)))
     register_refusals(with_twin, writing)
     register_autocast((*ATTENTION_OPS, "select_blocks"))
 
@@ -118,7 +119,9 @@ def _translated(error: RuntimeError) -> Exception:
     op, backend = missing.groups()
     if backend == "CUDA" and _load.cuda_error is not None:
         return NotImplementedError(f"sparse_attn: no CUDA engines: {_load.cuda_error}")
-    return NotImplementedError(f"{op}: not served: tensors of torch's backend {backend}")
+    return NotImplementedError(
+        f"sparse_attn::{op}: not served: tensors of torch's backend {backend}"
+    )
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@
 #include "../cuda/engines.h"
 #include "dispatch.h"
 #include "error.h"
+#include "namespace.h"
 
 namespace sparse_attn {
 namespace {
@@ -47,4 +48,4 @@ const Backend& backend() {
 
 }  // namespace sparse_attn
 
-STABLE_TORCH_LIBRARY_IMPL(sparse_attn, CUDA, library) { sparse_attn::register_kernels(library); }
+SPARSE_ATTN_KERNELS(CUDA, library) { sparse_attn::register_kernels(library); }

@@ -60,6 +60,18 @@ def test_every_source_file_is_listed():
     assert {p.relative_to(ROOT).as_posix() for p in sources} == listed
 
 
+def test_the_namespace_of_the_ops_is_named_once_in_each_language():
+    registering = re.compile(r"STABLE_TORCH_LIBRARY|NAMESPACE sparse_attn")
+    assert {p.name for p in (ROOT / "csrc").rglob("*.*") if registering.search(p.read_text())} == {
+        "namespace.h"
+    }
+    naming = re.compile(
+        r"""torch\.ops\.sparse_attn\b(?!`)|(?:impl|define|fake|op)\(\s*f?"sparse_attn::"""
+    )
+    files = (ROOT / "sparse_attn").rglob("*.py")
+    assert {p.name for p in files if naming.search(p.read_text())} == {"_ops.py"}
+
+
 REGISTERS = "ptxas info    : Used 168 registers, used 2 barriers"
 SERIALISED = "ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized"
 IGNORED = "ptxas info    : setmaxnreg ignored to maintain minimum register requirement"
