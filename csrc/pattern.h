@@ -54,15 +54,17 @@ struct ListedRuns {
 
 /// Key blocks listed per row of query blocks. Counts are never trusted either: they are clamped.
 struct BlockList {
-  const int32_t* counts = nullptr;   // [B|1, Hq|1, num_q]
-  const int32_t* indices = nullptr;  // [B|1, Hq|1, num_q, max_count]
+  const int32_t* counts = nullptr;   // [B|1, Hq|Hkv|1, num_q]
+  const int32_t* indices = nullptr;  // [B|1, Hq|Hkv|1, num_q, max_count]
   int64_t count_stride_b = 0, count_stride_h = 0;
   int64_t index_stride_b = 0, index_stride_h = 0, index_stride_q = 0;
   int32_t block_q = 0, block_kv = 0;
   int32_t num_q = 0, num_kv = 0, max_count = 0;
+  int32_t heads_per_list = 1;  // query heads that share a list, those of a key head or one
 
   SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
   SPARSE_ATTN_HD ListedRuns runs(int64_t batch, int64_t head, int32_t row, int32_t length) const {
+    head /= heads_per_list;
     int32_t said = counts[batch * count_stride_b + head * count_stride_h + row];
     int32_t count = imin(imax(said, 0), max_count);
     if (count != said) report_list("clamps the count", said);

@@ -1,68 +1,124 @@
-// Arguments of block selection. Filled by ops/, which has checked everything; the tools trust it,
-// allocate nothing and throw nothing.
+// Arguments of block selection, and the rules that both devices follow: which key blocks a query
+// block may see, which are forced, how many a budget allows (docs/design.md, "Block top-k").
+// Filled by ops/, which has checked everything; the tools trust it, allocate nothing and throw
+// nothing.
 #pragma once
 
 #include "params.h"
 
 namespace sparse_attn {
 
-/// Arguments of block selection: scores of pooled blocks, then the best blocks as a list.
+/// How the share of a query block's probability that a key block has is estimated.
+enum class Selector : int32_t {
+  kMean,           // products of block means
+  kMixed,          // products of group means, and sampled rows against every key
+  kAntidiagonal,   // sums along the antidiagonals of squares of `stride` rows and keys
+  kMinMax,         // the bound of a row's scores by the least and greatest key elements of a block
+  kVerticalSlash,  // columns and diagonals of the last rows' probabilities
+  kScores,         // the caller's own scores
+};
+
+/// The caller's scores [B|1, 1|Hkv|Hq, num_q, num_kv], float32: strides of broadcast dimensions are
+/// 0, and `heads_per_score` query heads share one.
+struct ScoresView {
+  const float* data = nullptr;
+  int64_t stride_b = 0, stride_h = 0, stride_q = 0, stride_kv = 1;
+  int32_t heads_per_score = 1;
+
+  SPARSE_ATTN_HD const float* row(int64_t b, int64_t head_q, int32_t query_block) const {
+    return data + b * stride_b + head_q / heads_per_score * stride_h + query_block * stride_q;
+  }
+};
+
 struct SelectParams {
   TensorView query;  // [B, Hq, Sq, D]
   TensorView key;    // [B, Hkv, Skv, D]
   int32_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
   Dtype dtype = Dtype::kFloat32;
   float scale = 1.0f;
+  float softcap = 0.0f;
   bool causal = false;
   BoundsView bounds;
   int32_t query_offset = 0;
   const int32_t* query_offsets = nullptr;  // [B]
 
-  int32_t block = 0;         // rows of a query block and keys of a key block
-  int32_t budget_count = 0;  // blocks kept for each query block; 0 takes the share
-  double budget_share = 0;   // of the blocks that the query block may see, rounded up
+  int32_t block_q = 0, block_kv = 0;  // rows of a query block, keys of a key block
+  Selector selector = Selector::kMean;
+  int32_t groups = 1;    // mixed: means of a block
+  int32_t row_step = 1;  // mixed: every row_step-th row is sampled, the last of each step
+  int32_t stride = 8;    // antidiagonal
+  ScoresView scores;
+  bool by_group = false;     // one list for the query heads of a key head
+  double mass = 0;           // share of the estimate to keep; 0 keeps what the budget allows
+  int32_t budget_count = 0;  // most blocks of a query block; 0 takes the share
+  double budget_share = 1;   // of the blocks that the query block may see, rounded up
   int32_t sink_blocks = 0, local_blocks = 0;  // forced, inside the budget
 
-  /// Key position of query i.
-  SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const {
-    return i + imax(-kMaxLength, imin(offset(b), kMaxLength));
-  }
-  /// The keys that query i may see.
-  SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head, int32_t i) const {
-    Interval keys = bounds.row(b, head, i, seq_kv);
-    if (causal) keys.end = imin(keys.end, position(b, i) + 1);
-    return keys;
-  }
-  /// The key blocks that hold the keys.
-  SPARSE_ATTN_HD Interval blocks_of(Interval keys) const {
-    return keys.empty() ? Interval{} : Interval{keys.begin / block, ceil_div(keys.end, block)};
-  }
-  /// Key blocks forced around the blocks low .. high that hold the positions of a query block.
-  SPARSE_ATTN_HD Interval around_diagonal(int32_t low, int32_t high) const {
-    int32_t behind = causal ? 0 : local_blocks;
-    return {imin(low, high + 1 - local_blocks), high + 1 + behind};
-  }
-
-  /// Blocks kept by a query block that sees `visible` of them, `forced` of which are forced.
-  SPARSE_ATTN_HD int32_t kept(int32_t visible, int32_t forced) const {
-    int32_t wanted = budget_count;
-    if (wanted == 0) {
-      double share = budget_share * visible;
-      wanted = static_cast<int32_t>(share);
-      wanted += wanted < share;
-    }
-    return imax(forced, imin(wanted, visible));
-  }
-
   int32_t num_q = 0, num_kv = 0;  // blocks
-  int32_t* counts = nullptr;      // [B, Hq, num_q]
-  int32_t* indices = nullptr;     // [B, Hq, num_q, num_kv], ascending
+  int32_t* counts = nullptr;      // [B, lists(), num_q]
+  int32_t* indices = nullptr;     // [B, lists(), num_q, num_kv], ascending
   void* workspace = nullptr;
   void* stream = nullptr;
   int32_t device = 0;
 
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
-    return query_offsets == nullptr ? query_offset : query_offsets[b];
+    int32_t offset = query_offsets == nullptr ? query_offset : query_offsets[b];
+    return imax(-kMaxLength, imin(offset, kMaxLength));
+  }
+  /// Query heads that share a key head.
+  SPARSE_ATTN_HD int32_t group() const { return heads_q / heads_kv; }
+  /// Lists of a batch entry, and query heads that share one.
+  SPARSE_ATTN_HD int32_t lists() const { return by_group ? heads_kv : heads_q; }
+  SPARSE_ATTN_HD int32_t heads_per_list() const { return by_group ? group() : 1; }
+
+  /// Key position of query i.
+  SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const { return i + offset(b); }
+  /// How many keys may be read: under causal none past the last query.
+  SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
+    return causal ? imax(0, imin(seq_kv, seq_q + offset(b))) : seq_kv;
+  }
+  /// The keys that query i may see.
+  SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
+    Interval keys = bounds.row(b, head_q, i, seq_kv);
+    if (causal) keys.end = imin(keys.end, position(b, i) + 1);
+    return keys;
+  }
+  /// From the first to the last key that some of the rows may see.
+  SPARSE_ATTN_HD Interval keys_of_rows(int64_t b, int64_t head_q, Interval rows) const {
+    if (rows.empty()) return {};
+    if (bounds.data == nullptr) return keys_of_row(b, head_q, rows.end - 1);
+    Interval all = {seq_kv, 0};
+    for (int32_t i = rows.begin; i < rows.end; ++i) {
+      Interval keys = keys_of_row(b, head_q, i);
+      if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
+    }
+    return all;
+  }
+  SPARSE_ATTN_HD Interval rows_of_block(int32_t query_block) const {
+    return {query_block * block_q, imin((query_block + 1) * block_q, seq_q)};
+  }
+  /// The blocks of `size` keys that hold the keys.
+  SPARSE_ATTN_HD static Interval blocks_of(Interval keys, int32_t size) {
+    return keys.empty() ? Interval{} : Interval{keys.begin / size, ceil_div(keys.end, size)};
+  }
+
+  /// The forced key blocks around the positions of a query block, the diagonal among them.
+  SPARSE_ATTN_HD Interval diagonal(int64_t b, int32_t query_block) const {
+    Interval rows = rows_of_block(query_block);
+    int32_t low = floor_div(position(b, rows.begin), block_kv);
+    int32_t high = floor_div(position(b, rows.end - 1), block_kv);
+    int32_t after = causal ? 0 : local_blocks;
+    return {imin(low, high + 1 - local_blocks), high + 1 + after};
+  }
+  /// The forced first blocks.
+  SPARSE_ATTN_HD Interval sinks() const { return {0, sink_blocks}; }
+
+  /// Most blocks that the budget allows a query block that sees `visible` of them.
+  SPARSE_ATTN_HD int32_t budget(int32_t visible) const {
+    if (budget_count > 0) return imin(budget_count, visible);
+    double share = budget_share * visible;
+    int32_t blocks = static_cast<int32_t>(share);
+    return imin(blocks + (blocks < share), visible);
   }
 };
 

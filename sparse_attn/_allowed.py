@@ -32,6 +32,8 @@ def allowed_by(
     column = torch.arange(key.shape[2], device=query.device)[None, :]
     position = _positions(query, key, query_offset)
     allowed = pattern._allowed(row, position, column)
+    if allowed.dim() == 4 and 1 < allowed.shape[1] < query.shape[1]:  # lists of key heads
+        allowed = allowed.repeat_interleave(query.shape[1] // allowed.shape[1], 1)
     allowed = allowed.expand(*query.shape[:3], key.shape[2])
     return allowed & (column <= position) if is_causal else allowed
 

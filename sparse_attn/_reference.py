@@ -165,7 +165,9 @@ def _keys_and_scale(
     placing = ("is_causal", "key_bounds", "query_offset")
     given: Any = {name: argument for name, argument in common.items() if name in placing}
     if isinstance(pattern, BlockTopK):
-        pattern = BlockSparse(select_blocks(query, key, pattern, scale=scale, **given))
+        softcap = common.get("softcap", 0.0)
+        lists = select_blocks(query, key, pattern, scale=scale, softcap=softcap, **given)
+        pattern = BlockSparse(lists)
     allowed = allowed_keys(query, key, pattern, attn_mask=common.get("attn_mask"), **given)
     if isinstance(pattern, TopK):
         allowed = _top_keys(pattern, query, key, allowed, scale, choice)

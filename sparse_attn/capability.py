@@ -166,7 +166,7 @@ def can_use(
     out = common.get("out")
     on_cuda = query.is_cuda
     major, minor = torch.cuda.get_device_capability(query.device) if on_cuda else (0, 0)
-    block = arguments.get("block_size", 0) if isinstance(pattern, BlockTopK) else 0
+    block_q, block_kv = pattern._blocks if isinstance(pattern, BlockTopK) else (0, 0)
     scale = common.get("scale")
     engine, reasons = _info.choose_engine(
         common.get("engine", "auto"),
@@ -183,7 +183,7 @@ def can_use(
         key_bounds=common.get("key_bounds") is not None,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         softcap=common.get("softcap", 0.0),
-        block_q=arguments.get("block_q", block),
-        block_kv=arguments.get("block_kv", block),
+        block_q=arguments.get("block_q", block_q),
+        block_kv=arguments.get("block_kv", block_kv),
     )
     return Capability(engine, tuple(reasons), engine is not None)

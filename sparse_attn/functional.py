@@ -138,7 +138,7 @@ def naive_attention(
     if isinstance(pattern, ByHead):
         return _by_head(owner, pattern, query, key, value, common, naive_attention)
     if isinstance(pattern, BlockTopK):
-        placing = ("is_causal", "scale", "key_bounds", "query_offset")
+        placing = ("is_causal", "scale", "key_bounds", "query_offset", "softcap")
         given: Any = {name: value for name, value in common.items() if name in placing}
         pattern = BlockSparse(select_blocks(query, key, pattern, **given))
     return attend(owner, pattern, query, key, value, dict(common), op="naive")
@@ -324,14 +324,17 @@ def block_topk_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    block_size: int = 128,
+    block_size: int | tuple[int, int] = 128,
     mass: float | None = None,
-    selector: str = "mean",
+    selector: str | torch.Tensor = "mean",
     budget_blocks: int | None = None,
     budget_share: float | None = None,
     group: str = "q",
     sink_blocks: int = 1,
-    local_blocks: int = 1,
+    local_blocks: int | None = 1,
+    groups: int | None = None,
+    row_step: int = 32,
+    stride: int = 8,
     **common: Unpack[Common],
 ) -> Result:
     """Attention to the best key blocks of each query block, chosen from the data; see `BlockTopK`.
@@ -341,6 +344,8 @@ def block_topk_attention(
     {tensors}
     block_size, mass, selector, budget_blocks, budget_share, group, sink_blocks, local_blocks
         As in `BlockTopK`.
+    groups, row_step, stride
+        Settings of selectors, as in `BlockTopK`.
     {common}
 
     Examples
@@ -350,14 +355,19 @@ def block_topk_attention(
     >>> q, k, v = torch.randn(3, 1, 2, 256, 16)
     >>> block_topk_attention(q, k, v, block_size=32, budget_share=0.25).shape
     torch.Size([1, 2, 256, 16])
-
-    Notes
-    -----
-    Blocks ranked by the product of their means, as the block-sparse heads of Jiang et al. 2024
-    (MInference), section 3.2.
     """
     pattern = BlockTopK(
-        block_size, mass, selector, budget_blocks, budget_share, group, sink_blocks, local_blocks
+        block_size,
+        mass,
+        selector,
+        budget_blocks,
+        budget_share,
+        group,
+        sink_blocks,
+        local_blocks,
+        groups,
+        row_step,
+        stride,
     )
     return attend("block_topk_attention", pattern, query, key, value, dict(common))
 

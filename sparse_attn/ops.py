@@ -60,10 +60,11 @@ def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.
     arguments = bound(overload("select_blocks"), args, kwargs)
     _check_meta("select_blocks", arguments)
     query, key, block = (arguments[name] for name in ("query", "key", "block_size"))
-    batch, heads, seq_q = query.shape[:3]
-    num_q, num_kv = -(-seq_q // block), -(-key.shape[2] // block)
-    counts = query.new_empty((batch, heads, num_q), dtype=torch.int32)
-    return counts, query.new_empty((batch, heads, num_q, num_kv), dtype=torch.int32)
+    rows = arguments["block_rows"] or block
+    heads = (key if arguments["group"] == "kv" else query).shape[1]
+    counts = query.new_empty((query.shape[0], heads, -(-query.shape[2] // rows)), dtype=torch.int32)
+    indices = query.new_empty((*counts.shape, -(-key.shape[2] // block)), dtype=torch.int32)
+    return counts, indices
 
 
 def _list_from_mask_fake(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

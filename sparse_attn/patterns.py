@@ -7,6 +7,7 @@ pattern carries are checked by the ops.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ import torch
 
 from ._checks import (
     LARGE,
+    Integer,
     check_block,
     check_choice,
     check_integer,
@@ -21,6 +23,7 @@ from ._checks import (
     check_share,
     clamped,
     refuse,
+    same_values,
     without,
 )
 from ._pattern import Pattern
@@ -31,7 +34,9 @@ __all__ = ["Band", "BlockSparse", "BlockTopK", "Dilated", "Full", "Pattern", "St
 
 #: What to write in place of block top-k's earlier budget.
 BUDGETS = "budget_blocks= for a number of blocks, budget_share= for a share of them"
-SELECTORS = ("mean", "antidiagonal", "minmax", "vertical_slash")
+SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash")
+LOCAL_KEYS = 256  # of the forced local blocks
+GROUP_ROWS = 8  # of a group of the mixed selector
 
 
 @dataclass(frozen=True)
@@ -167,31 +172,55 @@ class TopK(Pattern):
 
 
 @without(budget=BUDGETS)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockTopK(Pattern):
     """The best key blocks of each query block, chosen from the data by a cheap estimate.
 
-    With the selector ``mean`` a block scores ``scale * mean(Q_i) . mean(K_j)``. Forced blocks are
-    kept and count inside the budget: the first `sink_blocks`, the diagonal, and the `local_blocks`
-    that end at it (without causal, as many after it). See `select_blocks` for the list alone.
+    The estimate is the share of a query block's probability that each key block has. Forced blocks
+    are always kept and count: the first `sink_blocks`, the diagonal, and the `local_blocks` that
+    end at it (without causal, as many after it). Then blocks are kept by falling estimate until
+    the kept share reaches `mass`, or as many as the budget allows. See `select_blocks` for the
+    list alone.
+
+    ==================  =====================================================================
+    selector            the estimate
+    ==================  =====================================================================
+    ``mixed``           half by means of `groups` parts of a block, half by every `row_step`-th
+                        row against every key: sees what is broad and what is narrow
+    ``mean``            means of whole blocks: cheapest
+    ``antidiagonal``    squares of `stride` rows and keys, by the products on their antidiagonal
+    ``minmax``          the most that each row can score in a block, by its least and greatest
+                        elements: for few queries on a long cache
+    ``vertical_slash``  columns and diagonals of the last 64 rows
+    a tensor            scores ``(B|1, Hq|Hkv|1, NQ, NKV)`` of your own; their softmax is the
+                        estimate, a NaN or infinite score keeps its block
+    ==================  =====================================================================
 
     Parameters
     ----------
-    block_size : int
-        Queries and keys of a block, a multiple of 16.
+    block_size : int or (int, int)
+        Queries and keys of a block, multiples of 16.
     mass : float, optional
         Blocks until this share (0, 1] of the estimated probability.
-    selector : {"mean", "antidiagonal", "minmax", "vertical_slash"}
+    selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash"} or Tensor
         The estimate.
     budget_blocks : int, optional
-        A number of key blocks, at least 1.
+        At most this number of key blocks, at least 1; without `mass`, this number.
     budget_share : float, optional
-        A share (0, 1] of the key blocks that the query block may see, rounded up. 0.1 where
-        neither `mass` nor `budget_blocks` is given.
+        The same as a share (0, 1] of the key blocks that the query block may see, rounded up.
     group : {"q", "kv"}
-        A list for each query head, or one for the heads that share a key head.
-    sink_blocks, local_blocks : int
-        Forced blocks, at least 0.
+        A list for each query head, or one for the heads that share a key head, by the greatest of
+        their estimates.
+    sink_blocks : int
+        Forced first blocks, at least 0.
+    local_blocks : int, optional
+        Forced blocks up to the diagonal, at least 0; by default those of 256 keys.
+    groups : int, optional
+        Parts of a block, of which it is a multiple; by default parts of 8 keys.
+    row_step : int
+        Rows to a sampled one.
+    stride : {8, 16}
+        Rows of an antidiagonal's square.
 
     Raises
     ------
@@ -200,57 +229,143 @@ class BlockTopK(Pattern):
 
     References
     ----------
-    Blocks ranked by the product of their means: Jiang et al. 2024 (MInference), section 3.2, its
-    block-sparse heads.
+    Means: Jiang et al. 2024 (MInference), section 3.2, which has vertical_slash too.
+    Antidiagonals: Xu et al. 2025 (XAttention). Bounds: Tang et al. 2024 (Quest).
 
     Examples
     --------
     >>> from sparse_attn import BlockTopK
-    >>> BlockTopK(64, budget_blocks=8).budget_blocks
-    8
+    >>> BlockTopK(64, mass=0.95, selector="mixed")
+    BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=32, sink_blocks=1, local_blocks=1)
+    >>> BlockTopK(128, budget_blocks=8)
+    BlockTopK(128, mass=None, selector='mean', budget_blocks=8, sink_blocks=1, local_blocks=1)
     """
 
-    block_size: int = 128
+    block_size: int | tuple[int, int] = 128
     mass: float | None = None
-    selector: str = "mean"
+    selector: str | torch.Tensor = "mean"
     budget_blocks: int | None = None
     budget_share: float | None = None
     group: str = "q"
     sink_blocks: int = 1
-    local_blocks: int = 1
+    local_blocks: int | None = 1
+    groups: int | None = None
+    row_step: int = 32
+    stride: int = 8
 
     _op: ClassVar[str | None] = "block_topk"
     _example: ClassVar[str | None] = "BlockTopK()"
 
     def __post_init__(self) -> None:
         owner = "BlockTopK"
-        check_block(owner, "block_size", self.block_size)
+        if isinstance(self.block_size, (tuple, list)):
+            if len(self.block_size) != 2:
+                raise refuse(owner, "block_size or (queries, keys)", tuple(self.block_size))
+            object.__setattr__(self, "block_size", tuple(self.block_size))
+        for block in self._blocks:
+            check_block(owner, "block_size", block)
         if self.mass is not None:
             check_share(owner, "mass", self.mass)
         if self.budget_blocks is not None:
             check_integer(owner, "budget_blocks", self.budget_blocks, 1)
         if self.budget_share is not None:
             check_share(owner, "budget_share", self.budget_share)
-        if self.budget_blocks is not None and self.budget_share is not None:
+        budgets = self.budget_blocks, self.budget_share
+        if None not in budgets:
             raise refuse(owner, "budget_blocks or budget_share", "both")
-        check_choice(owner, "selector", self.selector, SELECTORS)
+        if self.mass is None and budgets == (None, None):
+            object.__setattr__(self, "budget_share", 0.1)
+        if not isinstance(self.selector, torch.Tensor):
+            check_choice(owner, "selector", self.selector, SELECTORS)
         check_choice(owner, "group", self.group, ("q", "kv"))
         check_integer(owner, "sink_blocks", self.sink_blocks, 0)
-        check_integer(owner, "local_blocks", self.local_blocks, 0)
+        if self.local_blocks is not None:
+            check_integer(owner, "local_blocks", self.local_blocks, 0)
+        if self.groups is not None:
+            check_integer(owner, "groups", self.groups, 1)
+            for block in self._blocks:
+                if block % self.groups:
+                    raise refuse(owner, f"groups that divides blocks of {block}", self.groups)
+        check_integer(owner, "row_step", self.row_step, 1)
+        check_kind(owner, "stride", self.stride, Integer, "an int")
+        if self.stride not in (8, 16):
+            raise refuse(owner, "stride of 8 or 16", self.stride)
+
+    @property
+    def _blocks(self) -> tuple[int, int]:
+        """Queries and keys of a block."""
+        size = self.block_size
+        return size if isinstance(size, tuple) else (size, size)
+
+    @property
+    def _local_blocks(self) -> int:
+        if self.local_blocks is not None:
+            return self.local_blocks
+        return -(-LOCAL_KEYS // self._blocks[1])
+
+    @property
+    def _groups(self) -> int:
+        if self.groups is not None:
+            return self.groups
+        return math.gcd(*self._blocks) // GROUP_ROWS
+
+    @property
+    def _device(self) -> torch.device | None:
+        return self.selector.device if isinstance(self.selector, torch.Tensor) else None
+
+    def _said(self) -> dict[str, Any]:
+        """Everything that matters to this pattern, defaults resolved, by argument."""
+        said: dict[str, Any] = {"mass": self.mass, "selector": self.selector}
+        if not isinstance(self.selector, torch.Tensor):
+            if self.selector == "mixed":
+                said.update(groups=self._groups, row_step=self.row_step)
+            if self.selector == "antidiagonal":
+                said["stride"] = self.stride
+        for name in ("budget_blocks", "budget_share"):
+            if getattr(self, name) is not None:
+                said[name] = getattr(self, name)
+        if self.group != "q":
+            said["group"] = self.group
+        return {**said, "sink_blocks": self.sink_blocks, "local_blocks": self._local_blocks}
+
+    def __repr__(self) -> str:
+        said = {name: repr(value) for name, value in self._said().items()}
+        if isinstance(self.selector, torch.Tensor):
+            said["selector"] = f"<scores {tuple(self.selector.shape)}>"
+        settings = ", ".join(f"{name}={value}" for name, value in said.items())
+        return f"BlockTopK({self.block_size}, {settings})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockTopK):
+            return NotImplemented
+        said, others = self._said(), other._said()
+        mine, theirs = said.pop("selector"), others.pop("selector")
+        if (self._blocks, said) != (other._blocks, others):
+            return False
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            return same_values(mine, theirs)
+        return isinstance(mine, str) and isinstance(theirs, str) and mine == theirs
+
+    def __hash__(self) -> int:
+        return hash((self._blocks, self.mass, self.budget_blocks, self.budget_share, self.group))
 
     def _arguments(self) -> dict[str, Any]:
-        count, share, mass = self.budget_blocks, self.budget_share, self.mass
-        if (count, share, mass) == (None, None, None):
-            share = 0.1
+        by_scores = isinstance(self.selector, torch.Tensor)
+        share, mass = self.budget_share, self.mass
         return {
-            "block_size": self.block_size,
-            "budget_count": clamped(count),
+            "block_size": self._blocks[1],
+            "block_rows": self._blocks[0],
+            "budget_count": clamped(self.budget_blocks),
             "budget_share": None if share is None else float(share),
             "mass": None if mass is None else float(mass),
-            "selector": self.selector,
+            "selector": "mixed" if by_scores else self.selector,
+            "groups": self._groups,
+            "row_step": clamped(self.row_step),
+            "stride": self.stride,
+            "scores": self.selector if by_scores else None,
             "group": self.group,
             "sink_blocks": clamped(self.sink_blocks),
-            "local_blocks": clamped(self.local_blocks),
+            "local_blocks": clamped(self._local_blocks),
         }
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ def select_blocks(
     scale: float | None = None,
     key_bounds: torch.Tensor | None = None,
     query_offset: int | torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> BlockLayout:
     """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
 
@@ -33,13 +34,14 @@ def select_blocks(
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``.
     pattern : BlockTopK
         Budget, selector and forced blocks.
-    is_causal, scale, key_bounds, query_offset
+    is_causal, scale, key_bounds, query_offset, softcap
         As in the attention functions.
 
     Returns
     -------
     BlockLayout
-        Lists ``(B, Hq, NQ, NKV)`` for `block_sparse_attention`.
+        Lists ``(B, Hq, NQ, NKV)`` for `block_sparse_attention`; ``(B, Hkv, NQ, NKV)`` of a pattern
+        with ``group="kv"``.
 
     Raises
     ------
@@ -51,13 +53,9 @@ def select_blocks(
     >>> import torch
     >>> from sparse_attn import BlockTopK, select_blocks
     >>> q, k = torch.randn(2, 1, 2, 256, 16)
-    >>> select_blocks(q, k, BlockTopK(32, budget_blocks=3)).counts.unique().tolist()
+    >>> pattern = BlockTopK(32, mass=None, budget_blocks=3, local_blocks=1)
+    >>> select_blocks(q, k, pattern).counts.unique().tolist()
     [3]
-
-    Notes
-    -----
-    The mean of a query block times the mean of a key block estimates their scores: Jiang et al.
-    2024 (MInference), section 3.2.
     """
     owner = "select_blocks"
     check_tensor(owner, "query", query)
@@ -70,11 +68,11 @@ def select_blocks(
             "scale": scale,
             "key_bounds": key_bounds,
             "query_offset": query_offset,
+            "softcap": softcap,
         },
     )
     counts, indices = ops.call("select_blocks", query, key, **pattern._arguments(), **placing)
-    block = pattern.block_size
-    return BlockLayout._trusted(counts, indices, block, block, indices.shape[-1])
+    return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 
 def merge_states(

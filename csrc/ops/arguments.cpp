@@ -111,6 +111,14 @@ BoundsView check_bounds(const std::string& op, const MaybeTensor& bounds, const 
   return view;
 }
 
+float check_softcap(const std::string& op, double softcap) {
+  float checked = static_cast<float>(softcap);
+  if (softcap != 0 && !(std::isnormal(checked) && checked > 0)) {
+    fail_expected(op, "softcap that is 0 or a positive, finite, normal float32", text(softcap));
+  }
+  return checked;
+}
+
 /// Fills query_offset or query_offsets of either kind of parameters.
 template <class Params>
 void check_offset(const std::string& op, const CallArguments& args, Params* params) {
@@ -214,11 +222,7 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   AttentionParams& params = call.params;
   fill_problem(op, args, &params);
   params.value = view_of(value);
-  params.softcap = static_cast<float>(args.softcap);
-  if (args.softcap != 0 && !(std::isnormal(params.softcap) && params.softcap > 0)) {
-    fail_expected(op, "softcap that is 0 or a positive, finite, normal float32",
-                  text(args.softcap));
-  }
+  params.softcap = check_softcap(op, args.softcap);
   params.mask = check_mask(op, args);
   if (args.sink_logits) {
     check_same_device(op, "sink_logits", *args.sink_logits, query);
@@ -252,13 +256,14 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   return call;
 }
 
-SelectParams check_selection(const std::string& op, const CallArguments& args) {
+CheckedSelection check_selection(const std::string& op, const CallArguments& args) {
   check_query_key(op, *args.query, *args.key);
-  SelectParams params;
-  fill_problem(op, args, &params);
-  params.causal = args.is_causal;
-  fill_budget(op, args, &params);
-  return params;
+  CheckedSelection selection;
+  fill_problem(op, args, &selection.params);
+  selection.params.softcap = check_softcap(op, args.softcap);
+  selection.params.causal = args.is_causal;
+  fill_selection(op, args, &selection);
+  return selection;
 }
 
 void check_outputs(const std::string& op, const CallArguments& args) {

@@ -29,10 +29,14 @@ struct CallArguments {
   MaybeTensor counts, indices;
   int64_t block_q = 0, block_kv = 0, num_kv_blocks = 0;
   MaybeInt k;
-  int64_t block_size = 128;
+  int64_t block_size = 64;
+  MaybeInt block_rows;
   MaybeInt budget_count;
   std::optional<double> budget_share, mass;
-  std::string selector = "mean", group = "q";
+  std::string selector = "mixed", group = "q";
+  MaybeInt groups;
+  int64_t row_step = 32;
+  MaybeTensor scores;
   int64_t sink_blocks = 1, local_blocks = 1;
 
   MaybeTensor attn_mask;
@@ -59,6 +63,12 @@ struct CheckedCall {
   MaybeTensor sink_logits, global_tokens;  // converted copies
 };
 
+/// The same for a selection.
+struct CheckedSelection {
+  SelectParams params;
+  MaybeTensor scores;  // float32 copy
+};
+
 /// Shape as "(2, 3)".
 std::string shape_of(const Tensor& tensor);
 std::string dtype_of(const Tensor& tensor);
@@ -68,7 +78,7 @@ std::string dtype_of(const Tensor& tensor);
 CheckedCall check_call(const std::string& op, PatternKind kind, const CallArguments& args);
 
 /// Checks block top-k's own arguments and fills the selection's, but for its outputs.
-SelectParams check_selection(const std::string& op, const CallArguments& args);
+CheckedSelection check_selection(const std::string& op, const CallArguments& args);
 
 /// Checks out= and lse= of an `_out` op against the call.
 void check_outputs(const std::string& op, const CallArguments& args);

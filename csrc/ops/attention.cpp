@@ -62,7 +62,8 @@ void run(const Op& op, const CallArguments& args, CheckedCall call, Tensor out, 
 
   std::tuple<MaybeTensor, MaybeTensor> list;
   if (op.kind == PatternKind::kBlockTopK) {
-    SelectParams selection = check_selection(op.name, args);
+    CheckedSelection checked = check_selection(op.name, args);
+    const SelectParams& selection = checked.params;
     BlockList& blocks = params.pattern.list;
     list = run_selection(op.name, selection, *args.query);
     const Tensor& counts = *std::get<0>(list);
@@ -74,12 +75,14 @@ void run(const Op& op, const CallArguments& args, CheckedCall call, Tensor out, 
               indices.stride(0),
               indices.stride(1),
               indices.stride(2),
-              selection.block,
-              selection.block,
+              selection.block_q,
+              selection.block_kv,
               selection.num_q,
               selection.num_kv,
-              selection.num_kv};
-    call.engine_case.block_q = call.engine_case.block_kv = selection.block;
+              selection.num_kv,
+              selection.heads_per_list()};
+    call.engine_case.block_q = selection.block_q;
+    call.engine_case.block_kv = selection.block_kv;
   }
   const Engine& engine = pick_engine(op, args, call.engine_case);
   Scratch scratch = allocate_scratch(engine.workspace_bytes(params), *args.query);

@@ -5,12 +5,16 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "checks.h"
 
 namespace sparse_attn {
 namespace {
+
+constexpr int32_t kRowsOfGroup = 8;  // of the mixed selector, where `groups` is not given
 
 int32_t window_side(const std::string& op, const char* name, MaybeInt side) {
   if (!side) return kUnlimited;
@@ -80,17 +84,25 @@ int32_t check_block(const std::string& op, const char* name, int64_t block) {
 /// The sizes that broadcast to `size`.
 std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
 
+/// The numbers of lists that a batch entry may have.
+std::string heads_of_lists(const Tensor& query, const Tensor& key) {
+  int64_t heads_q = query.size(1), heads_kv = key.size(1);
+  if (heads_kv == 1 || heads_kv == heads_q) return one_or(heads_q);
+  return text("1, ", heads_kv, " or ", heads_q);
+}
+
 void check_list_tensor(const std::string& op, const char* name, const MaybeTensor& tensor,
-                       const Tensor& query, int64_t dims, int64_t num_q) {
+                       const Tensor& query, const Tensor& key, int64_t dims, int64_t num_q) {
   if (!tensor) fail_expected(op, name, "None");
   check_same_device(op, name, *tensor, query);
   check_dtype(op, name, *tensor, ScalarType::Int, "int32");
   const Tensor& t = *tensor;
   bool fits = t.dim() == dims && (t.size(0) == 1 || t.size(0) == query.size(0)) &&
-              (t.size(1) == 1 || t.size(1) == query.size(1)) && t.size(2) == num_q;
+              (t.size(1) == 1 || t.size(1) == key.size(1) || t.size(1) == query.size(1)) &&
+              t.size(2) == num_q;
   if (!fits) {
     fail_expected(op,
-                  text(name, " of shape (", one_or(query.size(0)), ", ", one_or(query.size(1)),
+                  text(name, " of shape (", one_or(query.size(0)), ", ", heads_of_lists(query, key),
                        ", ", num_q, dims == 4 ? ", max)" : ")"),
                   shape_of(t));
   }
@@ -112,10 +124,15 @@ void fill_list(const std::string& op, const CallArguments& args, AttentionParams
                        " keys in blocks of ", list.block_kv),
                   std::to_string(args.num_kv_blocks));
   }
-  check_list_tensor(op, "counts", args.counts, *args.query, 3, list.num_q);
-  check_list_tensor(op, "indices", args.indices, *args.query, 4, list.num_q);
+  check_list_tensor(op, "counts", args.counts, *args.query, *args.key, 3, list.num_q);
+  check_list_tensor(op, "indices", args.indices, *args.query, *args.key, 4, list.num_q);
   const Tensor& counts = *args.counts;
   const Tensor& indices = *args.indices;
+  if (counts.size(1) != indices.size(1) && counts.size(1) != 1 && indices.size(1) != 1) {
+    fail_expected(op, text("indices of counts' ", counts.size(1), " heads"), shape_of(indices));
+  }
+  int64_t lists = std::max(counts.size(1), indices.size(1));
+  if (lists > 0 && lists == params->heads_kv) list.heads_per_list = params->group();
   list.counts = static_cast<const int32_t*>(counts.const_data_ptr());
   list.count_stride_b = counts.size(0) == 1 ? 0 : counts.stride(0);
   list.count_stride_h = counts.size(1) == 1 ? 0 : counts.stride(1);
@@ -145,6 +162,79 @@ void check_one_kind(const std::string& op, const CallArguments& args) {
   }
 }
 
+/// Blocks, and the settings of selectors that cut blocks.
+void fill_blocks(const std::string& op, const CallArguments& args, SelectParams* params) {
+  params->block_kv = check_block(op, "block_size", args.block_size);
+  params->block_q = check_block(op, "block_size", args.block_rows.value_or(args.block_size));
+  params->num_q = ceil_div(params->seq_q, params->block_q);
+  params->num_kv = ceil_div(params->seq_kv, params->block_kv);
+  params->sink_blocks = check_at_least(op, "sink_blocks", args.sink_blocks, 0);
+  params->local_blocks = check_at_least(op, "local_blocks", args.local_blocks, 0);
+  auto check_divides = [&](const char* name, int32_t number, int32_t block) {
+    if (block % number != 0) {
+      fail_expected(op, text(name, " that divides blocks of ", block), std::to_string(number));
+    }
+  };
+  if (params->selector == Selector::kMixed) {
+    int64_t groups =
+        args.groups.value_or(std::gcd(params->block_q, params->block_kv) / kRowsOfGroup);
+    params->groups = check_at_least(op, "groups", groups, 1);
+    params->row_step = check_at_least(op, "row_step", args.row_step, 1);
+    check_divides("groups", params->groups, params->block_q);
+    check_divides("groups", params->groups, params->block_kv);
+  }
+  if (params->selector == Selector::kAntidiagonal) {
+    int64_t stride = args.stride.value_or(8);
+    if (stride != 8 && stride != 16) fail_expected(op, "stride of 8 or 16", std::to_string(stride));
+    params->stride = static_cast<int32_t>(stride);
+  }
+}
+
+Selector check_selector(const std::string& op, const std::string& name) {
+  const std::pair<const char*, Selector> kSelectors[] = {
+      {"mixed", Selector::kMixed},
+      {"mean", Selector::kMean},
+      {"antidiagonal", Selector::kAntidiagonal},
+      {"minmax", Selector::kMinMax},
+      {"vertical_slash", Selector::kVerticalSlash}};
+  for (const auto& [known, selector] : kSelectors) {
+    if (name == known) return selector;
+  }
+  fail_expected(op, "selector mixed, mean, antidiagonal, minmax or vertical_slash", name);
+}
+
+/// The caller's scores of key blocks, as float32.
+void fill_scores(const std::string& op, const CallArguments& args, CheckedSelection* selection) {
+  SelectParams& params = selection->params;
+  const Tensor& scores = *args.scores;
+  check_same_device(op, "scores", scores, *args.query);
+  if (!is_attention_dtype(scores)) {
+    fail_expected(op, "scores of dtype float32, float16 or bfloat16", dtype_of(scores));
+  }
+  auto is_one_of = [&](int64_t d, std::initializer_list<int64_t> sizes) {
+    return std::find(sizes.begin(), sizes.end(), scores.size(d)) != sizes.end();
+  };
+  bool fits = scores.dim() == 4 && is_one_of(0, {1, params.batch}) &&
+              is_one_of(1, {1, params.heads_kv, params.heads_q}) && is_one_of(2, {params.num_q}) &&
+              is_one_of(3, {params.num_kv});
+  if (!fits) {
+    fail_expected(
+        op,
+        text("scores of shape (", one_or(params.batch), ", ",
+             heads_of_lists(*args.query, *args.key), ", ", params.num_q, ", ", params.num_kv, ")"),
+        shape_of(scores));
+  }
+  selection->scores = torch::stable::to(scores, ScalarType::Float);
+  const Tensor& copy = *selection->scores;
+  params.scores.data = static_cast<const float*>(copy.const_data_ptr());
+  params.scores.stride_b = copy.size(0) == 1 ? 0 : copy.stride(0);
+  params.scores.stride_h = copy.size(1) == 1 ? 0 : copy.stride(1);
+  params.scores.stride_q = copy.stride(2);
+  params.scores.stride_kv = copy.stride(3);
+  if (params.heads_kv > 0 && copy.size(1) == params.heads_kv)
+    params.scores.heads_per_score = params.group();
+}
+
 }  // namespace
 
 void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& args,
@@ -166,35 +256,37 @@ void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& 
   if (kind == PatternKind::kTopK || (any && args.k)) fill_topk(op, args, &params.pattern);
 }
 
-void fill_budget(const std::string& op, const CallArguments& args, SelectParams* params) {
-  params->block = check_block(op, "block_size", args.block_size);
-  params->num_q = ceil_div(params->seq_q, params->block);
-  params->num_kv = ceil_div(params->seq_kv, params->block);
-  params->sink_blocks = check_at_least(op, "sink_blocks", args.sink_blocks, 0);
-  params->local_blocks = check_at_least(op, "local_blocks", args.local_blocks, 0);
-  const std::string& selector = args.selector;
-  if (selector != "mean" && selector != "antidiagonal" && selector != "minmax" &&
-      selector != "vertical_slash") {
-    fail_expected(op, "selector mean, antidiagonal, minmax or vertical_slash", selector);
+void fill_selection(const std::string& op, const CallArguments& args, CheckedSelection* selection) {
+  SelectParams& params = selection->params;
+  params.selector = args.scores ? Selector::kScores : check_selector(op, args.selector);
+  const bool served = params.selector == Selector::kMean || params.selector == Selector::kScores;
+  if (args.query->is_cuda() && !served) {
+    fail_not_served(op, text("the selector ", args.selector, " on CUDA"));
   }
+  fill_blocks(op, args, &params);
   if (args.group != "q" && args.group != "kv") {
     fail_expected(op, "group q or kv", args.group);
   }
-  if (selector != "mean") fail_not_served(op, text("the selector ", selector));
-  if (args.group != "q") fail_not_served(op, "one list for a group of heads, group=kv");
-  if (args.mass) fail_not_served(op, "selection by mass");
-  if (args.budget_count.has_value() == args.budget_share.has_value()) {
-    fail_expected(op, "budget as a count or as a share", args.budget_count ? "both" : "neither");
+  params.by_group = args.group == "kv";
+  if (args.scores) fill_scores(op, args, selection);
+
+  auto check_share = [&](const char* name, double share) {
+    if (!(share > 0 && share <= 1)) {
+      fail_expected(op, text(name, " above 0 and up to 1"), std::to_string(share));
+    }
+    return share;
+  };
+  if (args.mass) params.mass = check_share("mass", *args.mass);
+  if (args.budget_count && args.budget_share) {
+    fail_expected(op, "budget_blocks or budget_share", "both");
+  }
+  if (!args.mass && !args.budget_count && !args.budget_share) {
+    fail_expected(op, "mass, budget_blocks or budget_share", "none");
   }
   if (args.budget_count) {
-    params->budget_count = check_at_least(op, "budget", *args.budget_count, 1);
-    return;
+    params.budget_count = check_at_least(op, "budget_blocks", *args.budget_count, 1);
   }
-  double share = *args.budget_share;
-  if (!(share > 0 && share <= 1)) {
-    fail_expected(op, "budget above 0 and up to 1", std::to_string(share));
-  }
-  params->budget_share = share;
+  if (args.budget_share) params.budget_share = check_share("budget_share", *args.budget_share);
 }
 
 }  // namespace sparse_attn

@@ -9,7 +9,7 @@ namespace sparse_attn {
 void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& args,
                   CheckedCall* call);
 
-/// Fills block size, budget and forced blocks of a selection.
-void fill_budget(const std::string& op, const CallArguments& args, SelectParams* params);
+/// Fills blocks, selector, budget and forced blocks of a selection.
+void fill_selection(const std::string& op, const CallArguments& args, CheckedSelection* selection);
 
 }  // namespace sparse_attn

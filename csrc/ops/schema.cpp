@@ -41,11 +41,15 @@ const Argument kArguments[] = {
     {"block_kv", "SymInt block_kv=0", read<&A::block_kv>},
     {"num_kv_blocks", "SymInt num_kv_blocks=0", read<&A::num_kv_blocks>},
     {"k", "SymInt? k=None", read<&A::k>},
-    {"block_size", "SymInt block_size=128", read<&A::block_size>},
+    {"block_size", "SymInt block_size=64", read<&A::block_size>},
+    {"block_rows", "SymInt? block_rows=None", read<&A::block_rows>},
     {"budget_count", "SymInt? budget_count=None", read<&A::budget_count>},
     {"budget_share", "float? budget_share=None", read<&A::budget_share>},
     {"mass", "float? mass=None", read<&A::mass>},
-    {"selector", "str selector=\"mean\"", read<&A::selector>},
+    {"selector", "str selector=\"mixed\"", read<&A::selector>},
+    {"groups", "SymInt? groups=None", read<&A::groups>},
+    {"row_step", "SymInt row_step=32", read<&A::row_step>},
+    {"scores", "Tensor? scores=None", read<&A::scores>},
     {"group", "str group=\"q\"", read<&A::group>},
     {"sink_blocks", "SymInt sink_blocks=1", read<&A::sink_blocks>},
     {"local_blocks", "SymInt local_blocks=1", read<&A::local_blocks>},
@@ -67,8 +71,10 @@ using Names = std::vector<const char*>;
 
 /// Local statics: registration runs while the library is opened, before other files' globals exist.
 const Names& selection_names() {
-  static const Names kNames = {"block_size", "budget_count", "budget_share", "mass",
-                               "selector",   "group",        "sink_blocks",  "local_blocks"};
+  static const Names kNames = {"block_size",  "block_rows", "budget_count", "budget_share",
+                               "mass",        "selector",   "groups",       "row_step",
+                               "stride",      "scores",     "group",        "sink_blocks",
+                               "local_blocks"};
   return kNames;
 }
 
@@ -135,7 +141,7 @@ std::vector<const Argument*> selection_arguments() {
   std::vector<const Argument*> list;
   append(&list, {"query", "key"});
   append(&list, selection_names());
-  append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets"});
+  append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "softcap"});
   return list;
 }
 

@@ -93,8 +93,9 @@ void check_status(const std::string& op, const Status& status) {
 
 std::tuple<Tensor, Tensor> run_selection(const std::string& op, SelectParams params,
                                          const Tensor& query) {
-  Tensor counts = empty_int32({params.batch, params.heads_q, params.num_q}, query);
-  Tensor indices = empty_int32({params.batch, params.heads_q, params.num_q, params.num_kv}, query);
+  int64_t lists = params.heads_kv == 0 ? 0 : params.lists();
+  Tensor counts = empty_int32({params.batch, lists, params.num_q}, query);
+  Tensor indices = empty_int32({params.batch, lists, params.num_q, params.num_kv}, query);
   if (counts.numel() == 0) return {counts, indices};
   if (params.num_kv == 0) {
     torch::stable::zero_(counts);
@@ -116,8 +117,8 @@ void select_blocks_kernel(StableIValue* stack, uint64_t, uint64_t) {
   CallArguments args;
   for (size_t i = 0; i < kArguments.size(); ++i) kArguments[i]->read(args, stack[i]);
   auto guard = backend().enter(args.query->get_device_index());
-  SelectParams params = check_selection("select_blocks", args);
-  auto [counts, indices] = run_selection("select_blocks", params, *args.query);
+  CheckedSelection selection = check_selection("select_blocks", args);
+  auto [counts, indices] = run_selection("select_blocks", selection.params, *args.query);
   stack[0] = torch::stable::detail::from(counts);
   stack[1] = torch::stable::detail::from(indices);
 }

@@ -1,153 +1,242 @@
-"""Block selection against a readable float64 selection, and attention over the selected list."""
+"""Block selection against the plain definitions in ``selection``, and attention over its lists."""
 
-import math
+import dataclasses
 
 import pytest
 import torch
 from reference import Shape
+from selection import check_selection
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
+SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash")
+DTYPE_ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 BLOCK = 16
+FEW = {"sink_blocks": 1, "local_blocks": 1}
 
 
-def pooled(tensor, exists=None):
-    """Means of the blocks of a (length, D) tensor, in float64."""
-    tensor = tensor.double()
-    exists = torch.ones(len(tensor)).bool() if exists is None else exists
-    blocks = range(0, len(tensor), BLOCK)
-    return torch.stack(
-        [tensor[n : n + BLOCK][exists[n : n + BLOCK]].mean(0).nan_to_num(0) for n in blocks]
-    )
+def pattern_of(selector="mixed", block=BLOCK, mass=0.7, **changes):
+    return sa.BlockTopK(block, mass, selector, **{**FEW, **changes})
 
 
-def forced_and_visible(pattern, index, Sq, Skv, offset, is_causal, bounds):
-    """Forced and visible blocks of query block `index`; `bounds` are the [lo, hi) of its head."""
-    rows = range(index * BLOCK, min((index + 1) * BLOCK, Sq))
-    seen = set()
-    for i in rows:
-        low, high = (0, Skv) if bounds is None else bounds[i].tolist()
-        seen.update(range(max(low, 0), min(high, i + offset + 1 if is_causal else Skv, Skv)))
-    visible = set(range(min(seen) // BLOCK, max(seen) // BLOCK + 1)) if seen else set()
-    first, last = (rows[0] + offset) // BLOCK, (rows[-1] + offset) // BLOCK
-    forced = set(range(pattern.sink_blocks)) | set(range(first, last + 1))
-    forced |= set(range(last - pattern.local_blocks + 1, last + 1))
-    if not is_causal:
-        forced |= set(range(last + 1, last + 1 + pattern.local_blocks))
-    return forced & visible, visible
+def by_budget(block=BLOCK, selector="mean", **changes):
+    return sa.BlockTopK(block, None, selector, **{**FEW, **changes})
 
 
-def check_selection(pattern, query, key, is_causal, query_offset=None, exists=None, **common):
-    """Every list holds the forced blocks, the right number, and no worse block than it leaves."""
-    if query_offset is not None:
-        common["query_offset"] = query_offset
-    bounds = common.get("key_bounds")
-    layout = sa.select_blocks(query, key, pattern, is_causal=is_causal, **common)
-    chosen = layout.to_mask().cpu()
-    batch, heads, Sq, D = query.shape
-    Skv = key.shape[2]
-    assert chosen.shape == (batch, heads, -(-Sq // BLOCK), -(-Skv // BLOCK))
-    for b in range(batch):
-        offset = Skv - Sq if query_offset is None else query_offset
-        offset = int(offset[b]) if isinstance(offset, torch.Tensor) else offset
-        for h in range(heads):
-            keys = pooled(key[b, h // (heads // key.shape[1])].cpu(), exists)
-            scores = pooled(query[b, h].cpu()) @ keys.mT / math.sqrt(D)
-            for index, row in enumerate(chosen[b, h]):
-                rows = None if bounds is None else bounds[b, h % bounds.shape[1]].cpu()
-                forced, visible = forced_and_visible(
-                    pattern, index, Sq, Skv, offset, is_causal, rows
-                )
-                if pattern.budget_blocks is not None:
-                    wanted = min(pattern.budget_blocks, len(visible))
-                else:
-                    wanted = math.ceil(pattern.budget_share * len(visible))
-                kept = set(row.nonzero().flatten().tolist())
-                assert len(kept) == max(len(forced), wanted) and forced <= kept
-                assert kept <= visible
-                left = visible - kept
-                if left and kept - forced:
-                    worst = min(scores[index, block] for block in kept - forced)
-                    assert worst >= max(scores[index, block] for block in left) - 1e-6
-
-
-PATTERNS = {
-    "share": sa.BlockTopK(BLOCK, budget_share=0.3),
-    "share-tenth": sa.BlockTopK(BLOCK, budget_share=0.1),
-    "all": sa.BlockTopK(BLOCK, budget_share=1.0),
-    "count": sa.BlockTopK(BLOCK, budget_blocks=4),
-    "count-large": sa.BlockTopK(BLOCK, budget_blocks=2**40),
-    "forced-beyond-budget": sa.BlockTopK(BLOCK, budget_blocks=1, sink_blocks=2, local_blocks=3),
-    "nothing-forced": sa.BlockTopK(BLOCK, budget_blocks=3, sink_blocks=0, local_blocks=0),
+AMOUNTS = {
+    "mass": {"mass": 0.7},
+    "mass-high": {"mass": 0.99},
+    "mass-all": {"mass": 1.0},
+    "mass-and-cap": {"mass": 0.9, "budget_blocks": 3},
+    "mass-and-share": {"mass": 0.9, "budget_share": 0.3},
+    "share": {"mass": None, "budget_share": 0.3},
+    "share-tenth": {"mass": None, "budget_share": 0.1},
+    "all": {"mass": None, "budget_share": 1.0},
+    "count": {"mass": None, "budget_blocks": 4},
+    "count-large": {"mass": None, "budget_blocks": 2**40},
+    "forced-beyond-budget": {"mass": 0.5, "budget_blocks": 1, "sink_blocks": 2, "local_blocks": 3},
+    "nothing-forced": {"mass": 0.5, "sink_blocks": 0, "local_blocks": 0},
 }
-LENGTHS = [(160, 160), (100, 131), (1, 150), (150, 40)]
+LENGTHS = [(96, 96), (70, 101), (1, 120), (110, 40)]
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("Sq, Skv", LENGTHS)
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_selection(device, pattern, Sq, Skv, is_causal):
-    query, key, _ = Shape(2, 4, 2, Sq, Skv, 32).make(device, memory="transposed")
-    check_selection(pattern, query, key, is_causal)
-
-
-def test_selection_with_offsets(device):
-    query, key, _ = Shape(2, 2, 1, 40, 200, 32).make(device)
-    for is_causal in (False, True):
-        check_selection(
-            sa.BlockTopK(BLOCK, budget_share=0.4), query, key, is_causal, query_offset=23
-        )
-        offsets = torch.tensor([-20, 90], dtype=torch.int32, device=device)
-        check_selection(
-            sa.BlockTopK(BLOCK, budget_share=0.4), query, key, is_causal, query_offset=offsets
-        )
-
-
-def test_padding_takes_no_part_in_the_means(device):
-    query, key, _ = Shape(1, 2, 1, 64, 64, 32).make(device)
-    key[:, :, :5] = 1e6
-    bounds = torch.tensor([5, 64], dtype=torch.int32, device=device).expand(1, 1, 64, 2)
-    exists = torch.arange(64) >= 5
-    pattern = sa.BlockTopK(BLOCK, budget_blocks=2, sink_blocks=0)
-    check_selection(pattern, query, key, False, exists=exists, key_bounds=bounds)
+@pytest.mark.parametrize("amount", AMOUNTS.values(), ids=AMOUNTS)
+@pytest.mark.parametrize("selector", ["mixed", "mean"])
+def test_amounts(device, selector, amount, Sq, Skv, is_causal):
+    query, key, _ = Shape(2, 2, 1, Sq, Skv, 32).make(device, memory="transposed")
+    check_selection(pattern_of(selector, **amount), query, key, is_causal)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_a_share_is_of_the_blocks_that_a_row_may_see(device, pattern, heads, is_causal):
+@pytest.mark.parametrize("Sq, Skv", LENGTHS)
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_selectors(device, selector, group, Sq, Skv, is_causal):
+    query, key, _ = Shape(1, 4, 2, Sq, Skv, 40).make(device)
+    query = 2 * query  # estimates far apart
+    check_selection(pattern_of(selector, group=group, row_step=8), query, key, is_causal)
+
+
+SETTINGS = {
+    "one-group": pattern_of(groups=1, row_step=5),
+    "groups-of-one-row": pattern_of(groups=16, row_step=1),
+    "no-sampled-row": pattern_of(row_step=1000),
+    "stride-16": pattern_of("antidiagonal", stride=16),
+    "stride-16-blocks-of-48": pattern_of("antidiagonal", 48, stride=16),
+    "block-64": pattern_of(block=64),
+    "block-128": pattern_of(block=128),
+    "wide-queries": pattern_of(block=(64, 16)),
+    "wide-keys": pattern_of(block=(16, 64)),
+    "wide-keys-lines": pattern_of("vertical_slash", block=(16, 48)),
+    "wide-queries-bounds": pattern_of("minmax", block=(48, 32)),
+    "wide-queries-antidiagonal": pattern_of("antidiagonal", block=(80, 16)),
+    "wide-keys-means": pattern_of("mean", block=(16, 32)),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", SETTINGS.values(), ids=SETTINGS)
+def test_settings(device, pattern, is_causal):
+    query, key, _ = Shape(1, 2, 1, 230, 330, 32).make(device)
+    check_selection(pattern, 2 * query, key, is_causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPE_ERRORS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 80])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_types_and_head_dims(device, selector, head_dim, dtype):
+    query, key, _ = Shape(1, 2, 1, 200, 264, head_dim).make(device, dtype)
+    error = DTYPE_ERRORS[dtype] if device == "cuda" else 1e-5
+    check_selection(pattern_of(selector, 32), query, key, True, error=error)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_offsets(device, selector, is_causal):
+    query, key, _ = Shape(2, 2, 1, 40, 200, 32).make(device)
+    pattern = pattern_of(selector, row_step=8)
+    check_selection(pattern, query, key, is_causal, query_offset=23)
+    offsets = torch.tensor([-20, 90], dtype=torch.int32, device=device)
+    check_selection(pattern, query, key, is_causal, query_offset=offsets)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize(
+    "scoring",
+    [{"scale": 0.5}, {"scale": -0.2}, {"scale": 0.0}, {"softcap": 1.5}],
+    ids=["scale", "negative-scale", "no-scale", "softcap"],
+)
+def test_scores_are_those_of_the_call(device, selector, scoring):
+    query, key, _ = Shape(1, 2, 1, 100, 140, 32).make(device)
+    check_selection(pattern_of(selector, row_step=8), query, key, True, **scoring)
+
+
+@pytest.mark.parametrize("heads, is_causal", [(1, True), (2, False)], ids=["causal", "by-head"])
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_bounds(device, selector, group, heads, is_causal):
     """Left padding of half the keys, and packed texts whose rows see their own keys alone."""
-    query, key, _ = Shape(2, 2, 1, 320, 320, 32).make(device)
-    padded = torch.tensor([160, 320]).expand(heads, 320, 2)
-    text = torch.arange(320) // 130
-    packed = torch.stack([text * 130, (text + 1) * 130], -1).expand(heads, 320, 2).clone()
-    packed[-1, 200:] = torch.tensor([-7, 400])
-    packed[:, 48:64] = 5  # a query block without keys
+    query, key, _ = Shape(2, 2, 1, 192, 192, 16).make(device)
+    padded = torch.tensor([96, 192]).expand(heads, 192, 2)
+    text = torch.arange(192) // 75
+    packed = torch.stack([text * 75, (text + 1) * 75], -1).expand(heads, 192, 2).clone()
+    packed[-1, 120:] = torch.tensor([-7, 400])
+    packed[:, 32:64] = 5  # a query block without keys
     bounds = torch.stack([padded, packed]).int().to(device)
+    pattern = pattern_of(selector, 32, group=group)
     check_selection(pattern, query, key, is_causal, key_bounds=bounds)
 
 
-def test_ties_go_to_the_lower_block(device):
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_keys_that_do_not_exist_never_count(device, selector):
+    """Padding and the tail of a cache hold NaN; a block of nothing else is not chosen by mass."""
+    query, key, _ = Shape(1, 2, 1, 64, 128, 32).make(device)
+    pattern = pattern_of(selector, row_step=8, sink_blocks=0)
+    bounds = torch.tensor([21, 64], dtype=torch.int32, device=device).expand(1, 1, 64, 2)
+    clean = sa.select_blocks(query, key, pattern, is_causal=True, key_bounds=bounds, query_offset=0)
+    key[:, :, :21] = torch.nan
+    key[:, :, 64:] = torch.nan
+    dirty = sa.select_blocks(query, key, pattern, is_causal=True, key_bounds=bounds, query_offset=0)
+    assert clean == dirty and int(dirty.counts.max()) <= 3
+
+
+def test_a_nan_in_a_key_keeps_what_it_reaches(device):
+    query, key, _ = Shape(1, 1, 1, 32, 160, 32).make(device)
+    key[:, :, 40] = torch.nan
+    for selector in ("mixed", "mean", "antidiagonal", "vertical_slash"):
+        pattern = pattern_of(selector, mass=0.01, sink_blocks=0)
+        assert sa.select_blocks(query, key, pattern).to_mask()[..., 40 // BLOCK].all()
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_ties_go_to_the_lower_block(device, selector):
     query = torch.ones(1, 1, 16, 16, device=device)
     key = torch.ones(1, 1, 160, 16, device=device)
-    pattern = sa.BlockTopK(BLOCK, budget_blocks=4, sink_blocks=0, local_blocks=1)
-    layout = sa.select_blocks(query, key, pattern)
-    assert layout.indices[0, 0, 0, :4].tolist() == [0, 1, 2, 9]
+    pattern = by_budget(selector=selector, budget_blocks=4, sink_blocks=0, row_step=8)
+    if selector != "vertical_slash":  # whose diagonals fall off
+        assert sa.select_blocks(query, key, pattern).indices[0, 0, 0, :4].tolist() == [0, 1, 2, 9]
+    halves = dataclasses.replace(pattern, mass=0.45, budget_blocks=None)
+    counts = sa.select_blocks(query, key, halves).counts
+    assert counts.item() == 5 or selector == "vertical_slash"
 
 
-def test_lists_are_ascending(device):
-    query, key, _ = Shape(1, 2, 2, 128, 512, 16).make(device)
-    layout = sa.select_blocks(query, key, sa.BlockTopK(BLOCK, budget_share=0.3))
-    count = int(layout.counts.min())
-    assert (layout.indices[..., 1:count] > layout.indices[..., : count - 1]).all()
+def test_own_scores(device):
+    query, key, _ = Shape(2, 4, 2, 100, 131, 16).make(device)
+    generator = torch.Generator().manual_seed(1)
+    for heads in (1, 2, 4):
+        scores = 3 * torch.randn(2, heads, 7, 9, generator=generator)
+        for group in ("q", "kv"):
+            pattern = pattern_of(scores.to(device), group=group)
+            check_selection(pattern, query, key, True)
+    pattern = by_budget(selector=scores[:1].bfloat16().to(device), budget_blocks=4)
+    check_selection(pattern, query, key)
+
+
+def test_own_scores_that_are_no_numbers_keep_their_blocks(device):
+    query, key, _ = Shape(1, 1, 1, 16, 160, 16).make(device)
+    scores = torch.zeros(1, 1, 1, 10, device=device)
+    scores[..., 2], scores[..., 5], scores[..., 7] = torch.nan, torch.inf, -torch.inf
+    pattern = by_budget(selector=scores, budget_blocks=4, sink_blocks=0, local_blocks=0)
+    assert sa.select_blocks(query, key, pattern).indices[0, 0, 0, :4].tolist() == [0, 2, 5, 9]
+    check_selection(pattern_of(scores, mass=0.3), query, key)
+    check_selection(pattern_of(torch.full_like(scores, -torch.inf)), query, key)
+    check_selection(pattern_of(torch.full_like(scores, torch.nan)), query, key)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_one_block_and_no_rows(device, selector):
+    query, key, _ = Shape(1, 2, 1, 5, 9, 16).make(device)
+    pattern = pattern_of(selector)
+    layout = sa.select_blocks(query, key, pattern, is_causal=True)
+    assert layout.counts.flatten().tolist() == [1, 1]
+    for Sq, Skv in ((0, 9), (5, 0)):
+        layout = sa.select_blocks(query[:, :, :Sq], key[:, :, :Skv], pattern)
+        assert not layout.counts.any()
+
+
+def needles(device, length=1024, head_dim=64):
+    """Flat attention but for one key of block 3, which every query sees far above the others."""
+    query, key, value = Shape(1, 1, 1, length, length, head_dim).make(device)
+    query, key = 0.1 * query, 0.1 * key
+    query[..., 0] = 8
+    key[:, :, 3 * 64 + 17, 0] = 16
+    return query, key, value
+
+
+@pytest.mark.parametrize("selector", ["mixed", "antidiagonal", "minmax", "vertical_slash"])
+def test_a_planted_needle_is_found(device, selector):
+    query, key, _ = needles(device)
+    pattern = pattern_of(selector, 64, mass=0.3, sink_blocks=0)
+    layout = sa.select_blocks(query, key, pattern, is_causal=True)
+    assert layout.to_mask()[0, 0, 4:, 3].all()
+    assert layout.counts.double().mean() < 4  # of 8.5
+
+
+@pytest.mark.parametrize("selector", ["mixed", "antidiagonal", "vertical_slash"])
+def test_a_planted_diagonal_is_found(device, selector):
+    """Each row sees the key 300 before it: rotations by a position's angle."""
+    position = torch.arange(1024, device=device)[:, None].double()
+    rate = torch.arange(1, 33, device=device) * 0.37
+    key = torch.cat([torch.cos(position * rate), torch.sin(position * rate)], -1)[None, None]
+    query = 4 * key.roll(300, 2)
+    pattern = pattern_of(selector, 64, mass=0.6, sink_blocks=0)
+    layout = sa.select_blocks(query.float(), key.float(), pattern, is_causal=True)
+    mask = layout.to_mask()[0, 0]
+    reached = [(i, (64 * i + 32 - 300) // 64) for i in range(6, 16)]
+    assert all(mask[i, j] for i, j in reached)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-def test_attention_is_block_sparse_over_the_selection(attend, device, is_causal):
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("block", [32, (64, 32), (16, 48)], ids=str)
+def test_attention_is_block_sparse_over_the_selection(attend, device, block, group, is_causal):
     shape = attend.fit(Shape(2, 4, 2, 130, 190, 64))
     query, key, value = shape.make(device, attend.dtype)
-    pattern = sa.BlockTopK(max(shape.block, 32), budget_share=0.4)
+    rows, keys = block if isinstance(block, tuple) else (block, block)
+    pattern = pattern_of(block=(max(shape.block, rows), keys), group=group)
     result = attend(pattern, query, key, value, is_causal=is_causal, return_lse=True)
     assert_close_to_reference(result, query, key, value, pattern, is_causal=is_causal)
     layout = sa.select_blocks(query, key, pattern, is_causal=is_causal)
@@ -155,21 +244,70 @@ def test_attention_is_block_sparse_over_the_selection(attend, device, is_causal)
     assert torch.equal(result[0], listed)
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"selector": "antidiagonal"}, "selector antidiagonal"),
-        ({"selector": "minmax"}, "selector minmax"),
-        ({"selector": "vertical_slash"}, "selector vertical_slash"),
-        ({"mass": 0.9}, "mass"),
-        ({"group": "kv"}, "group=kv"),
-    ],
-    ids=["antidiagonal", "minmax", "vertical_slash", "mass", "group"],
-)
-def test_what_is_not_served_says_so(device, change, words):
+def test_one_query_attends_to_lists_of_key_heads(attend, device):
+    shape = attend.fit(Shape(2, 8, 2, 1, 900, 64))
+    query, key, value = shape.make(device, attend.dtype)
+    pattern = pattern_of("minmax", shape.block, group="kv", mass=0.5)
+    result = attend(pattern, query, key, value, return_lse=True)
+    assert_close_to_reference(result, query, key, value, pattern)
+
+
+def test_defaults_say_what_they_do():
+    wide = sa.BlockTopK((64, 32), 0.9, "mixed")
+    settings = "mass=0.9, selector='mixed', groups=4, row_step=32, sink_blocks=1, local_blocks=1"
+    assert repr(wide) == f"BlockTopK((64, 32), {settings})"
+    assert eval(repr(wide), {"BlockTopK": sa.BlockTopK}) == wide
+    scores = torch.zeros(1, 2, 3, 4)
+    assert "selector=<scores (1, 2, 3, 4)>" in repr(sa.BlockTopK(selector=scores))
+    own, same = sa.BlockTopK(selector=scores), sa.BlockTopK(selector=scores.clone())
+    assert own == same and hash(own) == hash(same)
+    assert own != sa.BlockTopK() and own != sa.BlockTopK(selector=scores + 1)
+
+
+REFUSED = {
+    "scores-shape": (
+        {"selector": torch.zeros(1, 2, 2, 3)},
+        r"scores of shape \(1, 1 or 2, 2, 2\), got shape \(1, 2, 2, 3\)",
+    ),
+    "scores-rank": (
+        {"selector": torch.zeros(2, 2)},
+        r"scores of shape \(1, 1 or 2, 2, 2\), got shape \(2, 2\)",
+    ),
+    "scores-kind": (
+        {"selector": torch.zeros(1, 2, 2, 2).int()},
+        "scores of dtype float32, float16 or bfloat16, got int32",
+    ),
+}
+
+
+@pytest.mark.parametrize("change, words", REFUSED.values(), ids=REFUSED)
+def test_scores_that_do_not_fit_are_refused(device, change, words):
     query, key, value = Shape(1, 2, 1, 32, 32, 16).make(device)
-    sentence = f"^sparse_attn::block_topk: not served: .*{words}"
-    with pytest.raises(NotImplementedError, match=sentence):
+    change = {name: value.to(device) for name, value in change.items()}
+    with pytest.raises(ValueError, match=f"^sparse_attn::block_topk: expected {words}$"):
         sa.block_topk_attention(query, key, value, block_size=16, **change)
-    answer = sa.can_use(query, key, value, sa.BlockTopK(16, **change))
-    assert not answer and words in answer.reasons[0]
+
+
+OP_REFUSALS = {
+    "mass": ({"mass": 1.5}, "mass above 0 and up to 1, got 1.5"),
+    "mass-zero": ({"mass": 0.0}, "mass above 0 and up to 1, got 0.0"),
+    "mass-nan": ({"mass": float("nan")}, "mass above 0 and up to 1, got nan"),
+    "count": ({"budget_count": 0}, "budget_blocks of at least 1, got 0"),
+    "share": ({"budget_share": 0.0}, "budget_share above 0 and up to 1, got 0.0"),
+    "none": ({}, "mass, budget_blocks or budget_share, got none"),
+    "both": ({"budget_count": 1, "budget_share": 0.5}, "budget_blocks or budget_share, got both"),
+    "groups": ({"mass": 0.5, "groups": 5}, "groups that divides blocks of 16, got 5"),
+    "row-step": ({"mass": 0.5, "row_step": 0}, "row_step of at least 1, got 0"),
+    "stride": (
+        {"mass": 0.5, "selector": "antidiagonal", "stride": 4},
+        "stride of 8 or 16, got 4",
+    ),
+    "block-rows": ({"mass": 0.5, "block_rows": 24}, "block_size that is a multiple of 16, got 24"),
+}
+
+
+@pytest.mark.parametrize("change, words", OP_REFUSALS.values(), ids=OP_REFUSALS)
+def test_what_the_op_refuses(device, change, words):
+    query, key, _ = Shape(1, 2, 1, 32, 32, 16).make(device)
+    with pytest.raises(RuntimeError, match=f"sparse_attn::select_blocks: expected {words}"):
+        torch.ops.sparse_attn.select_blocks(query, key, block_size=16, **change)

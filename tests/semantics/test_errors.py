@@ -149,7 +149,7 @@ WRONG = {
     "global-rank": (lambda c: c.band(global_tokens=c.ints(1, 3)), "global_tokens of shape"),
     "layout-rows": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_q=4)),
-        r"counts of shape \(1 or 2, 1 or 4, 3\), got shape \(1, 1, 4\)",
+        r"counts of shape \(1 or 2, 1, 2 or 4, 3\), got shape \(1, 1, 4\)",
     ),
     "layout-rows-of-one-head": (
         lambda c: sa.block_sparse_attention(
@@ -162,8 +162,8 @@ WRONG = {
         "a layout of 5 key blocks for 67 keys .* got 4",
     ),
     "layout-heads": (
-        lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(heads=2)),
-        r"counts of shape .* got shape \(1, 2, 3\)",
+        lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(heads=3)),
+        r"counts of shape .* got shape \(1, 3, 3\)",
     ),
     "layout-batch": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(batch=3)),

@@ -189,7 +189,10 @@ NUMBERS = {
         "budget_blocks or budget_share, got both",
     ),
     "mass": (lambda: sa.BlockTopK(mass=0.0), "mass above 0 and up to 1, got 0.0"),
-    "selector": (lambda: sa.BlockTopK(selector="best"), "selector to be one of mean.* got 'best'"),
+    "selector": (
+        lambda: sa.BlockTopK(selector="best"),
+        "selector to be one of mixed.* got 'best'",
+    ),
     "group": (lambda: sa.BlockTopK(group="g"), "group to be one of q, kv, got 'g'"),
     "sink-blocks": (lambda: sa.BlockTopK(sink_blocks=-1), "sink_blocks of at least 0, got -1"),
     "local-blocks": (lambda: sa.BlockTopK(local_blocks=-1), "local_blocks of at least 0, got -1"),

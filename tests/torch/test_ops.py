@@ -156,8 +156,8 @@ def test_straight_calls_raise_runtime_errors(device):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
     with pytest.raises(RuntimeError, match=r"^sparse_attn::band: expected window's left side"):
         OPS.band(query, key, value, left=-1)
-    with pytest.raises(RuntimeError, match=r"^sparse_attn::block_topk: not served: .*minmax"):
-        OPS.block_topk(query, key, value, budget_count=1, selector="minmax")
+    with pytest.raises(RuntimeError, match=r"^sparse_attn::block_topk: expected selector mixed"):
+        OPS.block_topk(query, key, value, budget_count=1, selector="best")
 
 
 META = {

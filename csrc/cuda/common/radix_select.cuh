@@ -29,31 +29,36 @@ struct Threshold {
 };
 
 /// Inclusive prefix sum over the lanes of a warp.
-__device__ __forceinline__ uint32_t warp_prefix_sum(uint32_t value) {
+template <typename Count>
+__device__ __forceinline__ Count warp_prefix_sum(Count value) {
   for (int step = 1; step < 32; step *= 2) {
-    uint32_t other = __shfl_up_sync(~0u, value, step);
+    Count other = __shfl_up_sync(~0u, value, step);
     if (static_cast<int>(threadIdx.x % 32) >= step) value += other;
   }
   return value;
 }
 
 /// The digit of the `wanted`-th highest key of a histogram, that key's place among the keys of the
-/// digit, and how many they are; `found` is false where the histogram holds fewer keys.
+/// digit, and how many they are; `found` is false where the histogram holds fewer keys. Keys may
+/// count more than once: a histogram of weights gives the key at which their sum reaches `wanted`.
+template <typename Count>
 struct Digit {
   bool found = false;
-  uint32_t value = 0, wanted = 0, count = 0;
+  uint32_t value = 0;
+  Count wanted = 0, count = 0;
 };
 
 /// Searches histogram[0 .. bins), bins a multiple of 32; a whole warp calls it and gets the result.
-__device__ inline Digit find_digit(const uint32_t* histogram, int bins, uint32_t wanted) {
+template <typename Count>
+__device__ inline Digit<Count> find_digit(const Count* histogram, int bins, Count wanted) {
   int per_lane = bins / 32;
   int top = bins - 1 - static_cast<int>(threadIdx.x % 32) * per_lane;  // lane 0 has the highest
-  uint32_t sum = 0;
+  Count sum = 0;
   for (int i = 0; i < per_lane; ++i) sum += histogram[top - i];
-  uint32_t above = warp_prefix_sum(sum) - sum;
-  Digit digit;
+  Count above = warp_prefix_sum(sum) - sum;
+  Digit<Count> digit;
   for (int i = 0; i < per_lane; ++i) {
-    uint32_t count = histogram[top - i];
+    Count count = histogram[top - i];
     if (above < wanted && wanted <= above + count) {
       digit = {true, static_cast<uint32_t>(top - i), wanted - above, count};
     }

@@ -80,7 +80,8 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
   GridPlan plan;
-  bool list_per_head = list.present() && (list.count_stride_h != 0 || list.index_stride_h != 0);
+  bool list_per_head = list.present() && list.heads_per_list < params.group() &&
+                       (list.count_stride_h != 0 || list.index_stride_h != 0);
   plan.classes = pattern.classes(params.seq_q);
   plan.heads_packed = list_per_head ? 1 : params.group();
   int32_t class_rows = ceil_div(params.seq_q, pattern.dilation);

@@ -1,5 +1,5 @@
-// Means of query and key blocks in float32, one thread block each. Under bounds a key counts when
-// some row of its batch entry has it: rows mark their interval's ends, and a prefix sum counts
+// Means of query and key blocks in float32, one thread block each. A key counts when some row of
+// its batch entry may see it: under bounds rows mark their interval's ends, and a prefix sum counts
 // them.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
@@ -12,30 +12,32 @@ namespace {
 constexpr int kPoolThreads = 128;
 constexpr int kScanThreads = 1024;
 
-/// means[b, h, block] over the rows of the block whose mark is not 0; NaN, which ranks last, where
-/// none is.
-template <typename T>
+/// means[b, h, block] over the keys of the block that exist; NaN where none does. A query always
+/// exists.
+template <typename T, bool kKeys>
 __global__ void __launch_bounds__(kPoolThreads)
-    pool_blocks(TensorView tensor, int32_t heads, int32_t length, int32_t head_dim, int32_t block,
-                int32_t num_blocks, const int32_t* marks, float* means) {
-  int64_t head_index = blockIdx.x / num_blocks;
-  int64_t batch = head_index / heads;
-  int32_t begin = static_cast<int32_t>(blockIdx.x % num_blocks) * block;
-  int32_t end = imin(begin + block, length);
+    pool_blocks(const SelectParams params, const int32_t* marks, float* means) {
+  const TensorView& tensor = kKeys ? params.key : params.query;
+  const int32_t heads = kKeys ? params.heads_kv : params.heads_q;
+  const int32_t size = kKeys ? params.block_kv : params.block_q;
+  const int32_t num_blocks = kKeys ? params.num_kv : params.num_q;
+  const int64_t head_index = blockIdx.x / num_blocks;
+  const int64_t batch = head_index / heads;
+  const int32_t begin = static_cast<int32_t>(blockIdx.x % num_blocks) * size;
+  const int32_t end = imin(begin + size, kKeys ? params.seq_kv : params.seq_q);
   const T* rows = static_cast<const T*>(tensor.data) + batch * tensor.stride_b +
                   head_index % heads * tensor.stride_h;
-  if (marks != nullptr) marks += batch * (length + 1);
-  for (int32_t d = threadIdx.x; d < head_dim; d += kPoolThreads) {
+  for (int32_t d = threadIdx.x; d < params.head_dim; d += kPoolThreads) {
     float sum = 0.0f;
     int32_t count = 0;
 #pragma unroll 8
     for (int32_t j = begin; j < end; ++j) {
-      bool exists = marks == nullptr || marks[j] > 0;
+      bool exists = !kKeys || key_exists(params, marks, batch, j);
       float x = to_float(rows[j * tensor.stride_s + d]);
       sum += exists ? x : 0.0f;
       count += exists;
     }
-    means[int64_t{blockIdx.x} * head_dim + d] = count > 0 ? sum / count : NAN;
+    means[int64_t{blockIdx.x} * params.head_dim + d] = count > 0 ? sum / count : NAN;
   }
 }
 
@@ -44,8 +46,8 @@ __global__ void mark_bounds(const SelectParams params, int32_t heads, int32_t* m
   for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < rows;
        at += int64_t{gridDim.x} * blockDim.x) {
     int64_t batch = at / params.seq_q / heads;
-    Interval keys =
-        params.bounds.row(batch, at / params.seq_q % heads, at % params.seq_q, params.seq_kv);
+    Interval keys = params.keys_of_row(batch, at / params.seq_q % heads,
+                                       static_cast<int32_t>(at % params.seq_q));
     if (keys.empty()) continue;
     int32_t* entry = marks + batch * (params.seq_kv + 1);
     atomicAdd(entry + keys.begin, 1);
@@ -74,6 +76,8 @@ __global__ void __launch_bounds__(kScanThreads) sum_marks(int32_t length, int32_
   }
 }
 
+}  // namespace
+
 Status launch_marks(const SelectParams& params, int32_t* marks) {
   cudaStream_t stream = to_stream(params.stream);
   int64_t bytes = int64_t{params.batch} * (params.seq_kv + 1) * sizeof(int32_t);
@@ -86,24 +90,16 @@ Status launch_marks(const SelectParams& params, int32_t* marks) {
   return launched();
 }
 
-}  // namespace
-
 Status launch_pool(const SelectParams& params, const SelectWorkspace& workspace) {
   cudaStream_t stream = to_stream(params.stream);
-  if (workspace.key_marks != nullptr) {
-    Status status = launch_marks(params, workspace.key_marks);
-    if (!status.ok()) return status;
-  }
   int64_t query_blocks = int64_t{params.batch} * params.heads_q * params.num_q;
   int64_t key_blocks = int64_t{params.batch} * params.heads_kv * params.num_kv;
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_blocks<T><<<static_cast<uint32_t>(query_blocks), kPoolThreads, 0, stream>>>(
-        params.query, params.heads_q, params.seq_q, params.head_dim, params.block, params.num_q,
-        nullptr, workspace.pooled_query);
-    pool_blocks<T><<<static_cast<uint32_t>(key_blocks), kPoolThreads, 0, stream>>>(
-        params.key, params.heads_kv, params.seq_kv, params.head_dim, params.block, params.num_kv,
-        workspace.key_marks, workspace.pooled_key);
+    pool_blocks<T, false><<<static_cast<uint32_t>(query_blocks), kPoolThreads, 0, stream>>>(
+        params, nullptr, workspace.pooled_query);
+    pool_blocks<T, true><<<static_cast<uint32_t>(key_blocks), kPoolThreads, 0, stream>>>(
+        params, workspace.key_marks, workspace.pooled_key);
     return launched();
   });
 }

@@ -1,10 +1,25 @@
-// scale * mean(Q_i) . mean(K_j) for every pair of blocks, a float32 product on 64 x 64 tiles.
+// Scores of pairs of blocks: scale * mean(Q_i) . mean(K_j), a float32 product on 64 x 64 tiles, or
+// those that the caller gives.
 #include "../common/launch.cuh"
+#include "../common/mask.cuh"
 #include "../common/tile_product.cuh"
 #include "tools.h"
 
 namespace sparse_attn::cuda {
 namespace {
+
+constexpr int kCopyThreads = 256;
+
+/// Whether the block holds a key that some row may see. Asked where its mean is no number, which a
+/// key that is none may have made too.
+__device__ bool key_block_exists(const SelectParams& params, const SelectWorkspace& workspace,
+                                 int64_t batch, int64_t block) {
+  int32_t begin = static_cast<int32_t>(block) * params.block_kv;
+  for (int32_t j = begin; j < imin(begin + params.block_kv, params.seq_kv); ++j) {
+    if (key_exists(params, workspace.key_marks, batch, j)) return true;
+  }
+  return false;
+}
 
 __global__ void __launch_bounds__(kProductThreads)
     score_blocks(const SelectParams params, const SelectWorkspace workspace) {
@@ -14,7 +29,7 @@ __global__ void __launch_bounds__(kProductThreads)
   int32_t i0 = static_cast<int32_t>(blockIdx.x / tiles_kv % tiles_q) * kProductTile;
   int32_t j0 = static_cast<int32_t>(blockIdx.x % tiles_kv) * kProductTile;
   int64_t batch = head_index / params.heads_q;
-  int64_t head_kv = head_index % params.heads_q / (params.heads_q / params.heads_kv);
+  int64_t head_kv = head_index % params.heads_q / params.group();
   int32_t depth = params.head_dim;
   const float* query = workspace.pooled_query + head_index * params.num_q * depth;
   const float* key =
@@ -38,13 +53,34 @@ __global__ void __launch_bounds__(kProductThreads)
     for (int c = 0; c < kProductRows; ++c) {
       int64_t j = j0 + product_column(c);
       if (i < params.num_q && j < params.num_kv) {
-        scores[i * params.num_kv + j] = params.scale * acc[r][c];
+        bool exists = !isnan(key[j * depth]) || key_block_exists(params, workspace, batch, j);
+        scores[i * params.num_kv + j] =
+            exists ? capped(params.scale * acc[r][c], params.softcap) : -INFINITY;
       }
     }
   }
 }
 
+__global__ void __launch_bounds__(kCopyThreads)
+    copy_scores(const SelectParams params, float* scores) {
+  int64_t row = blockIdx.x;
+  int64_t head = row / params.num_q;
+  const float* given = params.scores.row(head / params.heads_q, head % params.heads_q,
+                                         static_cast<int32_t>(row % params.num_q));
+  for (int32_t j = threadIdx.x; j < params.num_kv; j += kCopyThreads) {
+    float score = given[j * params.scores.stride_kv];
+    scores[row * params.num_kv + j] = score == INFINITY ? NAN : score;  // both keep the block
+  }
+}
+
 }  // namespace
+
+Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace) {
+  int64_t rows = int64_t{params.batch} * params.heads_q * params.num_q;
+  copy_scores<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
+      params, workspace.scores);
+  return launched();
+}
 
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace) {
   int64_t tiles = ceil_div64(params.num_q, kProductTile) * ceil_div64(params.num_kv, kProductTile) *

@@ -1,4 +1,4 @@
-// The tools' table, and block selection as its three launches: pool, score, choose.
+// The tools' table, and block selection as its launches: estimate, by selector, then choose.
 #include "../cache/append.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
@@ -27,6 +27,12 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
   return used;
 }
 
+Status launch_estimates(const SelectParams& params, const SelectWorkspace& workspace) {
+  if (params.selector == Selector::kScores) return launch_given_scores(params, workspace);
+  Status status = launch_pool(params, workspace);
+  return status.ok() ? launch_block_scores(params, workspace) : status;
+}
+
 }  // namespace
 
 int64_t select_workspace_bytes(const SelectParams& params) {
@@ -37,8 +43,9 @@ int64_t select_workspace_bytes(const SelectParams& params) {
 Status select_blocks(const SelectParams& params) {
   SelectWorkspace workspace;
   plan(params, static_cast<char*>(params.workspace), &workspace);
-  Status status = launch_pool(params, workspace);
-  if (status.ok()) status = launch_block_scores(params, workspace);
+  Status status;
+  if (workspace.key_marks != nullptr) status = launch_marks(params, workspace.key_marks);
+  if (status.ok()) status = launch_estimates(params, workspace);
   if (status.ok()) status = launch_choose(params, workspace);
   return status;
 }

@@ -1,0 +1,154 @@
+"""A user's own pattern: `allows` alone makes a mask, a density and the oracle's attention."""
+
+import pytest
+import torch
+from reference import Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+
+class Diagonals(sa.Pattern):
+    """Every third key up to the row's own."""
+
+    def allows(self, row, position, key):
+        return (key <= position) & ((position - key) % 3 == 0)
+
+
+class Columns(sa.Pattern):
+    """Broadcasts over the rows."""
+
+    def allows(self, row, position, key):
+        return key % 5 == 0
+
+
+class LaterBand(sa.Band):
+    """A band that says anew what it allows."""
+
+    def allows(self, row, position, key):
+        return super().allows(row, position, key) & (key >= 7)
+
+
+OWN = {"diagonals": Diagonals(), "columns": Columns(), "band": LaterBand(4)}
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", OWN.values(), ids=OWN)
+def test_naive_attention_is_the_patterns_own(device, pattern, is_causal):
+    query, key, value = Shape(2, 4, 2, 33, 47, 16).make(device)
+    common = {"is_causal": is_causal, "return_lse": True}
+    got = sa.naive_attention(query, key, value, pattern, **common)
+    assert_close_to_reference(got, query, key, value, pattern, **common)
+    mask = pattern.mask(33, 47, is_causal).to(device)
+    masked = sa.naive_attention(query, key, value, attn_mask=mask, return_lse=True)
+    assert torch.equal(got[0], masked[0]) and torch.equal(got[1], masked[1])
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "additive"])
+@pytest.mark.parametrize("offset", [None, 5, [3, 20]], ids=str)
+def test_naive_attention_with_common_arguments(device, mask, offset):
+    query, key, value = Shape(2, 4, 2, 33, 47, 16).make(device)
+    masks = {
+        "none": None,
+        "bool": torch.rand(2, 1, 33, 47, device=device) < 0.6,
+        "additive": torch.randn(33, 47, device=device),
+    }
+    if isinstance(offset, list):
+        offset = torch.tensor(offset, dtype=torch.int32, device=device)
+    common = {"attn_mask": masks[mask], "query_offset": offset, "softcap": 5.0}
+    got = sa.naive_attention(query, key, value, Diagonals(), **common)
+    assert_close_to_reference(got, query, key, value, Diagonals(), **common)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", OWN.values(), ids=OWN)
+def test_density_counts_the_mask(pattern, is_causal, monkeypatch):
+    monkeypatch.setattr("sparse_attn._pattern._PAIRS", 100)  # some rows a step
+    want = pattern.mask(33, 47, is_causal).double().mean()
+    assert pattern.density(33, 47, is_causal) == pytest.approx(float(want))
+
+
+def test_density_makes_no_mask_of_all_pairs():
+    pattern, sizes = Diagonals(), []
+
+    class Seen(sa.Pattern):
+        def allows(self, row, position, key):
+            allowed = pattern.allows(row, position, key)
+            sizes.append(allowed.numel())
+            return allowed
+
+    Seen().density(5000, 5000)
+    assert sum(sizes) == 5000**2 and max(sizes) <= 2**22
+
+
+def call_all(pattern, query, key, value):
+    yield lambda: sa.sparse_attention(query, key, value, pattern)
+    twin = sa.nn.SparseMultiheadAttention(32, 2, batch_first=True, policy=pattern).eval()
+    tokens = torch.zeros(1, 9, 32)
+    yield lambda: twin(tokens, tokens, tokens, need_weights=False)
+
+
+@pytest.mark.parametrize("pattern", OWN.values(), ids=OWN)
+def test_engines_refuse_what_they_do_not_know(pattern):
+    tensors = Shape(1, 2, 1, 9, 9, 16).make("cpu")
+    name = type(pattern).__name__
+    sentence = f"^sparse_attn.sparse_attention: not served: {name}, which has no op .*naive_atten"
+    for call in call_all(pattern, *tensors):
+        with pytest.raises(NotImplementedError, match=sentence):
+            call()
+    answer = sa.can_use(*tensors, pattern)
+    assert not answer and f"{name}, which has no op" in answer.reasons[0]
+
+
+def test_a_wrong_call_is_refused_by_the_op(device):
+    query, key, value = Shape(2, 4, 2, 33, 47, 16).make(device)
+    wrong = {
+        "attn_mask that broadcasts": {"attn_mask": torch.ones(33, 46, device=device).bool()},
+        "attn_mask of dtype": {"attn_mask": torch.ones(33, 47, device=device).int()},
+        "query_offset of shape": {"query_offset": torch.zeros(3, device=device).int()},
+    }
+    for sentence, common in wrong.items():
+        with pytest.raises(ValueError, match=f"^sparse_attn::naive: expected {sentence}"):
+            sa.naive_attention(query, key, value, Diagonals(), **common)
+    with pytest.raises(ValueError, match="^sparse_attn::naive: expected query of shape"):
+        sa.naive_attention(query[0], key, value, Diagonals())
+
+
+def test_what_allows_returns_is_checked(device):
+    class Weights(sa.Pattern):
+        def allows(self, row, position, key):
+            return (key <= position).float()
+
+    sentence = "^sparse_attn.Weights: expected allows to return a bool tensor, got torch.float32"
+    with pytest.raises(TypeError, match=sentence):
+        sa.naive_attention(*Shape(1, 1, 1, 4, 4, 16).make(device), Weights())
+    with pytest.raises(TypeError, match=sentence):
+        Weights().density(4, 4)
+
+
+def test_a_subclass_with_nothing_new_keeps_its_op(device):
+    class Named(sa.Band):
+        """The same band."""
+
+    query, key, value = Shape(1, 1, 1, 9, 9, 16).make(device)
+    out = sa.sparse_attention(query, key, value, Named(3))
+    assert torch.equal(out, sa.band_attention(query, key, value, 3))
+
+
+@pytest.mark.parametrize(
+    "kind, written",
+    [(sa.Band, r"Band\(128\)"), (sa.Full, r"Full\(\)"), (Diagonals, r"Diagonals\(\.\.\.\)")],
+    ids=["band", "full", "own"],
+)
+def test_a_class_in_place_of_a_pattern(kind, written):
+    tensors = Shape(1, 1, 1, 9, 9, 16).make("cpu")
+    calls = {
+        "sparse_attention": lambda: sa.sparse_attention(*tensors, kind),
+        "naive_attention": lambda: sa.naive_attention(*tensors, kind),
+        "can_use": lambda: sa.can_use(*tensors, kind),
+        "Policy": lambda: sa.Policy(kind),
+    }
+    for owner, call in calls.items():
+        sentence = f"^sparse_attn.{owner}: .*got the class {kind.__name__}; write {written}$"
+        with pytest.raises(TypeError, match=sentence):
+            call()
