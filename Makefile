@@ -4,6 +4,7 @@
 # make test-gpu   the suite on the GPU           make bench    the benchmark report
 # make gpu-evidence   does the recorded GPU run belong to this tree?
 # make wheel      one wheel for every Python and torch, in dist/
+# make hub        the folder that Hugging Face's kernel builder takes, in build/hub
 # make versions   tries that wheel with every Python and torch at hand
 #
 # VENV= (empty) uses the python3 at hand instead of an environment of our own; test-gpu and bench do so
@@ -31,7 +32,7 @@ CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
 
-.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel versions clean
+.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel hub versions clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -89,6 +90,9 @@ demo: $(STAMPS)/demo build
 
 wheel: $(STAMPS)/wheel build
 	$(PY) -m scripts.wheel
+
+hub:
+	$(PYTHON) -m scripts.hub
 
 versions: wheel
 	$(PY) -m scripts.versions $(VERSIONS)
