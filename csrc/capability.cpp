@@ -1,85 +1,198 @@
-// The limits of each engine, a sentence each. An engine without a limit here serves every case.
+// What each engine accepts: a set of features, and limits of sizes and devices, a sentence each.
 #include "capability.h"
+
+#include <algorithm>
 
 #include "cuda/common/log2_units.h"
 
 namespace sparse_attn {
 namespace {
 
-/// Why `engine` does not serve the case; empty when it does.
-std::string refusal(const std::string& engine, const Case& c) {
-  if (engine == "hopper") {
-    if (c.sm != 90) {
-      return "hopper needs compute capability 9.0, this device has " + std::to_string(c.sm / 10) +
-             "." + std::to_string(c.sm % 10);
-    }
-    if (c.dtype == Dtype::kFloat32) return "hopper takes float16 and bfloat16, not float32";
-    if (c.head_dim != 64 && c.head_dim != 96 && c.head_dim != 128 && c.head_dim != 192 &&
-        c.head_dim != 256) {
-      return "hopper takes head dims 64, 96, 128, 192 and 256, not " + std::to_string(c.head_dim);
-    }
-    if (!c.aligned) return "hopper needs pointers and strides that are multiples of 16 bytes";
-    if (c.dense_mask) return "hopper takes no attn_mask";
-    if (c.scattered_globals) return "hopper takes no global_tokens given as indices";
-    if (c.topk && c.head_dim != 64 && c.head_dim != 128) {
-      return "hopper takes token top-k at head dims 64 and 128, not " + std::to_string(c.head_dim);
-    }
-    if (c.topk && c.key_bounds) return "hopper takes no key_bounds with token top-k";
-    if (c.topk && c.softcap != 0.0f) return "hopper takes no softcap with token top-k";
-    if (c.topk && !cuda::is_common_scale(c.scale)) {
-      return "hopper takes scales above 0 and below " +
-             std::to_string(static_cast<int>(cuda::kLargeScale)) + " with token top-k";
-    }
-    const int32_t least_rows = c.head_dim > 128 ? 128 : 64;
-    if (c.block_q % least_rows != 0) {
-      return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
-             " at head dim " + std::to_string(c.head_dim) + ", not " + std::to_string(c.block_q);
-    }
+using F = Feature;
+
+/// What calls of (B, H, S, D) tensors bring, whatever their pattern.
+constexpr Features kContiguous = Features::of(
+    F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets, F::kKeyOrigins,
+    F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kWindow, F::kDilation, F::kLead, F::kColumns,
+    F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK);
+
+struct EngineLimits {
+  const char* name;
+  bool cuda;
+  int32_t least_sm;
+  Features accepts;
+};
+
+/// Of each device the fastest engines first.
+constexpr EngineLimits kEngines[] = {
+    {"tiled", false, 0, kContiguous},
+    {"naive", false, 0, kContiguous},
+    {"hopper", true, 90,
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kGlobalIndices))},
+    {"decode", true, 80,
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK))},
+    {"portable", true, 75, kContiguous},
+    {"naive", true, 0, kContiguous},
+};
+
+/// A feature's words in a sentence "<engine> takes no ...".
+const char* words_of(Feature feature) {
+  switch (feature) {
+    case F::kFloat32:
+      return "float32, but float16 and bfloat16";
+    case F::kUnaligned:
+      return "pointers or strides that are not multiples of 16 bytes";
+    case F::kMask:
+      return "attn_mask";
+    case F::kKeyBounds:
+      return "key_bounds";
+    case F::kQueryOffsets:
+      return "query_offset given as a tensor";
+    case F::kKeyOrigins:
+      return "key_origin";
+    case F::kSoftcap:
+      return "softcap";
+    case F::kOddScale:
+      return "scale that is not above 0 and below 1024";
+    case F::kSinkLogits:
+      return "sink_logits";
+    case F::kWindow:
+      return "window";
+    case F::kDilation:
+      return "dilation";
+    case F::kLead:
+      return "sinks or global columns";
+    case F::kColumns:
+      return "strided columns";
+    case F::kGlobalRows:
+      return "rows of global tokens";
+    case F::kGlobalIndices:
+      return "global_tokens given as indices";
+    case F::kList:
+      return "block lists";
+    case F::kTopK:
+      return "token top-k";
+    case F::kValueDim:
+      return "value head dim that differs from the key's";
+    case F::kPacked:
+      return "packed sequences";
+    case F::kUsedKeys:
+      return "seqused_k";
+    case F::kPaged:
+      return "paged keys";
+    case F::kFloat8Keys:
+      return "keys of float8";
+    default:
+      return "feature that it has not listed";
   }
-  if (engine == "portable" && c.sm < 75) {
-    return "portable needs compute capability 7.5, this device has " + std::to_string(c.sm / 10) +
-           "." + std::to_string(c.sm % 10);
+}
+
+std::string capability_of(int32_t sm) {
+  return std::to_string(sm / 10) + "." + std::to_string(sm % 10);
+}
+
+/// The first feature of the case that is not listed, as words; empty when all are.
+std::string unlisted(Features features, Features listed) {
+  if (features.within(listed)) return "";
+  const Features rest = features.without(listed);
+  for (int32_t f = 0; f < static_cast<int32_t>(F::kCount); ++f) {
+    if (rest.has(static_cast<F>(f))) return words_of(static_cast<F>(f));
+  }
+  return words_of(F::kCount);
+}
+
+/// Limits of the Hopper engine that are no single features.
+std::string hopper_refusal(const Case& c) {
+  const int32_t head_dim = c.problem.head_dim;
+  if (head_dim != 64 && head_dim != 96 && head_dim != 128 && head_dim != 192 && head_dim != 256) {
+    return "hopper takes head dims 64, 96, 128, 192 and 256, not " + std::to_string(head_dim);
+  }
+  if (c.features.has(F::kTopK)) {
+    constexpr Features kWithTopK = Features::of(F::kTopK, F::kQueryOffsets, F::kSinkLogits);
+    if (head_dim != 64 && head_dim != 128) {
+      return "hopper takes token top-k at head dims 64 and 128, not " + std::to_string(head_dim);
+    }
+    const std::string words = unlisted(c.features, kWithTopK);
+    if (!words.empty()) return "hopper takes no " + words + " with token top-k";
+  }
+  constexpr Features kMovingColumns = Features::of(F::kKeyOrigins, F::kColumns);
+  if (kMovingColumns.within(c.features)) {
+    return "hopper takes no key_origin with strided columns";
+  }
+  const int32_t least_rows = head_dim > 128 ? 128 : 64;
+  if (c.block_q % least_rows != 0) {
+    return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
+           " at head dim " + std::to_string(head_dim) + ", not " + std::to_string(c.block_q);
   }
   return "";
 }
 
-/// Why `engine` stands aside for a slower kind that is faster here; asked for by name it serves.
-std::string deferral(const std::string& engine, const Case& c) {
-  constexpr int32_t kFewQueries = 16;
+constexpr int32_t kFewQueries = 16;  // of the decode engine
+
+/// Why an engine does not serve the case; empty when it does.
+std::string refusal(const EngineLimits& engine, const Case& c) {
+  const std::string name = engine.name;
+  if (c.cuda && c.sm < engine.least_sm) {
+    return name + " needs compute capability " + capability_of(engine.least_sm) +
+           ", this device has " + capability_of(c.sm);
+  }
+  if (name == "hopper" && c.sm != engine.least_sm) {
+    return "hopper needs compute capability 9.0, this device has " + capability_of(c.sm);
+  }
+  const std::string words = unlisted(c.features, engine.accepts);
+  if (!words.empty()) return name + " takes no " + words;
+  if (name == "hopper") return hopper_refusal(c);
+  if (name == "decode" && c.problem.seq_q > kFewQueries) {
+    return "decode takes up to " + std::to_string(kFewQueries) + " queries, not " +
+           std::to_string(c.problem.seq_q);
+  }
+  return "";
+}
+
+/// Why `auto` skips a supported engine for one that is faster here.
+std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
-  if (engine == "hopper" && !c.topk && c.seq_q <= kFewQueries && c.seq_kv >= kManyKeys) {
+  const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
+  if (std::string(engine.name) == "hopper" && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
-           std::to_string(kManyKeys) + " keys or more to portable, which splits the keys";
+           std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
   }
   return "";
 }
 
 /// What slows the engine that serves the case; mostly nothing.
-std::string remark(const std::string& engine, const Case& c) {
-  if (engine == "portable" && c.sm < 80 && c.dtype == Dtype::kBFloat16) {
+std::string remark(const EngineLimits& engine, const Case& c) {
+  if (std::string(engine.name) == "portable" && c.sm < 80 && c.problem.dtype == Dtype::kBFloat16) {
     return "portable multiplies bfloat16 without tensor cores before compute capability 8.0, this "
            "device has " +
-           std::to_string(c.sm / 10) + "." + std::to_string(c.sm % 10) + "; float16 has them";
+           capability_of(c.sm) + "; float16 has them";
   }
   return "";
+}
+
+std::vector<std::string> names_of(bool cuda) {
+  std::vector<std::string> names;
+  for (const EngineLimits& engine : kEngines) {
+    if (engine.cuda == cuda) names.push_back(engine.name);
+  }
+  return names;
 }
 
 }  // namespace
 
 const std::vector<std::string>& engine_names(bool cuda) {
-  static const std::vector<std::string> kCpu = {"tiled", "naive"};
-  static const std::vector<std::string> kCuda = {"hopper", "portable", "naive"};
+  static const std::vector<std::string> kCpu = names_of(false), kCuda = names_of(true);
   return cuda ? kCuda : kCpu;
 }
 
 Choice choose_engine(const Case& c, const std::string& requested) {
   Choice choice;
-  for (const std::string& engine : engine_names(c.cuda)) {
-    if (requested != "auto" && requested != engine) continue;
+  for (const EngineLimits& engine : kEngines) {
+    if (engine.cuda != c.cuda || (requested != "auto" && requested != engine.name)) continue;
     std::string reason = refusal(engine, c);
     if (reason.empty() && requested == "auto") reason = deferral(engine, c);
     if (reason.empty()) {
-      choice.engine = engine;
+      choice.engine = engine.name;
       reason = remark(engine, c);
       if (!reason.empty()) choice.reasons.push_back(reason);
       return choice;

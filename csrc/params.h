@@ -1,17 +1,21 @@
-// The one argument struct of every engine: pointers, 64-bit strides in elements, and the pattern.
+// What engines read, in parts with one job each: pointers, 64-bit strides in elements, the pattern.
 // Filled by ops/, which has checked everything; engines trust it, allocate nothing and throw
-// nothing.
+// nothing. Which parts an engine serves is a matter of feature_set.h.
 #pragma once
 
 #include <cstdint>
 
+#include "feature_set.h"
 #include "pattern.h"
+#include "sequence.h"
 
 namespace sparse_attn {
 
-enum class Dtype : int32_t { kFloat32, kFloat16, kBFloat16 };
+enum class Dtype : int32_t { kFloat32, kFloat16, kBFloat16, kFloat8 };
 
-SPARSE_ATTN_HD constexpr int32_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+SPARSE_ATTN_HD constexpr int32_t size_of(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kFloat8 ? 1 : 2;
+}
 
 /// What an engine returns: 0, or a code and a static sentence that says what failed.
 struct Status {
@@ -48,26 +52,72 @@ struct BoundsView {
   }
 };
 
-struct AttentionParams {
-  TensorView query;      // [B, Hq, Sq, D]
-  TensorView key;        // [B, Hkv, Skv, D]
-  TensorView value;      // [B, Hkv, Skv, D]
-  TensorView out;        // [B, Hq, Sq, D]
-  float* lse = nullptr;  // [B, Hq, Sq], natural logarithm; null when not asked for
-  int64_t lse_stride_b = 0, lse_stride_h = 0, lse_stride_s = 0;
+/// Sizes of a call. Sequences may be shorter than the lengths here.
+struct Problem {
+  int32_t batch = 0, heads_q = 0, heads_kv = 0;
+  int32_t seq_q = 0, seq_kv = 0;        // of the longest sequence, at most
+  int32_t head_dim = 0, value_dim = 0;  // of query and key; of value and output
+  Dtype dtype = Dtype::kFloat32;        // of query and output
 
-  int32_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
+  /// Query heads that share a key head.
+  SPARSE_ATTN_HD constexpr int32_t group() const { return heads_q / heads_kv; }
+};
+
+/// Keys and values: tensors, or pages that a table lists for each sequence.
+struct KeySource {
+  TensorView key;    // [B, Hkv, Skv, D]; [1, Hkv, T, D] where packed; [pages, Hkv, page_size, D]
+  TensorView value;  // the same with value_dim columns
   Dtype dtype = Dtype::kFloat32;
 
+  // Keys of 8 bits: what was stored times a scale of the key head.
+  const float* key_scale = nullptr;    // [B|1, Hkv|1]
+  const float* value_scale = nullptr;  // [B|1, Hkv|1]
+  int64_t scale_stride_b = 0, scale_stride_h = 0;
+
+  // Key j of sequence b lies in row j % page_size of page table[b, j / page_size].
+  const int32_t* table = nullptr;  // [B, table_pages]
+  int64_t table_stride = 0;
+  int32_t table_pages = 0, page_size = 0, num_pages = 0;
+
+  SPARSE_ATTN_HD constexpr bool paged() const { return table != nullptr; }
+  /// Elements from the start of `tensor` (key or value) to key j of a sequence and key head.
+  SPARSE_ATTN_HD int64_t locate(const TensorView& tensor, const Sequence& sequence, int64_t b,
+                                int64_t head, int32_t j) const {
+    if (!paged()) {
+      return b * tensor.stride_b + head * tensor.stride_h +
+             (int64_t{sequence.first_key} + j) * tensor.stride_s;
+    }
+    const int32_t entry = imin(j / page_size, table_pages - 1);
+    const int32_t page = imax(0, imin(table[b * table_stride + entry], num_pages - 1));
+    return page * tensor.stride_b + head * tensor.stride_h + j % page_size * tensor.stride_s;
+  }
+};
+
+/// What happens to q.k before the softmax, and which keys exist for a row.
+struct Scores {
   float scale = 1.0f;                  // scores are scale * q.k
   float softcap = 0.0f;                // s = softcap * tanh(s / softcap) before the mask; 0 is off
   const float* sink_logits = nullptr;  // [Hq], joins the softmax denominator only
   MaskView mask;
   BoundsView bounds;
-  int32_t query_offset = 0;                // key position of query 0 ...
-  const int32_t* query_offsets = nullptr;  // [B], ... or one for each batch entry
+};
 
+struct Outputs {
+  TensorView out;        // [B, Hq, Sq, value_dim]; [1, Hq, T, value_dim] where packed
+  float* lse = nullptr;  // [B, Hq, Sq], natural logarithm; null when not asked for
+  int64_t lse_stride_b = 0, lse_stride_h = 0, lse_stride_s = 0;
+};
+
+struct AttentionParams {
+  Problem problem;
+  Sequences sequences;
+  TensorView query;  // [B, Hq, Sq, D]; [1, Hq, T, D] where packed
+  KeySource keys;
+  Scores scores;
   Pattern pattern;
+  Outputs outputs;
+  Features features;  // features_of the rest
+
   const int32_t* global_tokens = nullptr;  // [num_global_tokens], any order; engines build the bits
   int32_t num_global_tokens = 0;
 
@@ -75,16 +125,11 @@ struct AttentionParams {
   void* stream = nullptr;     // cudaStream_t
   int32_t device = 0;         // CUDA device index
 
-  /// Query heads that share a key head.
-  SPARSE_ATTN_HD constexpr int32_t group() const { return heads_q / heads_kv; }
-  SPARSE_ATTN_HD int32_t offset(int64_t b) const {
-    return query_offsets == nullptr ? query_offset : query_offsets[b];
-  }
-  /// How many keys there are for a batch entry: under causal none behind its last query, where the
-  /// tail of a cache may hold anything.
-  SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
-    if (!pattern.causal) return seq_kv;
-    return imax(0, imin(seq_kv, seq_q + imax(-kMaxLength, imin(offset(b), kMaxLength))));
+  /// How many keys of a sequence may be read: under causal none past its last query, where the tail
+  /// of a cache may hold anything.
+  SPARSE_ATTN_HD int32_t num_keys(const Sequence& sequence) const {
+    if (!pattern.causal) return sequence.keys;
+    return imax(0, imin(sequence.keys, sequence.rows + sequence.offset));
   }
 };
 

@@ -7,7 +7,8 @@
 //               in class units every window is a plain band: nothing else knows about dilation
 //   main view   the keys of the row's class: contiguous tiles (full, causal, band, dilated) or
 //               listed tiles (block lists)
-//   lead view   undilated leading keys that every row sees: sinks, global columns, strided columns
+//   lead view   undilated leading keys that every row sees: sinks, global columns, strided columns;
+//               they count from the sequence's origin
 //
 // A key of both views counts once: where the views share an axis the lead tiles skip the main tiles
 // and a main tile allows the union; otherwise a lead tile excludes what the main view allows.
@@ -19,6 +20,7 @@
 #endif
 
 #include "interval.h"
+#include "sequence.h"
 
 namespace sparse_attn {
 
@@ -85,11 +87,12 @@ struct Pattern {
   int32_t dilation = 1;
   bool causal = false;  // j <= p, cuts the lead view too
 
-  // Lead view: keys lead.at(u), 0 <= u < lead.length.
+  // Lead view: keys origin + lead.at(u), 0 <= u < lead.length.
   View lead;
 
-  // Global tokens: their rows see every key. Either the first `global_count` positions (their
-  // columns are the lead view), or a bit per key with the list of key tiles that hold one.
+  // Global tokens: their rows see every key. Either the first `global_count` positions from the
+  // origin on (their columns are the lead view), or a bit per key with the list of key tiles that
+  // hold one.
   int32_t global_count = 0;
   const uint32_t* global_bits = nullptr;  // [ceil(Skv / 32)]
   const int32_t* global_tiles = nullptr;  // [num_global_tiles], ascending, in the engine's tiles
@@ -98,6 +101,13 @@ struct Pattern {
   BlockList list;    // main view by list when present; window sides are then unlimited
   int32_t topk = 0;  // keep the k highest scores of the allowed keys; 0 keeps all
 
+  SPARSE_ATTN_HD constexpr bool has_lead() const { return lead.length > 0; }
+  /// Whether something counts from the sequence's origin.
+  SPARSE_ATTN_HD constexpr bool has_origin() const { return has_lead() || global_count > 0; }
+  /// Elements of the lead view in a sequence of `keys` keys, at most, whatever its origin.
+  SPARSE_ATTN_HD constexpr int32_t most_lead(int32_t keys) const {
+    return imin(lead.length, ceil_div(keys, lead.step));
+  }
   /// Lead and main view lie on the same axis, so tiles of one are tiles of the other.
   SPARSE_ATTN_HD constexpr bool shared_axis() const { return dilation == 1 && lead.step == 1; }
   /// Residue classes that have rows.
@@ -105,32 +115,83 @@ struct Pattern {
   SPARSE_ATTN_HD bool global_bit(int32_t j) const {
     return global_bits != nullptr && (global_bits[j >> 5] >> (j & 31) & 1u);
   }
-  /// Whether the token at position p of `keys` keys is global, so that its row sees every key.
-  SPARSE_ATTN_HD bool global_row(int32_t p, int32_t keys) const {
-    return p >= 0 && (p < global_count || (p < keys && global_bit(p)));
+};
+
+/// The leading keys of a sequence: elements begin .. view.length - 1 of `view`.
+struct Lead {
+  View view;
+  int32_t begin = 0;
+
+  /// The leading elements whose keys lie in `x`.
+  SPARSE_ATTN_HD constexpr Interval inside(Interval x) const {
+    return intersect(view.inside(x), {begin, view.length});
   }
 };
+
+/// An origin whose sums fit int32; one beyond all keys stays there.
+SPARSE_ATTN_HD constexpr int32_t near_origin(int32_t origin) {
+  return imax(-kMaxLength, imin(origin, kMaxLength));
+}
+
+/// The lead view of a sequence whose text begins at key `origin`. On a shared axis its elements are
+/// keys; else the view begins with the first leading key that exists.
+SPARSE_ATTN_HD constexpr Lead make_lead(const Pattern& pattern, int32_t origin, int32_t keys) {
+  const int32_t step = pattern.lead.step;
+  if (!pattern.has_lead()) return {{0, step, 0}, 0};
+  const int32_t in_step = origin % step + (origin % step < 0 ? step : 0);
+  origin = near_origin(origin);
+  const int32_t first = origin + pattern.lead.offset;
+  if (step == 1) {
+    const int32_t begin = imax(0, imin(first, keys));
+    const int32_t end = imax(begin, imin(first + pattern.lead.length, keys));
+    if (pattern.shared_axis()) return {{0, 1, end}, begin};
+    return {{begin, 1, end - begin}, 0};
+  }
+  // Every column that exists; those before the first one of the text do not count.
+  const int32_t residue = (in_step + pattern.lead.offset) % step;
+  const View view = residue_class(residue, step, keys);
+  return {view, view.before(first)};
+}
 
 /// One residue class of a (batch, head): a dense band problem on views of the rows and keys.
 struct Slice {
   View rows;             // rows i = rows.at(r)
   View keys;             // keys j = keys.at(v), the main view
+  Lead lead;             // the lead view
+  int32_t origin = 0;    // position at which the text begins, cut so that sums fit
   int32_t shift = 0;     // row r stands at v = r + shift
   int32_t offset = 0;    // query_offset: row i stands at p = i + offset
-  int32_t num_keys = 0;  // Skv
+  int32_t num_keys = 0;  // of the sequence
 
   SPARSE_ATTN_HD constexpr int32_t position(int32_t r) const { return rows.at(r) + offset; }
 };
 
-/// Class `c` of `pattern.dilation` classes of a (seq_q, seq_kv) problem.
-SPARSE_ATTN_HD constexpr Slice make_slice(const Pattern& pattern, int32_t c, int32_t seq_q,
-                                          int32_t seq_kv, int32_t query_offset) {
-  int32_t d = pattern.dilation;
-  query_offset = imax(-kMaxLength, imin(query_offset, kMaxLength));
-  int32_t position = c + query_offset;  // of the class's first row
-  int32_t shift = floor_div(position, d);
-  return {residue_class(c, d, seq_q), residue_class(position - shift * d, d, seq_kv), shift,
-          query_offset, seq_kv};
+/// Class `c` of `pattern.dilation` classes of a sequence.
+SPARSE_ATTN_HD constexpr Slice make_slice(const Pattern& pattern, int32_t c,
+                                          const Sequence& sequence) {
+  const int32_t d = pattern.dilation;
+  const int32_t position = c + sequence.offset;  // of the class's first row
+  const int32_t shift = floor_div(position, d);
+  Slice slice;
+  slice.rows = residue_class(c, d, sequence.rows);
+  slice.keys = residue_class(position - shift * d, d, sequence.keys);
+  slice.lead = make_lead(pattern, sequence.origin, sequence.keys);
+  slice.origin = near_origin(sequence.origin);
+  slice.shift = shift;
+  slice.offset = sequence.offset;
+  slice.num_keys = sequence.keys;
+  return slice;
+}
+
+/// Positions of the first global tokens.
+SPARSE_ATTN_HD constexpr Interval first_globals(const Pattern& pattern, const Slice& slice) {
+  return {imax(0, slice.origin), slice.origin + pattern.global_count};
+}
+
+/// Whether the token at position p is global, so that its row sees every key.
+SPARSE_ATTN_HD bool is_global_row(const Pattern& pattern, const Slice& slice, int32_t p) {
+  return first_globals(pattern, slice).contains(p) ||
+         (p >= 0 && p < slice.num_keys && pattern.global_bit(p));
 }
 
 /// What one row may see. `keys`, `lead` and `limit` are in elements of their views.
@@ -145,7 +206,7 @@ SPARSE_ATTN_HD constexpr Interval window_at(const Pattern& pattern, int32_t v) {
   return {v - pattern.left, v + (pattern.causal ? imin(pattern.right, 0) : pattern.right) + 1};
 }
 
-/// `bounds` are the keys that exist for the row (key_bounds), [0, Skv) without.
+/// `bounds` are the keys that exist for the row (key_bounds), all of the sequence without.
 SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t r,
                             Interval bounds) {
   int32_t p = slice.position(r);
@@ -153,9 +214,9 @@ SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t 
       intersect(bounds, {0, pattern.causal ? imin(p + 1, slice.num_keys) : slice.num_keys});
   Row row;
   row.limit = slice.keys.inside(seen);
-  row.lead = pattern.lead.inside(seen);
+  row.lead = slice.lead.inside(seen);
   row.keys = row.limit;
-  if (!pattern.global_row(p, slice.num_keys)) {
+  if (!is_global_row(pattern, slice, p)) {
     row.keys = intersect(row.limit, window_at(pattern, r + slice.shift));
   }
   return row;
@@ -165,7 +226,7 @@ SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t 
 /// of `first` and `second`, and global tokens among `marked`; but no key of the row's class among
 /// `counted`, because a main tile has it.
 struct Seen {
-  Interval first, second;  // ascending, may overlap
+  Interval first, second;  // may overlap
   Interval marked;
   Interval counted;
 };
@@ -182,12 +243,13 @@ SPARSE_ATTN_HD Seen seen_lead(const Pattern& pattern, const Slice& slice, const 
   }
   if (row.keys.empty()) return {row.lead, {}, {}, {}};
   Interval window = {slice.keys.at(row.keys.begin), slice.keys.at(row.keys.end - 1) + 1};
-  return {row.lead, {}, {}, pattern.lead.inside(window)};
+  return {row.lead, {}, {}, slice.lead.inside(window)};
 }
 
 /// Whether element u of the lead view is a key of the slice's class.
 SPARSE_ATTN_HD bool in_class(const Pattern& pattern, const Slice& slice, int32_t u) {
-  return pattern.dilation == 1 || (pattern.lead.at(u) - slice.keys.offset) % slice.keys.step == 0;
+  return pattern.dilation == 1 ||
+         (slice.lead.view.at(u) - slice.keys.offset) % slice.keys.step == 0;
 }
 
 /// Whether `seen` has element x of its view.
@@ -205,10 +267,10 @@ struct Query {
   Row row;
 };
 
-/// Query i; `bounds` are the keys that exist for it.
-SPARSE_ATTN_HD Query make_query(const Pattern& pattern, int32_t i, int32_t seq_q, int32_t seq_kv,
-                                int32_t query_offset, Interval bounds) {
-  Slice slice = make_slice(pattern, i % pattern.dilation, seq_q, seq_kv, query_offset);
+/// Query i of a sequence; `bounds` are the keys that exist for it.
+SPARSE_ATTN_HD Query make_query(const Pattern& pattern, int32_t i, const Sequence& sequence,
+                                Interval bounds) {
+  Slice slice = make_slice(pattern, i % pattern.dilation, sequence);
   return {slice, make_row(pattern, slice, i / pattern.dilation, bounds)};
 }
 
@@ -217,9 +279,10 @@ SPARSE_ATTN_HD bool sees_key(const Pattern& pattern, const Query& query, int32_t
   const View& keys = query.slice.keys;
   int32_t v = floor_div(j - keys.offset, keys.step);
   if (keys.at(v) == j && sees(pattern, query.slice, seen_main(pattern, query.row), v)) return true;
-  if (pattern.lead.length == 0) return false;
-  int32_t u = floor_div(j - pattern.lead.offset, pattern.lead.step);
-  return pattern.lead.at(u) == j &&
+  if (!pattern.has_lead()) return false;
+  const View& lead = query.slice.lead.view;
+  int32_t u = floor_div(j - lead.offset, lead.step);
+  return lead.at(u) == j &&
          sees(pattern, query.slice, seen_lead(pattern, query.slice, query.row), u);
 }
 
@@ -268,9 +331,9 @@ struct Tiles {
   Interval seen_lead;
   Interval full_lead;
 
-  // What rows see of the elements of the main view that `slides` names, by their windows.
+  // What rows see, by their windows, of the elements of the main view from `slides_from` on.
   Sliding sliding;
-  Interval slides;
+  int32_t slides_from = kUnlimited;
 
   SPARSE_ATTN_HD constexpr int32_t count() const {
     return main.size() + lead_left.size() + lead_right.size();
@@ -279,7 +342,8 @@ struct Tiles {
     return !intersect(run, seen_keys).empty();
   }
   SPARSE_ATTN_HD constexpr bool needs_mask(Interval run) const { return !full_keys.holds(run); }
-  /// The same for a lead tile's elements.
+  SPARSE_ATTN_HD constexpr bool slides(Interval run) const { return run.begin >= slides_from; }
+  /// Whether a lead tile's elements need a mask.
   SPARSE_ATTN_HD constexpr bool lead_needs_mask(Interval run) const {
     return !full_lead.holds(run);
   }
@@ -295,8 +359,9 @@ enum class GlobalRows { kNone, kSome, kAll };
 SPARSE_ATTN_HD GlobalRows global_rows(const Pattern& pattern, const Slice& slice, Interval rows) {
   int32_t first = slice.position(rows.begin);
   int32_t last = slice.position(rows.end - 1);
-  if (first >= 0 && last < pattern.global_count) return GlobalRows::kAll;
-  if (last >= 0 && imax(first, 0) < pattern.global_count) return GlobalRows::kSome;
+  const Interval globals = first_globals(pattern, slice);
+  if (globals.holds({first, last + 1})) return GlobalRows::kAll;
+  if (!intersect(globals, {first, last + 1}).empty()) return GlobalRows::kSome;
   if (pattern.global_bits == nullptr) return GlobalRows::kNone;
   for (int32_t p = imax(first, 0); p <= imin(last, slice.num_keys - 1); ++p) {
     if (pattern.global_bit(p)) return GlobalRows::kSome;
@@ -339,7 +404,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   bool same_keys = any.begin == all.begin && any.end == all.end;
   tiles.sliding = {first_window, all};
   if (same_keys && globals != GlobalRows::kSome && pattern.global_bits == nullptr) {
-    tiles.slides = {shared ? pattern.lead.length : 0, kUnlimited};
+    tiles.slides_from = shared ? slice.lead.view.length : 0;
   }
 
   // Leading keys seen by some row. On an axis of its own, keys that the window of every row covers
@@ -349,7 +414,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   if (!shared && pattern.dilation == 1 && pattern.causal && pattern.right >= 0) {
     lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
   }
-  Interval lead = pattern.lead.inside(lead_seen);
+  Interval lead = slice.lead.inside(lead_seen);
   tiles.seen_lead = pattern.global_bits == nullptr ? lead : Interval{0, kUnlimited};
   if (lead.empty()) return tiles;
   Interval lead_tiles = {lead.begin / block, ceil_div(lead.end, block)};
@@ -366,7 +431,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   if (!shared && !seen.empty()) {
     lead_full.end = imin(lead_full.end, slice.keys.at(seen.begin));
   }
-  tiles.full_lead = pattern.lead.inside(lead_full);
+  tiles.full_lead = slice.lead.inside(lead_full);
   return tiles;
 }
 

@@ -41,6 +41,7 @@ struct SelectParams {
   BoundsView bounds;
   int32_t query_offset = 0;
   const int32_t* query_offsets = nullptr;  // [B]
+  const int32_t* key_origins = nullptr;    // [B], where the texts begin; null: 0
 
   int32_t block_q = 0, block_kv = 0;  // rows of a query block, keys of a key block
   Selector selector = Selector::kMean;
@@ -110,8 +111,11 @@ struct SelectParams {
     int32_t after = causal ? 0 : local_blocks;
     return {imin(low, high + 1 - local_blocks), high + 1 + after};
   }
-  /// The forced first blocks.
-  SPARSE_ATTN_HD Interval sinks() const { return {0, sink_blocks}; }
+  /// The forced first blocks, from the one that holds the origin of the text on.
+  SPARSE_ATTN_HD Interval sinks(int64_t b) const {
+    const int32_t first = key_origins == nullptr ? 0 : floor_div(key_origins[b], block_kv);
+    return {first, first + sink_blocks};
+  }
 
   /// Most blocks that the budget allows a query block that sees `visible` of them.
   SPARSE_ATTN_HD int32_t budget(int32_t visible) const {

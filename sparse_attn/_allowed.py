@@ -6,11 +6,13 @@ the op that gets them says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ._pattern import Pattern
+from .windows import Band, Dilated, Strided
 
 __all__ = ["allowed_by", "with_mask_of"]
 
@@ -24,14 +26,40 @@ def _positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> tor
     return (row + max(-(2**40), min(offset, 2**40)))[None, None]
 
 
+def _allowed_from(
+    origin: torch.Tensor | None,
+    pattern: Pattern,
+    row: torch.Tensor,
+    position: torch.Tensor,
+    key: torch.Tensor,
+) -> torch.Tensor:
+    """Keys that the pattern allows where the text of each batch entry begins at `origin`.
+
+    Windows do not change; token indices, layouts and a user's own pattern name key positions.
+    """
+    if origin is None or not isinstance(pattern, (Band, Dilated, Strided)):
+        return pattern._allowed(row, position, key)
+    first = origin.long()[:, None, None, None]
+    if isinstance(pattern, Band) and isinstance(pattern.global_tokens, torch.Tensor):
+        tokens = replace(pattern, sinks=0)._allowed(row, position, key)
+        sinks = replace(pattern, global_tokens=None)
+        return tokens | sinks._allowed(row, position - first, key - first)
+    return pattern._allowed(row, position - first, key - first)
+
+
 def allowed_by(
-    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, query_offset: Any, is_causal: bool
+    pattern: Pattern,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    query_offset: Any,
+    is_causal: bool,
+    key_origin: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Keys that the pattern and the causal cut allow, bool ``(B, Hq, Sq, Skv)``."""
     row = torch.arange(query.shape[2], device=query.device)[:, None]
     column = torch.arange(key.shape[2], device=query.device)[None, :]
     position = _positions(query, key, query_offset)
-    allowed = pattern._allowed(row, position, column)
+    allowed = _allowed_from(key_origin, pattern, row, position, column)
     if allowed.dim() == 4 and 1 < allowed.shape[1] < query.shape[1]:  # lists of key heads
         allowed = allowed.repeat_interleave(query.shape[1] // allowed.shape[1], 1)
     allowed = allowed.expand(*query.shape[:3], key.shape[2])

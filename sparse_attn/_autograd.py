@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from ._ops import add_op_namespace_prefix, ops
 from ._schema import bound, overload
 
-__all__ = ["InferenceOnly", "is_tracked", "register_refusals"]
+__all__ = ["InferenceOnly", "is_tracked", "refuse_gradients", "register_refusals"]
 
 
 class InferenceOnly(RuntimeError):
@@ -115,6 +115,18 @@ def _written(op: Any) -> list[str]:
     return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
+def refuse_gradients(name: str, arguments: Mapping[str, Any], place: str = "out=") -> None:
+    """Raise in grad mode where an argument of a call that writes into `place` requires grad."""
+    if not torch.is_grad_enabled():
+        return
+    for argument, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise RuntimeError(
+                f"sparse_attn::{name}: expected {place} under torch.no_grad(), "
+                f"got {argument} that requires grad"
+            )
+
+
 def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
     """Autograd kernel of an op that writes into its arguments, which carry no gradient."""
     place = "out=" if "out" in _written(op) else "a call"
@@ -122,13 +134,7 @@ def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
     def kernel(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)
         _refuse_tangents(name, arguments.values())
-        if torch.is_grad_enabled():
-            for argument, value in arguments.items():
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    raise RuntimeError(
-                        f"sparse_attn::{name}: expected {place} under torch.no_grad(), "
-                        f"got {argument} that requires grad"
-                    )
+        refuse_gradients(name, arguments, place)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
 

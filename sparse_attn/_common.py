@@ -37,6 +37,10 @@ _COMMON_SECTIONS = """attn_mask : Tensor, optional
     query_offset : int or Tensor, optional
         Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
         default ``Skv - Sq``.
+    key_origin : Tensor, optional
+        int32 ``(B,)`` on the device: the key at which the entry's text begins, 0 by default. Sinks,
+        the first global tokens, strided columns and forced first blocks count from it; positions,
+        and so windows, do not change. Below 0 in a cache that dropped its first keys.
     softcap : float
         Scores become ``c * tanh(s / c)`` before the mask; 0 is off.
     sink_logits : Tensor, optional
@@ -46,7 +50,7 @@ _COMMON_SECTIONS = """attn_mask : Tensor, optional
     out : Tensor, optional
         ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
         Refused in grad mode when an input requires grad.
-    engine : {"auto", "naive", "tiled", "portable", "hopper"}
+    engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
 
     Returns
@@ -76,6 +80,7 @@ class FusedCommon(TypedDict, total=False):
 
     key_bounds: torch.Tensor | None
     query_offset: int | torch.Tensor | None
+    key_origin: torch.Tensor | None
     softcap: float
     sink_logits: torch.Tensor | None
     return_lse: bool
@@ -96,6 +101,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "attn_mask": _OPTIONAL_TENSOR,
     "is_causal": (bool, "a bool"),
     "key_bounds": _OPTIONAL_TENSOR,
+    "key_origin": _OPTIONAL_TENSOR,
     "softcap": (Number, "a float"),
     "sink_logits": _OPTIONAL_TENSOR,
     "return_lse": (bool, "a bool"),

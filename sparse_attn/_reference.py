@@ -36,6 +36,7 @@ def allowed_keys(
     is_causal: bool = False,
     key_bounds: torch.Tensor | None = None,
     query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return which keys each query may see, before a token top-k.
 
@@ -45,7 +46,7 @@ def allowed_keys(
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``; their shapes matter.
     pattern : Pattern, optional
         Not `BlockTopK`, which needs its list.
-    attn_mask, is_causal, key_bounds, query_offset
+    attn_mask, is_causal, key_bounds, query_offset, key_origin
         As in the attention functions; an additive mask forbids where it is -inf.
 
     Returns
@@ -64,7 +65,7 @@ def allowed_keys(
     """
     if isinstance(pattern, TopK) or pattern is None:
         pattern = Full()
-    allowed = allowed_by(pattern, query, key, query_offset, is_causal)
+    allowed = allowed_by(pattern, query, key, query_offset, is_causal, key_origin)
     if key_bounds is not None:
         column = torch.arange(key.shape[2], device=query.device)
         low, high = key_bounds.long().unsqueeze(-2).unbind(-1)
@@ -162,7 +163,7 @@ def _keys_and_scale(
     """Find the keys of every row and the scale of a call."""
     scale = common.get("scale")
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    placing = ("is_causal", "key_bounds", "query_offset")
+    placing = ("is_causal", "key_bounds", "query_offset", "key_origin")
     given: Any = {name: argument for name, argument in common.items() if name in placing}
     if isinstance(pattern, BlockTopK):
         softcap = common.get("softcap", 0.0)

@@ -6,7 +6,6 @@ comes from the capability table that the ops obey (``_info``, a compiled module,
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +18,11 @@ from ._checks import check_tensor
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead, parts_of
-from .patterns import BlockTopK, Full, Pattern
+from .patterns import Full, Pattern
 
 __all__ = ["Capability", "can_use"]
 
-_BY_SPEED = (None, "naive", "tiled", "portable", "hopper")
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_BY_SPEED = (None, "naive", "tiled", "portable", "decode", "hopper")
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,10 @@ class Capability:
     Attributes
     ----------
     engine : str or None
-        ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable`` or ``hopper`` on CUDA; None when
-        the call is refused, or when the table is missing.
+        ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable``, ``decode`` or ``hopper`` on
+        CUDA; None when the call is refused.
     reasons : tuple of str
-        Sentences: why faster engines stand aside and what slows the one that serves, or why the
+        Sentences: why faster engines are skipped and what slows the one that serves, or why the
         call is refused.
     served : bool
         The truth value.
@@ -57,41 +55,6 @@ class Capability:
         return self.served
 
 
-def _aligned(tensor: torch.Tensor) -> bool:
-    size = tensor.element_size()
-    strides = [s for s, n in zip(tensor.stride()[:3], tensor.shape[:3], strict=True) if n > 1]
-    return tensor.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in strides)
-
-
-def _refusal(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern,
-    common: dict[str, Any],
-) -> str | None:
-    """Return the op's sentence when it refuses the call.
-
-    The op checks its last output after all else and before it computes: an output that no call
-    takes stops it there, and is refused alone when the call is right.
-    """
-    arguments = op_arguments("can_use", common)
-    arguments.pop("return_lse", None)
-    last = "lse" if common.get("out") is not None else "out"
-    arguments[last] = query.new_empty((0, 0, 0, 0), dtype=torch.bool)
-    quiet = torch.no_grad() if last == "out" else contextlib.nullcontext()
-    try:
-        with quiet:
-            ops.call(f"{pattern._op}_out", query, key, value, **pattern._arguments(), **arguments)
-    except (ValueError, NotImplementedError) as error:
-        right = str(error).startswith(f"sparse_attn::{pattern._op}: expected {last} of ")
-        return None if right else str(error)
-    if query.dtype not in _DTYPES:  # a meta tensor, which no kernel checks
-        want, got = ", ".join(_DTYPES.values()), str(query.dtype).removeprefix("torch.")
-        return f"sparse_attn::{pattern._op}: expected query of dtype {want}, got {got}"
-    return None
-
-
 def _of_all(answers: list[Capability]) -> Capability:
     """Join the answers for the heads of several patterns: a refusal, or the slowest engine."""
     for answer in answers:
@@ -109,7 +72,7 @@ def can_use(
     pattern: Pattern | None = None,
     **common: Unpack[Common],
 ) -> Capability:
-    """Tell whether a call is served, by which engine, and why faster engines stand aside.
+    """Tell whether a call is served, by which engine, and why faster engines are skipped.
 
     Parameters
     ----------
@@ -155,35 +118,14 @@ def can_use(
     unserved = pattern._unserved()
     if unserved is not None:
         return Capability(None, (f"sparse_attn: not served: {unserved}",), False)
-    refusal = _refusal(query, key, value, pattern, calls)
-    if refusal is not None:
-        return Capability(None, (refusal,), False)
+    arguments = op_arguments("can_use", calls)
+    return_lse = arguments.pop("return_lse", False)
+    if return_lse and arguments.get("out") is not None:
+        arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)
+    arguments |= {"query": query, "key": key, "value": value} | pattern._arguments()
     try:
-        from . import _info
-    except ImportError as error:
-        return Capability(None, (f"the capability table is missing: {error}",), True)
-    arguments = pattern._arguments()
-    out = common.get("out")
-    on_cuda = query.is_cuda
-    major, minor = torch.cuda.get_device_capability(query.device) if on_cuda else (0, 0)
-    block_q, block_kv = pattern._blocks if isinstance(pattern, BlockTopK) else (0, 0)
-    scale = common.get("scale")
-    engine, reasons = _info.choose_engine(
-        common.get("engine", "auto"),
-        cuda=on_cuda,
-        sm=10 * major + minor,
-        dtype=_DTYPES[query.dtype],
-        head_dim=query.shape[-1],
-        seq_q=query.shape[-2],
-        seq_kv=key.shape[-2],
-        aligned=all(_aligned(t) for t in (query, key, value, out) if t is not None),
-        dense_mask=common.get("attn_mask") is not None,
-        scattered_globals=arguments.get("global_tokens") is not None,
-        topk=arguments.get("k") is not None,
-        key_bounds=common.get("key_bounds") is not None,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        softcap=common.get("softcap", 0.0),
-        block_q=arguments.get("block_q", block_q),
-        block_kv=arguments.get("block_kv", block_kv),
-    )
-    return Capability(engine, tuple(reasons), engine is not None)
+        answer = ops.ask_engine(str(pattern._op), arguments)
+    except (ValueError, NotImplementedError) as error:
+        return Capability(None, (str(error),), False)
+    engine, *reasons = answer.split("\n")
+    return Capability(engine, tuple(reasons), True)

@@ -15,11 +15,11 @@ import torch
 
 from . import _load
 from ._autocast import register_autocast
-from ._autograd import InferenceOnly, is_tracked, register_refusals
+from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_refusals
 from ._ops import add_op_namespace_prefix
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "call"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call"]
 
 _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
@@ -149,6 +149,31 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
         raise
     except RuntimeError as error:
         raise _translated(error) from None
+
+
+def ask_engine(name: str, arguments: dict[str, Any]) -> str:
+    """Ask which engine would serve a call of attention op `name`; nothing is computed.
+
+    Returns
+    -------
+    str
+        The engine, and behind it the reasons, a line each.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        As the call would.
+    """
+    if arguments["query"].device.type == "meta":
+        raise NotImplementedError(f"sparse_attn::{name}: not served: meta tensors have no data")
+    try:
+        if arguments.get("out") is not None:
+            refuse_gradients(name, arguments)
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            answer: str = overload(f"{name}_engine")(**arguments)
+    except RuntimeError as error:
+        raise _translated(error) from None
+    return answer
 
 
 _register()

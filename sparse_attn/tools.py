@@ -24,6 +24,7 @@ def select_blocks(
     scale: float | None = None,
     key_bounds: torch.Tensor | None = None,
     query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
     softcap: float = 0.0,
 ) -> BlockLayout:
     """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
@@ -34,7 +35,7 @@ def select_blocks(
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``.
     pattern : BlockTopK
         Budget, selector and forced blocks.
-    is_causal, scale, key_bounds, query_offset, softcap
+    is_causal, scale, key_bounds, query_offset, key_origin, softcap
         As in the attention functions.
 
     Returns
@@ -68,6 +69,7 @@ def select_blocks(
             "scale": scale,
             "key_bounds": key_bounds,
             "query_offset": query_offset,
+            "key_origin": key_origin,
             "softcap": softcap,
         },
     )

@@ -29,6 +29,10 @@ Sides = tuple[int | None, int | None]
 Window = int | Sides
 
 
+def _is_sink(key: torch.Tensor, sinks: int) -> torch.Tensor:
+    return (key >= 0) & (key < clamped(sinks))
+
+
 def _in_window(offset: torch.Tensor, sides: Sides) -> torch.Tensor:
     """``-left <= offset <= right``."""
     left, right = (LARGE if side is None else clamped(side) for side in sides)
@@ -182,7 +186,7 @@ class Band(Pattern):
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Allow the window, the sinks, the global columns and every key of global rows."""
         window = _in_window(key - position, self.sides)
-        columns = (key < clamped(self.sinks)) | self._is_global(key)
+        columns = _is_sink(key, self.sinks) | self._is_global(key)
         rows = self._is_global(position) & (position <= key[..., -1:])  # a token is a key
         return window | columns | rows
 
@@ -256,7 +260,7 @@ class Dilated(Pattern):
         offset, step = key - position, clamped(self.dilation)
         taps = torch.div(offset, step, rounding_mode="floor")
         tap = (offset % step == 0) & _in_window(taps, self.sides)
-        return tap | (key < clamped(self.sinks))
+        return tap | _is_sink(key, self.sinks)
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         sinks = torch.clamp(end, max=clamped(self.sinks))
@@ -309,7 +313,8 @@ class Strided(Pattern):
         """Allow the window and the strided columns up to the diagonal."""
         stride = clamped(self.stride)
         back = position - key
-        return (back >= 0) & ((back < clamped(self.local)) | (key % stride == stride - 1))
+        column = (key >= 0) & (key % stride == stride - 1)
+        return (back >= 0) & ((back < clamped(self.local)) | column)
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         end = torch.minimum(end, torch.clamp(position + 1, min=0))

@@ -27,6 +27,10 @@ BUDGET = {
         ("hopper", "multiples of 16 bytes"): 40,
         ("hopper", "query blocks that are multiples of"): 30,
         ("hopper", "takes .* token top-k"): 40,
+        ("hopper", "takes no key_origin with strided columns"): 20,
+        ("decode", "takes no global_tokens given as indices"): 100,
+        ("decode", "takes no token top-k"): 200,
+        ("decode", "takes up to 16 queries"): 500,
     },
 }
 

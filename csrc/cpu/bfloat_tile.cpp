@@ -6,7 +6,7 @@
 namespace sparse_attn::cpu {
 
 void QueryTile::bfloat_keys(const Chunk& chunk) {
-  int32_t head_dim = params_.head_dim, column = 0;
+  int32_t head_dim = params_.problem.head_dim, column = 0;
   const uint16_t* query = reinterpret_cast<const uint16_t*>(scratch_.query);
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
@@ -29,7 +29,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
 
 void QueryTile::bfloat_values(const Chunk& chunk) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
-  int32_t head_dim = params_.head_dim, num_blocks = 0, column = 0;
+  int32_t head_dim = params_.problem.head_dim, num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t* edge = scratch_.edges;
   Interval any = seen_by(scratch_.visible, tile_.size(), chunk.columns);

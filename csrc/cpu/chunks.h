@@ -95,15 +95,16 @@ void for_each_chunk(const Pattern& pattern, const Tile& tile, int32_t chunk_keys
   for_each_piece(Axis::kMain, visited.main, chunk_keys, visit);
   for_each_piece(Axis::kLead, visited.lead_right, chunk_keys, visit);
   if (pattern.num_global_tiles == nullptr) return;
-  // Global tokens that no tile above has visited.
-  Interval main =
-      visited.main.empty() ? Interval{visited.lead_left.end, visited.lead_left.end} : visited.main;
+  // Global tokens that no tile above has visited: between the runs, which ascend.
   Interval seen = tile.bounds.any;
   if (pattern.causal) seen.end = imin(seen.end, tile.slice.position(tile.rows.end - 1) + 1);
-  Interval left = intersect(seen, {visited.lead_left.end, main.begin});
-  Interval right = intersect(seen, {imax(main.end, visited.lead_right.end), seen.end});
-  for_each_piece(Axis::kGlobal, globals_inside(pattern, left), chunk_keys, visit);
-  for_each_piece(Axis::kGlobal, globals_inside(pattern, right), chunk_keys, visit);
+  for (Interval run : {visited.lead_left, visited.main, visited.lead_right}) {
+    if (run.empty()) continue;
+    Interval before = intersect(seen, {seen.begin, run.begin});
+    for_each_piece(Axis::kGlobal, globals_inside(pattern, before), chunk_keys, visit);
+    seen.begin = imax(seen.begin, run.end);
+  }
+  for_each_piece(Axis::kGlobal, globals_inside(pattern, seen), chunk_keys, visit);
 }
 
 }  // namespace sparse_attn::cpu

@@ -14,7 +14,7 @@ class DenseMask {
   /// `buffer` holds a chunk's columns.
   DenseMask(const AttentionParams& params, const Pattern& pattern, const VectorMath& math,
             float* buffer)
-      : mask_(params.mask), pattern_(pattern), math_(math), buffer_(buffer) {}
+      : mask_(params.scores.mask), pattern_(pattern), math_(math), buffer_(buffer) {}
 
   bool present() const { return mask_.kind != MaskKind::kNone; }
 
@@ -62,8 +62,8 @@ class DenseMask {
       return;
     }
     bool lead = axis == Axis::kLead;
-    int64_t first = lead ? pattern_.lead.at(run.begin) : slice.keys.at(run.begin);
-    int64_t step = lead ? pattern_.lead.step : slice.keys.step;
+    int64_t first = lead ? slice.lead.view.at(run.begin) : slice.keys.at(run.begin);
+    int64_t step = lead ? slice.lead.view.step : slice.keys.step;
     copy(start + first * mask_.stride_k * bytes(), step * mask_.stride_k, run.length, target);
   }
 

@@ -14,13 +14,13 @@ struct GlobalTokens {
   int32_t* list = nullptr;   // [min(num_global_tokens, Skv)]
   int32_t* count = nullptr;  // [1]
 
-  static int64_t words(const AttentionParams& params) { return (params.seq_kv + 31) / 32; }
+  static int64_t words(const AttentionParams& params) { return (params.problem.seq_kv + 31) / 32; }
 
   void build(const AttentionParams& params) {
     std::memset(bits, 0, words(params) * sizeof(uint32_t));
     for (int32_t i = 0; i < params.num_global_tokens; ++i) {
       int32_t j = params.global_tokens[i];
-      if (j >= 0 && j < params.seq_kv) bits[j >> 5] |= 1u << (j & 31);
+      if (j >= 0 && j < params.problem.seq_kv) bits[j >> 5] |= 1u << (j & 31);
     }
     *count = 0;
     for (int64_t word = 0; word < words(params); ++word) {

@@ -124,7 +124,8 @@ class HeadRows {
       return packed(main_, slice.keys.offset * cut_.class_rows + first);
     }
     if (side_ != nullptr) return packed(side_, first);
-    if (axis == Axis::kLead) return strided(source_, pattern_.lead.at(first), pattern_.lead.step);
+    if (axis == Axis::kLead)
+      return strided(source_, slice.lead.view.at(first), slice.lead.view.step);
     return strided(source_, pattern_.global_tiles[first], 1);
   }
 
@@ -178,8 +179,8 @@ class Packer {
 
   void pack(const VectorMath& math, const PackedHead& target, int32_t batch, int32_t head,
             int64_t unit) const {
-    Rows key = rows_of(params_.key, params_.dtype, batch, head);
-    Rows value = rows_of(params_.value, params_.dtype, batch, head);
+    Rows key = rows_of(params_.keys.key, params_.problem.dtype, batch, head);
+    Rows value = rows_of(params_.keys.value, params_.problem.dtype, batch, head);
     int64_t in_main = cut_.key || cut_.value ? main_units() : 0;
     Form keys = cut_.bfloat ? Form::kBfloatPanels : cut_.panels ? Form::kPanels : Form::kRows;
     Form values = cut_.bfloat ? Form::kBfloatPairs : Form::kRows;
@@ -188,8 +189,10 @@ class Packer {
       pack_main(math, keys, key, target.key, unit, reached);
       pack_main(math, values, value, target.value, unit, reached);
     } else {
-      pack_side(math, keys, key, target.side_key, unit - in_main);
-      pack_side(math, values, value, target.side_value, unit - in_main);
+      const Sequence sequence = params_.sequences.of(batch);
+      const View lead = make_lead(pattern_, sequence.origin, sequence.keys).view;
+      pack_side(math, keys, key, lead, target.side_key, unit - in_main);
+      pack_side(math, values, value, lead, target.side_value, unit - in_main);
     }
   }
 
@@ -199,17 +202,16 @@ class Packer {
 
   /// The keys that the windows of the batch entry's rows reach; all where some row sees others.
   Interval reached_keys(int32_t batch) const {
-    bool windows_only = !pattern_.list.present() && pattern_.lead.length == 0 &&
+    bool windows_only = !pattern_.list.present() && !pattern_.has_lead() &&
                         params_.global_tokens == nullptr && pattern_.global_count == 0;
-    if (!windows_only) return {0, params_.seq_kv};
-    int64_t left = pattern_.left, right = pattern_.right, keys = params_.seq_kv;
+    if (!windows_only) return {0, params_.problem.seq_kv};
+    int64_t left = pattern_.left, right = pattern_.right, keys = params_.problem.seq_kv;
     if (pattern_.causal && right > 0) right = 0;
     // Tiles for BLAS are widened to whole multiples of 16 keys.
     int64_t wider = cut_.panels ? 0 : 16;
-    // As make_slice cuts it.
-    int64_t offset = imax(-kMaxLength, imin(params_.offset(batch), kMaxLength));
+    int64_t offset = params_.sequences.offset(batch);
     int64_t first = offset - (left + wider) * pattern_.dilation;
-    int64_t last = offset + params_.seq_q - 1 + (right + wider) * pattern_.dilation;
+    int64_t last = offset + params_.problem.seq_q - 1 + (right + wider) * pattern_.dilation;
     return {static_cast<int32_t>(std::clamp<int64_t>(first, 0, keys)),
             static_cast<int32_t>(std::clamp<int64_t>(last + 1, 0, keys))};
   }
@@ -222,7 +224,7 @@ class Packer {
     for (int64_t row = unit * kPackRows; row < end;) {
       int32_t residue = static_cast<int32_t>(row / cut_.class_rows);
       int32_t first = static_cast<int32_t>(row % cut_.class_rows);
-      View view = residue_class(residue, pattern_.dilation, params_.seq_kv);
+      View view = residue_class(residue, pattern_.dilation, params_.problem.seq_kv);
       int64_t in_class = cut_.class_rows - first < end - row ? cut_.class_rows - first : end - row;
       Interval wanted = view.inside(reached);
       if (form != Form::kRows) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
@@ -233,26 +235,27 @@ class Packer {
       if (!wanted.empty()) {
         int64_t place = row + wanted.begin - first;
         copy_as(form, math, strided(source, view.at(wanted.begin), view.step), wanted.size(),
-                params_.head_dim, target + place * cut_.row_floats(params_.head_dim));
+                params_.problem.head_dim,
+                target + place * cut_.row_floats(params_.problem.head_dim));
       }
       row += in_class;
     }
   }
 
   /// Leading keys or global tokens, 16 at a time.
-  void pack_side(const VectorMath& math, Form form, const Rows& source, float* target,
-                 int64_t unit) const {
+  void pack_side(const VectorMath& math, Form form, const Rows& source, const View& lead,
+                 float* target, int64_t unit) const {
     alignas(64) char gathered[kPanelKeys * kMaxHeadDim * sizeof(float)];
     bool globals = pattern_.num_global_tiles != nullptr;
-    int32_t head_dim = params_.head_dim;
-    int64_t bytes = int64_t{head_dim} * size_of(params_.dtype);
-    int64_t rows = globals ? *pattern_.num_global_tiles : pattern_.lead.length;
+    int32_t head_dim = params_.problem.head_dim;
+    int64_t bytes = int64_t{head_dim} * size_of(params_.problem.dtype);
+    int64_t rows = globals ? *pattern_.num_global_tiles : lead.length;
     int64_t end = (unit + 1) * kPackRows < rows ? (unit + 1) * kPackRows : rows;
     for (int64_t row = unit * kPackRows; row < end; row += kPanelKeys) {
       int64_t count = end - row < kPanelKeys ? end - row : kPanelKeys;
       for (int64_t i = 0; i < count; ++i) {
         int32_t u = static_cast<int32_t>(row + i);
-        int32_t key = globals ? pattern_.global_tiles[u] : pattern_.lead.at(u);
+        int32_t key = globals ? pattern_.global_tiles[u] : lead.at(u);
         std::memcpy(gathered + i * bytes, strided(source, key, 1).data, bytes);
       }
       copy_as(form, math, {gathered, head_dim, source.element}, count, head_dim,

@@ -27,10 +27,11 @@ struct Workspace {
   NaiveRow* rows = nullptr;  // [num_workers]
 
   Workspace(const AttentionParams& params, int32_t num_workers, Arena* arena) {
-    int64_t seq_q = params.seq_q, seq_kv = params.seq_kv, head_dim = params.head_dim;
+    int64_t seq_q = params.problem.seq_q, seq_kv = params.problem.seq_kv,
+            head_dim = params.problem.head_dim;
     if (params.global_tokens != nullptr) {
       globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
-      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.seq_kv));
+      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.problem.seq_kv));
       globals.count = arena->take<int32_t>(1);
     }
     query = arena->take<float>(seq_q * head_dim);
@@ -66,11 +67,12 @@ class NaiveHead {
 
   bool run() const {
     const VectorMath& math = vector_math();
-    int32_t head_kv = head_ / params_.group(), head_dim = params_.head_dim;
-    copy_rows(math, rows_of(params_.query, params_.dtype, batch_, head_), params_.seq_q, head_dim,
-              workspace_.query);
-    copy_keys(rows_of(params_.key, params_.dtype, batch_, head_kv), workspace_.key);
-    copy_keys(rows_of(params_.value, params_.dtype, batch_, head_kv), workspace_.value);
+    int32_t head_kv = head_ / params_.problem.group(), head_dim = params_.problem.head_dim;
+    copy_rows(math, rows_of(params_.query, params_.problem.dtype, batch_, head_),
+              params_.problem.seq_q, head_dim, workspace_.query);
+    copy_keys(rows_of(params_.keys.key, params_.problem.dtype, batch_, head_kv), workspace_.key);
+    copy_keys(rows_of(params_.keys.value, params_.problem.dtype, batch_, head_kv),
+              workspace_.value);
     return score() && normalise() && weigh();
   }
 
@@ -78,41 +80,42 @@ class NaiveHead {
   /// Keys outside every row's bounds, or behind every row under causal, may hold anything, so they
   /// are read as zeros.
   void copy_keys(const Rows& source, float* target) const {
-    Bounds bounds = no_rows(params_.seq_kv);
-    for (int32_t i = 0; i < params_.seq_q; ++i) {
-      bounds.add(params_.bounds.row(batch_, head_, i, params_.seq_kv));
+    Bounds bounds = no_rows(params_.problem.seq_kv);
+    for (int32_t i = 0; i < params_.problem.seq_q; ++i) {
+      bounds.add(params_.scores.bounds.row(batch_, head_, i, params_.problem.seq_kv));
     }
-    bounds.cut(params_.num_keys(batch_));
+    bounds.cut(params_.num_keys(params_.sequences.of(batch_)));
     Interval keys = bounds.any;
-    int64_t head_dim = params_.head_dim;
-    std::memset(target, 0, sizeof(float) * params_.seq_kv * head_dim);
+    int64_t head_dim = params_.problem.head_dim;
+    std::memset(target, 0, sizeof(float) * params_.problem.seq_kv * head_dim);
     if (keys.empty()) return;
-    copy_rows(vector_math(), strided(source, keys.begin, 1), keys.size(), params_.head_dim,
+    copy_rows(vector_math(), strided(source, keys.begin, 1), keys.size(), params_.problem.head_dim,
               target + keys.begin * head_dim);
   }
 
-  float* scores_of(int64_t row) const { return workspace_.scores + row * params_.seq_kv; }
+  float* scores_of(int64_t row) const { return workspace_.scores + row * params_.problem.seq_kv; }
 
   template <class Work>
   bool for_each_block(const Work& work) const {
-    int32_t blocks = ceil_div(params_.seq_q, kRowBlock);
+    int32_t blocks = ceil_div(params_.problem.seq_q, kRowBlock);
     int32_t rows =
-        ceil_div(params_.seq_q, blocks);  // even blocks: none of one row, which is a gemv
+        ceil_div(params_.problem.seq_q, blocks);  // even blocks: none of one row, which is a gemv
     return for_each_item(workers_, blocks, [&](int32_t worker, int64_t block) {
       int32_t begin = static_cast<int32_t>(block) * rows;
-      int32_t end = imin(begin + rows, params_.seq_q);
+      int32_t end = imin(begin + rows, params_.problem.seq_q);
       if (begin < end) work(worker, begin, end);
     });
   }
 
   /// scores = q k^T
   bool score() const {
-    int64_t head_dim = params_.head_dim;
+    int64_t head_dim = params_.problem.head_dim;
     std::atomic<bool> ok{true};
     bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
       Matrix query(workspace_.query + begin * head_dim, end - begin, head_dim, head_dim);
-      Matrix scores(scores_of(begin), end - begin, params_.seq_kv, params_.seq_kv);
-      if (!multiply(query, Matrix::transposed(workspace_.key, params_.seq_kv, head_dim, head_dim),
+      Matrix scores(scores_of(begin), end - begin, params_.problem.seq_kv, params_.problem.seq_kv);
+      if (!multiply(query,
+                    Matrix::transposed(workspace_.key, params_.problem.seq_kv, head_dim, head_dim),
                     scores, false)) {
         ok.store(false);
       }
@@ -126,23 +129,24 @@ class NaiveHead {
       for (int32_t i = begin; i < end; ++i) {
         float lse =
             workspace_.rows[worker].softmax(params_, pattern_, batch_, head_, i, scores_of(i));
-        if (params_.lse == nullptr) continue;
-        params_.lse[batch_ * params_.lse_stride_b + head_ * params_.lse_stride_h +
-                    i * params_.lse_stride_s] = lse;
+        if (params_.outputs.lse == nullptr) continue;
+        params_.outputs
+            .lse[batch_ * params_.outputs.lse_stride_b + head_ * params_.outputs.lse_stride_h +
+                 i * params_.outputs.lse_stride_s] = lse;
       }
     });
   }
 
   /// out = scores v
   bool weigh() const {
-    int64_t head_dim = params_.head_dim;
+    int64_t head_dim = params_.problem.head_dim;
     const VectorMath& math = vector_math();
-    Rows target = rows_of(params_.out, params_.dtype, batch_, head_);
+    Rows target = rows_of(params_.outputs.out, params_.problem.dtype, batch_, head_);
     std::atomic<bool> ok{true};
     bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
       float* out = workspace_.out + begin * head_dim;
-      Matrix weights(scores_of(begin), end - begin, params_.seq_kv, params_.seq_kv);
-      Matrix value(workspace_.value, params_.seq_kv, head_dim, head_dim);
+      Matrix weights(scores_of(begin), end - begin, params_.problem.seq_kv, params_.problem.seq_kv);
+      Matrix value(workspace_.value, params_.problem.seq_kv, head_dim, head_dim);
       if (!multiply(weights, value, Matrix(out, end - begin, head_dim, head_dim), false)) {
         ok.store(false);
       }
@@ -169,8 +173,8 @@ Status run(const AttentionParams& params) {
     workspace.globals.build(params);
     pattern = workspace.globals.attach(pattern);
   }
-  for (int32_t batch = 0; batch < params.batch; ++batch) {
-    for (int32_t head = 0; head < params.heads_q; ++head) {
+  for (int32_t batch = 0; batch < params.problem.batch; ++batch) {
+    for (int32_t head = 0; head < params.problem.heads_q; ++head) {
       if (!NaiveHead(params, pattern, workspace, workers, batch, head).run()) {
         return {1, "a matrix product or the thread pool failed"};
       }

@@ -38,8 +38,8 @@ float mask_term(const MaskView& mask, int64_t b, int64_t h, int64_t i, int64_t j
 }  // namespace
 
 NaiveRow::NaiveRow(const AttentionParams& params, Arena* arena) {
-  seen = arena->take<uint8_t>(params.seq_kv);
-  if (params.pattern.topk > 0) ranks = arena->take<int32_t>(params.seq_kv);
+  seen = arena->take<uint8_t>(params.problem.seq_kv);
+  if (params.pattern.topk > 0) ranks = arena->take<int32_t>(params.problem.seq_kv);
 }
 
 void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
@@ -53,10 +53,9 @@ void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval ke
 
 void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, int32_t batch,
                          int32_t head, int32_t i) {
-  std::memset(seen, 0, params.seq_kv);
-  Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
-  auto [slice, row] =
-      make_query(pattern, i, params.seq_q, params.seq_kv, params.offset(batch), bounds);
+  std::memset(seen, 0, params.problem.seq_kv);
+  Interval bounds = params.scores.bounds.row(batch, head, i, params.problem.seq_kv);
+  auto [slice, row] = make_query(pattern, i, params.sequences.of(batch), bounds);
   if (pattern.list.present()) {
     see_listed(pattern.list, slice, row.keys, batch, head, i / pattern.list.block_q);
     return;
@@ -66,7 +65,7 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
     if (sees(pattern, slice, main, v)) seen[slice.keys.at(v)] = 1;
   }
   for (int32_t u = row.lead.begin; u < row.lead.end; ++u) {
-    if (sees(pattern, slice, lead, u)) seen[pattern.lead.at(u)] = 1;
+    if (sees(pattern, slice, lead, u)) seen[slice.lead.view.at(u)] = 1;
   }
 }
 
@@ -93,31 +92,33 @@ void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
 float NaiveRow::softmax(const AttentionParams& params, const Pattern& pattern, int32_t batch,
                         int32_t head, int32_t i, float* scores) {
   find_seen(params, pattern, batch, head, i);
-  for (int32_t j = 0; j < params.seq_kv; ++j) {
-    float term = mask_term(params.mask, batch, head, i, j);
-    scores[j] = seen[j] && term != kHidden ? params.scale * scores[j] : kHidden;
+  for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
+    float term = mask_term(params.scores.mask, batch, head, i, j);
+    scores[j] = seen[j] && term != kHidden ? params.scores.scale * scores[j] : kHidden;
   }
-  if (pattern.topk > 0) keep_topk(pattern.topk, params.seq_kv, scores);
+  if (pattern.topk > 0) keep_topk(pattern.topk, params.problem.seq_kv, scores);
   float max = kHidden;
-  for (int32_t j = 0; j < params.seq_kv; ++j) {
+  for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
     if (scores[j] == kHidden) continue;
-    if (params.softcap != 0) scores[j] = params.softcap * std::tanh(scores[j] / params.softcap);
-    scores[j] += mask_term(params.mask, batch, head, i, j);
+    if (params.scores.softcap != 0)
+      scores[j] = params.scores.softcap * std::tanh(scores[j] / params.scores.softcap);
+    scores[j] += mask_term(params.scores.mask, batch, head, i, j);
     if (!(scores[j] <= max)) max = scores[j];
   }
   if (max == kHidden) {
-    std::memset(scores, 0, params.seq_kv * sizeof(float));
+    std::memset(scores, 0, params.problem.seq_kv * sizeof(float));
     return kHidden;
   }
   double sum = 0;
-  for (int32_t j = 0; j < params.seq_kv; ++j) {
+  for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
     scores[j] = scores[j] == kHidden ? 0.0f : std::exp(scores[j] - max);
     sum += scores[j];
   }
   float lse = static_cast<float>(max + std::log(sum));
-  if (params.sink_logits != nullptr) sum += std::exp(double{params.sink_logits[head]} - max);
+  if (params.scores.sink_logits != nullptr)
+    sum += std::exp(double{params.scores.sink_logits[head]} - max);
   float share = static_cast<float>(1 / sum);
-  for (int32_t j = 0; j < params.seq_kv; ++j) scores[j] *= share;
+  for (int32_t j = 0; j < params.problem.seq_kv; ++j) scores[j] *= share;
   return lse;
 }
 

@@ -30,7 +30,7 @@ void QueryTile::find_read(int32_t num_columns) {
 }
 
 void QueryTile::panel_keys(const Chunk& chunk) {
-  int32_t head_dim = params_.head_dim, column = 0;
+  int32_t head_dim = params_.problem.head_dim, column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
     bool packed = keys_.has_panels(chunk.axis);
@@ -68,8 +68,8 @@ void QueryTile::panel_values(const Chunk& chunk) {
       column += run.length;
     }
     math_.panel_values(scores_ + row * score_stride_ + columns.begin, score_stride_, rows, runs,
-                       num_runs, stride, params_.head_dim,
-                       scratch_.out + int64_t{row} * params_.head_dim);
+                       num_runs, stride, params_.problem.head_dim,
+                       scratch_.out + int64_t{row} * params_.problem.head_dim);
   });
 }
 

@@ -24,7 +24,7 @@ constexpr int64_t kBfloatDenseShare = 18;
 int32_t reach(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
   int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
-  int32_t keys = ceil_div(params.seq_kv, pattern.dilation);
+  int32_t keys = ceil_div(params.problem.seq_kv, pattern.dilation);
   return imax(1, imin(keys, imin(pattern.left, keys) + imin(right, keys) + 1));
 }
 
@@ -33,25 +33,25 @@ bool use_panels(const AttentionParams& params) {
   const VectorMath& math = vector_math();
   const BlockList& list = params.pattern.list;
   bool few_rows = list.present() && list.block_q <= kFewListedRows;
-  return math.group_rows > 0 && params.head_dim % kPanelKeys == 0 &&
-         (few_rows || params.head_dim <= math.panel_head_dim);
+  return math.group_rows > 0 && params.problem.head_dim % kPanelKeys == 0 &&
+         (few_rows || params.problem.head_dim <= math.panel_head_dim);
 }
 
 /// Whether products take bfloat16 as it is.
 bool use_bfloat(const AttentionParams& params) {
-  return vector_math().bfloat != nullptr && params.dtype == Dtype::kBFloat16 &&
-         params.head_dim % kBfloatRows == 0;
+  return vector_math().bfloat != nullptr && params.problem.dtype == Dtype::kBFloat16 &&
+         params.problem.head_dim % kBfloatRows == 0;
 }
 
 int32_t chunk_keys(const AttentionParams& params) {
   bool float_panels = use_panels(params) && !use_bfloat(params);
-  int32_t fit = float_panels ? kChunkFloats / params.head_dim / 16 * 16 : kChunkKeys;
-  return imin(imin(fit, kChunkKeys), static_cast<int32_t>(round_up(params.seq_kv, 16)));
+  int32_t fit = float_panels ? kChunkFloats / params.problem.head_dim / 16 * 16 : kChunkKeys;
+  return imin(imin(fit, kChunkKeys), static_cast<int32_t>(round_up(params.problem.seq_kv, 16)));
 }
 
 TopkRoom topk_room(const AttentionParams& params) {
-  int64_t columns = params.seq_kv;
-  if (has_side_lead(params)) columns += params.pattern.lead.length;
+  int64_t columns = params.problem.seq_kv;
+  if (has_side_lead(params)) columns += params.pattern.most_lead(params.problem.seq_kv);
   return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
 }
 
@@ -59,13 +59,12 @@ TopkRoom topk_room(const AttentionParams& params) {
 /// visit one run of keys.
 void fit_topk(const AttentionParams& params, Plan* plan) {
   const Pattern& pattern = params.pattern;
-  bool one_run =
-      pattern.lead.length == 0 && params.global_tokens == nullptr && !pattern.list.present();
-  if (!one_run || params.seq_q <= kFewRows) return;
+  bool one_run = !pattern.has_lead() && params.global_tokens == nullptr && !pattern.list.present();
+  if (!one_run || params.problem.seq_q <= kFewRows) return;
   int64_t share = use_bfloat(params) ? kBfloatDenseShare : kDenseShare, k = pattern.topk;
   int64_t whole = std::max((share + 1) * k, kWholeColumns);
-  plan->dense_columns = static_cast<int32_t>(std::min(share * k, int64_t{params.seq_kv}));
-  plan->whole_columns = static_cast<int32_t>(std::min(whole, int64_t{params.seq_kv}));
+  plan->dense_columns = static_cast<int32_t>(std::min(share * k, int64_t{params.problem.seq_kv}));
+  plan->whole_columns = static_cast<int32_t>(std::min(whole, int64_t{params.problem.seq_kv}));
   // Room for a row that begins and ends inside a panel; a line more than whole lines keeps rows out
   // of the same cache sets.
   plan->whole_stride = round_up(plan->whole_columns, kPanelKeys) + 3 * kPanelKeys;
@@ -74,7 +73,7 @@ void fit_topk(const AttentionParams& params, Plan* plan) {
 int32_t topk_rows(const AttentionParams& params) {
   Plan plan;
   fit_topk(params, &plan);
-  bool whole = plan.whole_columns == params.seq_kv;
+  bool whole = plan.whole_columns == params.problem.seq_kv;
   int64_t fit = kTopkFloats / (whole ? plan.whole_stride : 2 * topk_room(params).stride);
   int64_t step = use_bfloat(params) ? kBfloatRows : kTopkRows;
   return static_cast<int32_t>(std::max(step, std::min(fit / step * step, int64_t{kPanelRows})));
@@ -102,46 +101,50 @@ QueryCut cut_queries(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
   int32_t preferred = preferred_rows(params);
   if (pattern.list.present()) {
-    int32_t block = imin(pattern.list.block_q, params.seq_q);
-    return cut_rows(block, ceil_div(params.seq_q, pattern.list.block_q), preferred);
+    int32_t block = imin(pattern.list.block_q, params.problem.seq_q);
+    return cut_rows(block, ceil_div(params.problem.seq_q, pattern.list.block_q), preferred);
   }
-  int32_t rows = ceil_div(params.seq_q, pattern.dilation);
-  QueryCut cut = cut_rows(rows, pattern.classes(params.seq_q), preferred);
-  if (rows <= kFewRows && pattern.topk == 0) cut.heads_per_tile = params.group();
+  int32_t rows = ceil_div(params.problem.seq_q, pattern.dilation);
+  QueryCut cut = cut_rows(rows, pattern.classes(params.problem.seq_q), preferred);
+  if (rows <= kFewRows && pattern.topk == 0) cut.heads_per_tile = params.problem.group();
   return cut;
 }
 
 /// Rows that BLAS can read where they lie, with the bits that packed rows would give.
 bool is_packed(const AttentionParams& params, const TensorView& view) {
   constexpr int64_t kLine = 64 / sizeof(float);
-  return params.dtype == Dtype::kFloat32 && params.pattern.dilation == 1 &&
-         view.stride_s == params.head_dim && reinterpret_cast<uintptr_t>(view.data) % 64 == 0 &&
-         view.stride_b % kLine == 0 && view.stride_h % kLine == 0;
+  return params.problem.dtype == Dtype::kFloat32 && params.pattern.dilation == 1 &&
+         view.stride_s == params.problem.head_dim &&
+         reinterpret_cast<uintptr_t>(view.data) % 64 == 0 && view.stride_b % kLine == 0 &&
+         view.stride_h % kLine == 0;
 }
 
 PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   const Pattern& pattern = params.pattern;
   PackCut pack;
-  int64_t heads = int64_t{params.batch} * params.heads_kv;
+  int64_t heads = int64_t{params.problem.batch} * params.problem.heads_kv;
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
   pack.bfloat = use_bfloat(params);
   pack.panels = pack.bfloat || use_panels(params);
   // Panels that few rows share are made when a tile needs them, in the cache.
-  int64_t sharing = int64_t{ceil_div(params.seq_q, pattern.dilation)} * params.group();
-  pack.key = pack.bfloat || (pack.panels ? sharing > kPanelRows : !is_packed(params, params.key));
-  pack.value = !is_packed(params, params.value);
+  int64_t sharing =
+      int64_t{ceil_div(params.problem.seq_q, pattern.dilation)} * params.problem.group();
+  pack.key =
+      pack.bfloat || (pack.panels ? sharing > kPanelRows : !is_packed(params, params.keys.key));
+  pack.value = !is_packed(params, params.keys.value);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
   int32_t together = pack.panels ? kPanelKeys : 2;
-  pack.class_rows = round_up(ceil_div(params.seq_kv, pattern.dilation), together);
-  pack.main_rows = pack.class_rows * imin(pattern.dilation, params.seq_kv);
+  pack.class_rows = round_up(ceil_div(params.problem.seq_kv, pattern.dilation), together);
+  pack.main_rows = pack.class_rows * imin(pattern.dilation, params.problem.seq_kv);
   if (has_side_lead(params)) {
-    pack.side_rows = round_up(pattern.lead.length, together);
+    pack.side_rows = round_up(pattern.most_lead(params.problem.seq_kv), together);
   } else if (params.global_tokens != nullptr) {
-    pack.side_rows = round_up(imin(params.num_global_tokens, params.seq_kv), together);
+    pack.side_rows = round_up(imin(params.num_global_tokens, params.problem.seq_kv), together);
   }
   int64_t rows = (pack.key + pack.value) * pack.main_rows + 2 * pack.side_rows;
-  int64_t fit = rows == 0 ? heads : kPackedFloats / (rows * pack.row_floats(params.head_dim));
+  int64_t fit =
+      rows == 0 ? heads : kPackedFloats / (rows * pack.row_floats(params.problem.head_dim));
   pack.heads_per_round = fit < 1 ? 1 : fit < heads ? fit : heads;
   return pack;
 }

@@ -77,7 +77,7 @@ Plan make_plan(const AttentionParams& params, int32_t num_workers);
 
 /// Whether the leading keys have an axis of their own.
 inline bool has_side_lead(const AttentionParams& params) {
-  return params.pattern.lead.length > 0 && !params.pattern.shared_axis();
+  return params.pattern.has_lead() && !params.pattern.shared_axis();
 }
 
 }  // namespace sparse_attn::cpu

@@ -14,9 +14,9 @@ constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product
 
 TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
   int64_t max_rows = round_up(plan.query.max_rows(), kBfloatRows);  // whole groups of bfloat16
-  int64_t chunk = int64_t{plan.chunk_keys} * params.head_dim;
-  query = arena->take<float>(max_rows * params.head_dim);
-  out = arena->take<float>(max_rows * params.head_dim);
+  int64_t chunk = int64_t{plan.chunk_keys} * params.problem.head_dim;
+  query = arena->take<float>(max_rows * params.problem.head_dim);
+  out = arena->take<float>(max_rows * params.problem.head_dim);
   // Panels that begin before a chunk write into the end of the row before.
   scores = arena->take<float>(max_rows * plan.score_stride + kPanelKeys);
   if (scores != nullptr) scores += kPanelKeys;
@@ -25,20 +25,20 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   rows = arena->take<Row>(max_rows);
   visible = arena->take<Span>(max_rows);
   read = arena->take<Span>(max_rows);
-  if (params.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
+  if (params.scores.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(chunk);
     value = arena->take<float>(plan.pack.panels ? 0 : chunk);
   }
   if (plan.pack.bfloat) {
     int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
-    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * params.head_dim);
+    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * params.problem.head_dim);
     int64_t blocks = plan.chunk_keys / kBfloatRows + 2 * runs;
     rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
   }
   if (params.pattern.topk == 0) return;
   if (plan.whole_columns > 0) whole_scores = arena->take<float>(max_rows * plan.whole_stride);
-  if (plan.dense_columns == params.seq_kv) return;
+  if (plan.dense_columns == params.problem.seq_kv) return;
   kept = arena->take<TopkRow>(max_rows);
   kept_scores = arena->take<float>(max_rows * plan.topk.stride);
   kept_columns = arena->take<int32_t>(max_rows * plan.topk.stride);
@@ -55,12 +55,12 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       math_(math),
       tile_(tile),
       scratch_(scratch),
-      keys_(pattern, plan.pack, params.head_dim,
-            rows_of(params.key, params.dtype, tile.batch, tile.head_kv), packed.key,
+      keys_(pattern, plan.pack, params.problem.head_dim,
+            rows_of(params.keys.key, params.problem.dtype, tile.batch, tile.head_kv), packed.key,
             packed.side_key),
-      values_(pattern, plan.pack, params.head_dim,
-              rows_of(params.value, params.dtype, tile.batch, tile.head_kv), packed.value,
-              packed.side_value),
+      values_(pattern, plan.pack, params.problem.head_dim,
+              rows_of(params.keys.value, params.problem.dtype, tile.batch, tile.head_kv),
+              packed.value, packed.side_value),
       mask_(params, pattern, math, scratch.mask),
       bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
@@ -69,7 +69,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       score_stride_(plan.score_stride) {}
 
 bool QueryTile::transforms() const {
-  return mask_.present() || params_.softcap != 0 || !(params_.scale > 0);
+  return mask_.present() || params_.scores.softcap != 0 || !(params_.scores.scale > 0);
 }
 
 bool QueryTile::run() {
@@ -83,26 +83,28 @@ bool QueryTile::run() {
 
 void QueryTile::load_queries() {
   // Panels take a row's elements one by one, so the caller's float32 rows do as well as a copy.
-  bool copies = !panels_ || params_.dtype != Dtype::kFloat32 || tile_.num_heads > 1;
+  bool copies = !panels_ || params_.problem.dtype != Dtype::kFloat32 || tile_.num_heads > 1;
   query_ = scratch_.query;
-  query_stride_ = params_.head_dim;
+  query_stride_ = params_.problem.head_dim;
   if (!copies) {
-    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head);
+    Rows head = rows_of(params_.query, params_.problem.dtype, tile_.batch, tile_.head);
     Rows rows = strided(head, tile_.query_of(0), tile_.slice.rows.step);
     query_ = static_cast<const float*>(rows.data);
     query_stride_ = rows.stride;
   }
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int32_t query = tile_.query_of(row);
-    Rows head = rows_of(params_.query, params_.dtype, tile_.batch, tile_.head_of(row));
-    int64_t target = int64_t{row} * params_.head_dim;
+    Rows head = rows_of(params_.query, params_.problem.dtype, tile_.batch, tile_.head_of(row));
+    int64_t target = int64_t{row} * params_.problem.head_dim;
     if (bfloat_) {
       std::memcpy(reinterpret_cast<uint16_t*>(scratch_.query) + target, bfloat_row(head, query),
-                  params_.head_dim * sizeof(uint16_t));
+                  params_.problem.head_dim * sizeof(uint16_t));
     } else if (copies) {
-      copy_rows(math_, strided(head, query, 1), 1, params_.head_dim, scratch_.query + target);
+      copy_rows(math_, strided(head, query, 1), 1, params_.problem.head_dim,
+                scratch_.query + target);
     }
-    Interval bounds = params_.bounds.row(tile_.batch, tile_.head_of(row), query, params_.seq_kv);
+    Interval bounds =
+        params_.scores.bounds.row(tile_.batch, tile_.head_of(row), query, params_.problem.seq_kv);
     scratch_.rows[row] = make_row(pattern_, tile_.slice, tile_.slice_row(row), bounds);
     scratch_.m[row] = kHidden;
     scratch_.l[row] = 0;
@@ -117,17 +119,17 @@ void QueryTile::gather(const Chunk& chunk) {
   int64_t column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
-    int64_t offset = column * params_.head_dim;
-    copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, params_.head_dim,
-              scratch_.key + offset);
-    copy_rows(math_, values_.at(chunk.axis, tile_.slice, run.begin), run.length, params_.head_dim,
-              scratch_.value + offset);
+    int64_t offset = column * params_.problem.head_dim;
+    copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length,
+              params_.problem.head_dim, scratch_.key + offset);
+    copy_rows(math_, values_.at(chunk.axis, tile_.slice, run.begin), run.length,
+              params_.problem.head_dim, scratch_.value + offset);
     column += run.length;
   }
 }
 
 bool QueryTile::multiply_keys(const Chunk& chunk) {
-  int32_t head_dim = params_.head_dim;
+  int32_t head_dim = params_.problem.head_dim;
   if (panels_) {
     bfloat_ ? bfloat_keys(chunk) : panel_keys(chunk);
     return true;
@@ -151,7 +153,7 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
 
 /// O += P v over the chunk, or O = P v at first; what no row sees may be left out.
 bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
-  int32_t head_dim = params_.head_dim;
+  int32_t head_dim = params_.problem.head_dim;
   if (panels_) {
     bfloat_ ? bfloat_values(chunk) : panel_values(chunk);
     return true;
@@ -190,7 +192,7 @@ bool QueryTile::score(const Chunk& chunk) {
   if (panels_) find_visible(chunk);
   bool ran = multiply_keys(chunk);
   // Hidden columns inside a span are marked in the scores, so after the product.
-  bool has_gaps = chunk.num_runs > 1 || chunk.axis != Axis::kMain || pattern_.lead.length > 0 ||
+  bool has_gaps = chunk.num_runs > 1 || chunk.axis != Axis::kMain || pattern_.has_lead() ||
                   pattern_.num_global_tiles != nullptr;
   if (!panels_ || has_gaps) find_visible(chunk);
   return ran;
@@ -202,7 +204,7 @@ void QueryTile::transform_row(const Chunk& chunk, int32_t row, float* scores, fl
   if (span.begin >= span.end) return;
   const float* terms = mask_.present() ? mask_.row(tile_, chunk, row) + span.begin : nullptr;
   math_.transform(scores + row * score_stride_ + span.begin, span.end - span.begin, scale,
-                  params_.softcap, terms);
+                  params_.scores.softcap, terms);
 }
 
 SoftmaxTile QueryTile::softmax_tile() const {
@@ -214,8 +216,8 @@ SoftmaxTile QueryTile::softmax_tile() const {
   softmax.m = scratch_.m;
   softmax.l = scratch_.l;
   softmax.out = scratch_.out;
-  softmax.head_dim = params_.head_dim;
-  softmax.factor = transforms() ? kLog2E : params_.scale * kLog2E;
+  softmax.head_dim = params_.problem.head_dim;
+  softmax.factor = transforms() ? kLog2E : params_.scores.scale * kLog2E;
   return softmax;
 }
 
@@ -230,7 +232,7 @@ bool QueryTile::run_online() {
     ran = score(chunk);
     if (transforms()) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        transform_row(chunk, row, scores_, params_.scale);
+        transform_row(chunk, row, scores_, params_.scores.scale);
       }
     }
     find_read(chunk.columns);
@@ -242,27 +244,30 @@ bool QueryTile::run_online() {
 }
 
 void QueryTile::clear_out() {
-  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.head_dim);
+  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.problem.head_dim);
 }
 
 /// Divides by l, with the learned sink's share in it, and stores rows and lse.
 void QueryTile::finish() {
-  double unit = transforms() ? 1.0 : params_.scale;  // of m, in natural units
+  double unit = transforms() ? 1.0 : params_.scores.scale;  // of m, in natural units
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int64_t head = tile_.head_of(row), query = tile_.query_of(row);
     double m = scratch_.m[row] * unit, sum = scratch_.l[row];
     bool empty = scratch_.m[row] == kHidden;
-    if (params_.lse != nullptr) {
-      params_.lse[tile_.batch * params_.lse_stride_b + head * params_.lse_stride_h +
-                  query * params_.lse_stride_s] =
+    if (params_.outputs.lse != nullptr) {
+      params_.outputs
+          .lse[tile_.batch * params_.outputs.lse_stride_b + head * params_.outputs.lse_stride_h +
+               query * params_.outputs.lse_stride_s] =
           empty ? kHidden : static_cast<float>(m + std::log(sum));
     }
-    if (params_.sink_logits != nullptr) sum += std::exp(params_.sink_logits[head] - m);
-    float* out = scratch_.out + int64_t{row} * params_.head_dim;
-    if (empty) std::memset(out, 0, sizeof(float) * params_.head_dim);
-    Rows target = strided(rows_of(params_.out, params_.dtype, tile_.batch, head), query, 1);
+    if (params_.scores.sink_logits != nullptr)
+      sum += std::exp(params_.scores.sink_logits[head] - m);
+    float* out = scratch_.out + int64_t{row} * params_.problem.head_dim;
+    if (empty) std::memset(out, 0, sizeof(float) * params_.problem.head_dim);
+    Rows target =
+        strided(rows_of(params_.outputs.out, params_.problem.dtype, tile_.batch, head), query, 1);
     math_.from_float(target.element, out, empty ? 1.0f : static_cast<float>(1 / sum),
-                     const_cast<void*>(target.data), params_.head_dim);
+                     const_cast<void*>(target.data), params_.problem.head_dim);
   }
 }
 

@@ -129,8 +129,9 @@ class QueryTile {
 template <class Product>
 bool QueryTile::for_each_part(const Chunk& chunk, const Product& product) {
   if (gathered_) {
-    return product(0, chunk.columns, Rows{scratch_.key, params_.head_dim, Element::kFloat32},
-                   Rows{scratch_.value, params_.head_dim, Element::kFloat32});
+    return product(0, chunk.columns,
+                   Rows{scratch_.key, params_.problem.head_dim, Element::kFloat32},
+                   Rows{scratch_.value, params_.problem.head_dim, Element::kFloat32});
   }
   bool one_by_one = chunk.axis == Axis::kGlobal && plan_.pack.side_rows == 0;
   int32_t column = 0;

@@ -99,7 +99,7 @@ class BlockSelection {
     double reached = 0, total = 0;
     for (int32_t j = visible.begin; j < visible.end; ++j) {
       bool told = std::isnan(rank[j]);  // by a score that is no number: keep it
-      kept[j] = told || params_.sinks().contains(j) || diagonal.contains(j);
+      kept[j] = told || params_.sinks(block.batch).contains(j) || diagonal.contains(j);
       double own = told ? 0.0 : share[j];
       total += own;
       if (kept[j]) {

@@ -29,10 +29,11 @@ struct Tile {
 
 /// The extremes of key_bounds over the tile's rows.
 inline Bounds bounds_of(const AttentionParams& params, const Tile& tile) {
-  if (params.bounds.data == nullptr) return unbounded(params.seq_kv);
-  Bounds bounds = no_rows(params.seq_kv);
+  if (params.scores.bounds.data == nullptr) return unbounded(params.problem.seq_kv);
+  Bounds bounds = no_rows(params.problem.seq_kv);
   for (int32_t row = 0; row < tile.size(); ++row) {
-    bounds.add(params.bounds.row(tile.batch, tile.head_of(row), tile.query_of(row), params.seq_kv));
+    bounds.add(params.scores.bounds.row(tile.batch, tile.head_of(row), tile.query_of(row),
+                                        params.problem.seq_kv));
   }
   return bounds;
 }
@@ -44,8 +45,8 @@ inline void widen(const Pattern& pattern, Tile* tile) {
   if (main.empty() || pattern.list.present()) return;
   Interval room = tile->slice.keys.inside(tile->bounds.any);
   if (pattern.causal) room.end = imin(room.end, tile->rows.end + tile->slice.shift);
-  if (pattern.shared_axis() && pattern.lead.length > 0) {
-    room = intersect(room, {pattern.lead.length, main.end});
+  if (pattern.shared_axis() && pattern.has_lead()) {
+    room = intersect(room, {tile->slice.lead.view.length, main.end});
   }
   int32_t missing =
       imin(static_cast<int32_t>(round_up(main.size(), 16)) - main.size(), room.size());
@@ -62,18 +63,19 @@ inline Tile make_tile(const AttentionParams& params, const Pattern& pattern, con
   tile.batch = batch;
   tile.head = head;
   tile.num_heads = cut.heads_per_tile;
-  tile.head_kv = head / params.group();
+  tile.head_kv = head / params.problem.group();
   int32_t part = index / cut.tiles_per_class;
   int32_t first = index % cut.tiles_per_class * cut.tile_rows;
-  int32_t offset = params.offset(batch);
+  const Sequence sequence = params.sequences.of(batch);
   if (pattern.list.present()) {
     tile.layout_row = part;
-    tile.slice = make_slice(pattern, 0, params.seq_q, params.seq_kv, offset);
+    tile.slice = make_slice(pattern, 0, sequence);
     int32_t begin = part * pattern.list.block_q;
-    int32_t end = imin(begin + imin(first + cut.tile_rows, pattern.list.block_q), params.seq_q);
+    int32_t end =
+        imin(begin + imin(first + cut.tile_rows, pattern.list.block_q), params.problem.seq_q);
     tile.rows = {begin + first, end};
   } else {
-    tile.slice = make_slice(pattern, part, params.seq_q, params.seq_kv, offset);
+    tile.slice = make_slice(pattern, part, sequence);
     tile.rows = {first, imin(first + cut.tile_rows, tile.slice.rows.length)};
   }
   if (tile.rows.empty()) return tile;

@@ -30,12 +30,12 @@ struct Workspace {
   Workspace(const AttentionParams& params, const Plan& plan, Arena* arena) {
     if (params.global_tokens != nullptr) {
       globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
-      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.seq_kv));
+      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.problem.seq_kv));
       globals.count = arena->take<int32_t>(1);
     }
     order = arena->take<TileWork>(plan.query.num_tiles());
     packed = arena->take<float>(plan.pack.heads_per_round *
-                                PackedHeads(plan.pack, params.head_dim).head_floats());
+                                PackedHeads(plan.pack, params.problem.head_dim).head_floats());
     scratch = arena->take<TileScratch>(plan.num_workers);
     for (int32_t worker = 0; worker < plan.num_workers; ++worker) {
       TileScratch piece(params, plan, arena);
@@ -47,8 +47,8 @@ struct Workspace {
 /// Runs of the longest list that some head has for a row of query blocks.
 int64_t longest_list(const AttentionParams& params, const BlockList& list, int32_t row) {
   int32_t longest = 0;
-  int32_t batches = list.count_stride_b == 0 ? 1 : params.batch;
-  int32_t heads = list.count_stride_h == 0 ? 1 : params.heads_q;
+  int32_t batches = list.count_stride_b == 0 ? 1 : params.problem.batch;
+  int32_t heads = list.count_stride_h == 0 ? 1 : params.problem.heads_q;
   for (int32_t batch = 0; batch < batches; ++batch) {
     for (int32_t head = 0; head < heads; ++head) {
       longest = imax(longest, list.runs(batch, head, row, list.block_kv).count);
@@ -93,38 +93,37 @@ Status run(const AttentionParams& params) {
   }
   sort_tiles(params, pattern, plan, workspace.order);
 
-  PackedHeads packed(plan.pack, params.head_dim);
+  PackedHeads packed(plan.pack, params.problem.head_dim);
   packed.base = workspace.packed;
   Packer packer(params, pattern, plan.pack);
   int64_t units = packer.units();
-  int64_t heads = int64_t{params.batch} * params.heads_kv;
+  int64_t heads = int64_t{params.problem.batch} * params.problem.heads_kv;
   int64_t tiles_per_head =
-      int64_t{plan.query.num_tiles()} * (params.group() / plan.query.heads_per_tile);
+      int64_t{plan.query.num_tiles()} * (params.problem.group() / plan.query.heads_per_tile);
   std::atomic<bool> failed{false};
 
   for (int64_t first = 0; first < heads; first += plan.pack.heads_per_round) {
     int64_t round = std::min(plan.pack.heads_per_round, heads - first);
     bool ran = for_each_item(plan.num_workers, round * units, [&](int32_t, int64_t item) {
       int64_t slot = item / units, head = first + slot;
-      packer.pack(math, packed.head(slot), head / params.heads_kv, head % params.heads_kv,
-                  item % units);
+      packer.pack(math, packed.head(slot), head / params.problem.heads_kv,
+                  head % params.problem.heads_kv, item % units);
     });
-    ran =
-        ran &&
-        for_each_item(plan.num_workers, round * tiles_per_head, [&](int32_t worker, int64_t item) {
-          int64_t slot = item / tiles_per_head, head_kv = first + slot;
-          int64_t in_head = item % tiles_per_head;
-          int32_t group_head = static_cast<int32_t>(in_head / plan.query.num_tiles());
-          int32_t head =
-              head_kv % params.heads_kv * params.group() + group_head * plan.query.heads_per_tile;
-          int32_t index = workspace.order[in_head % plan.query.num_tiles()].index;
-          Tile tile =
-              make_tile(params, pattern, plan.query, head_kv / params.heads_kv, head, index);
-          if (tile.rows.empty()) return;
-          QueryTile query_tile(params, pattern, plan, math, tile, packed.head(slot),
-                               workspace.scratch[worker]);
-          if (!query_tile.run()) failed.store(true);
-        });
+    ran = ran && for_each_item(
+                     plan.num_workers, round * tiles_per_head, [&](int32_t worker, int64_t item) {
+                       int64_t slot = item / tiles_per_head, head_kv = first + slot;
+                       int64_t in_head = item % tiles_per_head;
+                       int32_t group_head = static_cast<int32_t>(in_head / plan.query.num_tiles());
+                       int32_t head = head_kv % params.problem.heads_kv * params.problem.group() +
+                                      group_head * plan.query.heads_per_tile;
+                       int32_t index = workspace.order[in_head % plan.query.num_tiles()].index;
+                       Tile tile = make_tile(params, pattern, plan.query,
+                                             head_kv / params.problem.heads_kv, head, index);
+                       if (tile.rows.empty()) return;
+                       QueryTile query_tile(params, pattern, plan, math, tile, packed.head(slot),
+                                            workspace.scratch[worker]);
+                       if (!query_tile.run()) failed.store(true);
+                     });
     if (!ran || failed.load()) return {1, "a matrix product or the thread pool failed"};
   }
   return {};

@@ -15,8 +15,8 @@ void QueryTile::prepare(const Chunk& chunk, int32_t row) {
   Span span = scratch_.visible[row];
   if (span.begin >= span.end) return;
   float* scores = scores_ + row * score_stride_;
-  if (!(params_.scale > 0)) {
-    math_.transform(scores + span.begin, span.end - span.begin, params_.scale, 0, nullptr);
+  if (!(params_.scores.scale > 0)) {
+    math_.transform(scores + span.begin, span.end - span.begin, params_.scores.scale, 0, nullptr);
   }
   if (!mask_.present()) return;
   const float* terms = mask_.row(tile_, chunk, row);
@@ -89,7 +89,7 @@ Span QueryTile::next_kept(int32_t row, int32_t end) {
 
 /// Scale, softcap and mask of the kept scores.
 void QueryTile::transform_kept() {
-  float scale = params_.scale > 0 ? params_.scale : 1.0f;
+  float scale = params_.scores.scale > 0 ? params_.scores.scale : 1.0f;
   for_each_again([&](const Chunk& chunk, int32_t first) {
     mask_.begin_chunk();
     for (int32_t row = 0; row < tile_.size(); ++row) {
@@ -100,7 +100,7 @@ void QueryTile::transform_kept() {
         scratch_.terms[i - entries.begin] = terms[kept.columns[i] - first];
       }
       math_.transform(kept.scores + entries.begin, entries.end - entries.begin, scale,
-                      params_.softcap, mask_.present() ? scratch_.terms : nullptr);
+                      params_.scores.softcap, mask_.present() ? scratch_.terms : nullptr);
     }
   });
 }
@@ -113,8 +113,8 @@ void QueryTile::add_kept(const Chunk& chunk, int32_t first) {
       Span entries = next_kept(row, first + column + length);
       const TopkRow& kept = scratch_.kept[row];
       math_.row_accumulate(kept.scores + entries.begin, kept.columns + entries.begin,
-                           entries.end - entries.begin, from_column_0, params_.head_dim,
-                           scratch_.out + int64_t{row} * params_.head_dim);
+                           entries.end - entries.begin, from_column_0, params_.problem.head_dim,
+                           scratch_.out + int64_t{row} * params_.problem.head_dim);
     }
     return true;
   });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "chunks.h"
 #include "vector_math.h"
@@ -74,16 +75,22 @@ class RowView {
   /// What `seen` has of a run whose element x is column x - shift.
   void add_seen(const Seen& seen, Interval run, int32_t shift, SpanBuilder* span) const {
     Interval marked = globals_inside(pattern_, intersect(seen.marked, run));
-    Interval second = intersect(seen.second, run);
-    add_uncounted(seen, intersect(seen.first, run), shift, span);
+    Interval first = intersect(seen.first, run), second = intersect(seen.second, run);
+    if (second.empty() && marked.empty()) {
+      add_uncounted(seen, first, shift, span);
+      return;
+    }
+    if (second.begin < first.begin) std::swap(first, second);  // spans grow in ascending order
     for (int32_t g = marked.begin; g < marked.end; ++g) {
       int32_t key = pattern_.global_tiles[g];
-      if (key >= second.begin) {
-        span->add(second, shift);
-        second = {};
+      for (Interval* x : {&first, &second}) {
+        if (key < x->begin) continue;
+        span->add(*x, shift);
+        *x = {kUnlimited, kUnlimited};
       }
       span->add(key - shift, key + 1 - shift);
     }
+    span->add(first, shift);
     span->add(second, shift);
   }
 

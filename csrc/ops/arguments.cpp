@@ -119,58 +119,61 @@ float check_softcap(const std::string& op, double softcap) {
   return checked;
 }
 
-/// Fills query_offset or query_offsets of either kind of parameters.
-template <class Params>
-void check_offset(const std::string& op, const CallArguments& args, Params* params) {
-  int64_t offset = args.query_offset.value_or(args.key->size(2) - args.query->size(2));
-  int64_t limit = kMaxLength;
-  params->query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
-  if (!args.query_offsets) return;
-  if (args.query_offset) {
-    fail_expected(op, "query_offset as an int or as a tensor", "both");
+/// An int32 (B,) tensor of positions.
+const int32_t* check_positions(const std::string& op, const char* name, const Tensor& positions,
+                               const Tensor& query) {
+  check_same_device(op, name, positions, query);
+  check_dtype(op, name, positions, ScalarType::Int, "int32");
+  check_shape(op, name, positions, {query.size(0)});
+  if (!positions.is_contiguous()) {
+    fail_expected(op, text(name, " that is contiguous"), text("stride ", positions.stride(0)));
   }
-  check_same_device(op, "query_offset", *args.query_offsets, *args.query);
-  check_dtype(op, "query_offset", *args.query_offsets, ScalarType::Int, "int32");
-  check_shape(op, "query_offset", *args.query_offsets, {args.query->size(0)});
-  if (!args.query_offsets->is_contiguous()) {
-    fail_expected(op, "query_offset that is contiguous",
-                  text("stride ", args.query_offsets->stride(0)));
-  }
-  params->query_offsets = static_cast<const int32_t*>(args.query_offsets->const_data_ptr());
+  return static_cast<const int32_t*>(positions.const_data_ptr());
 }
 
-/// Fills what attention and block selection have in common.
-template <class Params>
-void fill_problem(const std::string& op, const CallArguments& args, Params* params) {
+Sequences check_sequences(const std::string& op, const CallArguments& args) {
   const Tensor& query = *args.query;
-  params->query = view_of(query);
-  params->key = view_of(*args.key);
-  params->batch = static_cast<int32_t>(query.size(0));
-  params->heads_q = static_cast<int32_t>(query.size(1));
-  params->heads_kv = static_cast<int32_t>(args.key->size(1));
-  params->seq_q = static_cast<int32_t>(query.size(2));
-  params->seq_kv = static_cast<int32_t>(args.key->size(2));
-  params->head_dim = static_cast<int32_t>(query.size(3));
-  params->dtype = dtype_code(query);
-  double scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
-  params->scale = static_cast<float>(scale);
-  if (!std::isfinite(params->scale)) {
+  Sequences sequences;
+  sequences.rows = static_cast<int32_t>(query.size(2));
+  sequences.keys = static_cast<int32_t>(args.key->size(2));
+  const int64_t offset = args.query_offset.value_or(args.key->size(2) - query.size(2));
+  const int64_t limit = kMaxLength;
+  sequences.query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
+  if (args.query_offsets) {
+    if (args.query_offset) {
+      fail_expected(op, "query_offset as an int or as a tensor", "both");
+    }
+    sequences.query_offsets = check_positions(op, "query_offset", *args.query_offsets, query);
+  }
+  if (args.key_origin) {
+    sequences.key_origins = check_positions(op, "key_origin", *args.key_origin, query);
+  }
+  return sequences;
+}
+
+Problem problem_of(const CallArguments& args) {
+  const Tensor& query = *args.query;
+  Problem problem;
+  problem.batch = static_cast<int32_t>(query.size(0));
+  problem.heads_q = static_cast<int32_t>(query.size(1));
+  problem.heads_kv = static_cast<int32_t>(args.key->size(1));
+  problem.seq_q = static_cast<int32_t>(query.size(2));
+  problem.seq_kv = static_cast<int32_t>(args.key->size(2));
+  problem.head_dim = problem.value_dim = static_cast<int32_t>(query.size(3));
+  problem.dtype = dtype_code(query);
+  return problem;
+}
+
+float check_scale(const std::string& op, const CallArguments& args) {
+  const double scale =
+      args.scale.value_or(1.0 / std::sqrt(static_cast<double>(args.query->size(3))));
+  if (!std::isfinite(static_cast<float>(scale))) {
     fail_expected(op, "scale that is a finite float32", text(scale));
   }
   if (std::fabs(scale) > kMaxScale) {
     fail_expected(op, text("scale of at most ", kMaxScale, " in size"), text(scale));
   }
-  params->bounds = check_bounds(op, args.key_bounds, query);
-  check_offset(op, args, params);
-}
-
-bool aligned_to_16_bytes(const Tensor& tensor) {
-  int64_t size = static_cast<int64_t>(tensor.element_size());
-  if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 != 0) return false;
-  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) {  // of any rank: out is checked after this
-    if (tensor.size(d) > 1 && tensor.stride(d) * size % 16 != 0) return false;
-  }
-  return true;
+  return static_cast<float>(scale);
 }
 
 }  // namespace
@@ -220,10 +223,17 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
 
   CheckedCall call;
   AttentionParams& params = call.params;
-  fill_problem(op, args, &params);
-  params.value = view_of(value);
-  params.softcap = check_softcap(op, args.softcap);
-  params.mask = check_mask(op, args);
+  params.problem = problem_of(args);
+  params.sequences = check_sequences(op, args);
+  params.query = view_of(query);
+  params.keys.key = view_of(*args.key);
+  params.keys.value = view_of(value);
+  params.keys.dtype = params.problem.dtype;
+  Scores& scores = params.scores;
+  scores.scale = check_scale(op, args);
+  scores.bounds = check_bounds(op, args.key_bounds, query);
+  scores.softcap = check_softcap(op, args.softcap);
+  scores.mask = check_mask(op, args);
   if (args.sink_logits) {
     check_same_device(op, "sink_logits", *args.sink_logits, query);
     if (!is_attention_dtype(*args.sink_logits)) {
@@ -233,35 +243,34 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
     check_shape(op, "sink_logits", *args.sink_logits, {query.size(1)});
     call.sink_logits =
         torch::stable::contiguous(torch::stable::to(*args.sink_logits, ScalarType::Float));
-    params.sink_logits = static_cast<const float*>(call.sink_logits->const_data_ptr());
+    scores.sink_logits = static_cast<const float*>(call.sink_logits->const_data_ptr());
   }
   fill_pattern(op, kind, args, &call);
-
-  Case& c = call.engine_case;
-  c.cuda = query.is_cuda();
-  c.dtype = params.dtype;
-  c.head_dim = params.head_dim;
-  c.seq_q = params.seq_q;
-  c.seq_kv = params.seq_kv;
-  c.aligned = aligned_to_16_bytes(query) && aligned_to_16_bytes(*args.key) &&
-              aligned_to_16_bytes(value) && (!args.out || aligned_to_16_bytes(*args.out));
-  c.dense_mask = params.mask.kind != MaskKind::kNone;
-  c.scattered_globals = params.num_global_tokens > 0;
-  c.topk = params.pattern.topk > 0;
-  c.key_bounds = params.bounds.data != nullptr;
-  c.scale = params.scale;
-  c.softcap = params.softcap;
-  c.block_q = params.pattern.list.block_q;
-  c.block_kv = params.pattern.list.block_kv;
   return call;
 }
 
 CheckedSelection check_selection(const std::string& op, const CallArguments& args) {
   check_query_key(op, *args.query, *args.key);
+  const Problem problem = problem_of(args);
+  const Sequences sequences = check_sequences(op, args);
   CheckedSelection selection;
-  fill_problem(op, args, &selection.params);
-  selection.params.softcap = check_softcap(op, args.softcap);
-  selection.params.causal = args.is_causal;
+  SelectParams& params = selection.params;
+  params.query = view_of(*args.query);
+  params.key = view_of(*args.key);
+  params.batch = problem.batch;
+  params.heads_q = problem.heads_q;
+  params.heads_kv = problem.heads_kv;
+  params.seq_q = problem.seq_q;
+  params.seq_kv = problem.seq_kv;
+  params.head_dim = problem.head_dim;
+  params.dtype = problem.dtype;
+  params.scale = check_scale(op, args);
+  params.softcap = check_softcap(op, args.softcap);
+  params.causal = args.is_causal;
+  params.bounds = check_bounds(op, args.key_bounds, *args.query);
+  params.query_offset = sequences.query_offset;
+  params.query_offsets = sequences.query_offsets;
+  params.key_origins = sequences.key_origins;
   fill_selection(op, args, &selection);
   return selection;
 }

@@ -44,7 +44,7 @@ struct CallArguments {
   std::optional<double> scale;
   MaybeTensor key_bounds;
   MaybeInt query_offset;
-  MaybeTensor query_offsets;
+  MaybeTensor query_offsets, key_origin;
   double softcap = 0;
   MaybeTensor sink_logits;
   bool return_lse = false;
@@ -59,7 +59,6 @@ enum class PatternKind { kFull, kBand, kDilated, kStrided, kBlockSparse, kTopK, 
 /// A checked call: parameters and the tensors that own what they point to.
 struct CheckedCall {
   AttentionParams params;
-  Case engine_case;
   MaybeTensor sink_logits, global_tokens;  // converted copies
 };
 
@@ -73,8 +72,8 @@ struct CheckedSelection {
 std::string shape_of(const Tensor& tensor);
 std::string dtype_of(const Tensor& tensor);
 
-/// Checks everything but `out` and `lse`, and fills the parameters but for them. For block top-k
-/// the pattern stays full: its list is made when the call runs.
+/// Checks everything but `out` and `lse`, and fills the parameters but for them and the features.
+/// For block top-k the pattern stays full: its list is made when the call runs.
 CheckedCall check_call(const std::string& op, PatternKind kind, const CallArguments& args);
 
 /// Checks block top-k's own arguments and fills the selection's, but for its outputs.

@@ -1,8 +1,9 @@
-// The attention ops: read the stack, check, choose an engine, allocate, run.
-#include <array>
+// The attention ops: read the stack, check, choose an engine, allocate, run. Each op has three
+// forms: functional, into given outputs, and the question which engine would serve the call.
 #include <limits>
 #include <utility>
 
+#include "../call_features.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "schema.h"
@@ -12,125 +13,176 @@ namespace {
 
 using torch::stable::detail::from;
 
-void check_engine_name(const Op& op, const CallArguments& args, const Case& c) {
+void check_engine_name(const Op& op, const CallArguments& args) {
   if (args.engine == "auto") return;
   if (op.kind == PatternKind::kAny) {
     if (args.engine != "naive") fail_expected(op.name, "engine auto or naive", args.engine);
     return;
   }
   std::string names = "auto";
-  for (const std::string& name : engine_names(c.cuda)) {
+  for (const std::string& name : engine_names(args.query->is_cuda())) {
     if (name == args.engine) return;
     names += ", " + name;
   }
   fail_expected(op.name, text("engine to be one of ", names), args.engine);
 }
 
-const Engine& pick_engine(const Op& op, const CallArguments& args, const Case& c) {
-  Choice choice = choose_engine(c, op.kind == PatternKind::kAny ? "naive" : args.engine);
-  if (choice.engine.empty()) {
-    std::string reasons;
-    for (const std::string& reason : choice.reasons) {
-      reasons += (reasons.empty() ? "" : "; ") + reason;
-    }
-    fail_not_served(op.name, reasons);
+/// What a call asks of an engine: one description for the call itself and for who asks about it.
+Case case_of(const AttentionParams& params, const Tensor& query) {
+  Case c;
+  c.cuda = query.is_cuda();
+  if (c.cuda) c.sm = backend().compute_capability(query.get_device_index());
+  c.problem = params.problem;
+  c.features = params.features;
+  c.block_q = params.pattern.list.block_q;
+  return c;
+}
+
+/// The engine of a call whose features are known; raises where none serves it.
+Choice pick_engine(const Op& op, const CallArguments& args, const AttentionParams& params) {
+  const std::string requested = op.kind == PatternKind::kAny ? "naive" : args.engine;
+  Choice choice = choose_engine(case_of(params, *args.query), requested);
+  if (!choice.engine.empty()) return choice;
+  std::string reasons;
+  for (const std::string& reason : choice.reasons) {
+    reasons += (reasons.empty() ? "" : "; ") + reason;
   }
-  return backend().engine(choice.engine);
+  fail_not_served(op.name, reasons);
 }
 
 void set_outputs(const Tensor& out, const MaybeTensor& lse, AttentionParams* params) {
-  params->out = view_of(out);
+  params->outputs.out = view_of(out);
   if (!lse) return;
-  params->lse = static_cast<float*>(lse->mutable_data_ptr());
-  params->lse_stride_b = lse->stride(0);
-  params->lse_stride_h = lse->stride(1);
-  params->lse_stride_s = lse->stride(2);
+  params->outputs.lse = static_cast<float*>(lse->mutable_data_ptr());
+  params->outputs.lse_stride_b = lse->stride(0);
+  params->outputs.lse_stride_h = lse->stride(1);
+  params->outputs.lse_stride_s = lse->stride(2);
 }
 
-/// Runs a checked call into `out` and, when given, `lse`.
-void run(const Op& op, const CallArguments& args, CheckedCall call, Tensor out, MaybeTensor lse) {
-  AttentionParams& params = call.params;
+/// Reads an op's arguments from the stack.
+template <int kIndex, OpForm kForm>
+CallArguments read_arguments(StableIValue* stack) {
+  static const std::vector<const Argument*> kArguments = arguments_of(op_at(kIndex), kForm);
+  CallArguments args;
+  for (size_t i = 0; i < kArguments.size(); ++i) kArguments[i]->read(args, stack[i]);
+  return args;
+}
+
+/// A checked call, and the selection that makes its list in block top-k.
+struct PreparedCall {
+  CheckedCall call;
+  CheckedSelection selection;
+};
+
+PreparedCall prepare(const Op& op, const CallArguments& args) {
+  PreparedCall prepared = {check_call(op.name, op.kind, args), {}};
+  if (op.kind == PatternKind::kBlockTopK) {
+    prepared.selection = check_selection(op.name, args);
+    BlockList& list = prepared.call.params.pattern.list;
+    list.block_q = prepared.selection.params.block_q;
+    list.block_kv = prepared.selection.params.block_kv;
+  }
+  check_engine_name(op, args);
+  return prepared;
+}
+
+/// Runs a prepared call into `out` and, when given, `lse`.
+void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor out,
+         MaybeTensor lse) {
+  AttentionParams& params = prepared.call.params;
   if (out.numel() == 0) return;
-  if (params.seq_kv == 0) {
+  if (params.problem.seq_kv == 0) {
     torch::stable::zero_(out);
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());
     return;
   }
   set_outputs(out, lse, &params);
+  params.features = features_of(params);
   params.device = args.query->get_device_index();
   params.stream = backend().stream(params.device);
+  const Engine& engine = backend().engine(pick_engine(op, args, params).engine);
 
   std::tuple<MaybeTensor, MaybeTensor> list;
   if (op.kind == PatternKind::kBlockTopK) {
-    CheckedSelection checked = check_selection(op.name, args);
-    const SelectParams& selection = checked.params;
-    BlockList& blocks = params.pattern.list;
+    const SelectParams& selection = prepared.selection.params;
     list = run_selection(op.name, selection, *args.query);
     const Tensor& counts = *std::get<0>(list);
     const Tensor& indices = *std::get<1>(list);
-    blocks = {static_cast<const int32_t*>(counts.const_data_ptr()),
-              static_cast<const int32_t*>(indices.const_data_ptr()),
-              counts.stride(0),
-              counts.stride(1),
-              indices.stride(0),
-              indices.stride(1),
-              indices.stride(2),
-              selection.block_q,
-              selection.block_kv,
-              selection.num_q,
-              selection.num_kv,
-              selection.num_kv,
-              selection.heads_per_list()};
-    call.engine_case.block_q = selection.block_q;
-    call.engine_case.block_kv = selection.block_kv;
+    params.pattern.list = {static_cast<const int32_t*>(counts.const_data_ptr()),
+                           static_cast<const int32_t*>(indices.const_data_ptr()),
+                           counts.stride(0),
+                           counts.stride(1),
+                           indices.stride(0),
+                           indices.stride(1),
+                           indices.stride(2),
+                           selection.block_q,
+                           selection.block_kv,
+                           selection.num_q,
+                           selection.num_kv,
+                           selection.num_kv,
+                           selection.heads_per_list()};
   }
-  const Engine& engine = pick_engine(op, args, call.engine_case);
   Scratch scratch = allocate_scratch(engine.workspace_bytes(params), *args.query);
   params.workspace = scratch.address;
   check_status(op.name, engine.run(params));
 }
 
-template <int kIndex, bool kOutputs>
-void boxed(StableIValue* stack, uint64_t, uint64_t) {
-  static const std::vector<const Argument*> kArguments = arguments_of(op_at(kIndex), kOutputs);
+template <int kIndex>
+void functional(StableIValue* stack, uint64_t, uint64_t) {
   const Op& op = op_at(kIndex);
-  CallArguments args;
-  for (size_t i = 0; i < kArguments.size(); ++i) kArguments[i]->read(args, stack[i]);
+  const CallArguments args = read_arguments<kIndex, OpForm::kFunctional>(stack);
   const Tensor& query = *args.query;
   auto guard = backend().enter(query.get_device_index());
-
-  CheckedCall call = check_call(op.name, op.kind, args);
-  if (op.kind == PatternKind::kBlockTopK) check_selection(op.name, args);
-  if (call.engine_case.cuda) {
-    call.engine_case.sm = backend().compute_capability(query.get_device_index());
-  }
-  check_engine_name(op, args, call.engine_case);
-  if (kOutputs) {
-    check_outputs(op.name, args);
-    run(op, args, std::move(call), *args.out, args.lse);
-    return;
-  }
+  PreparedCall prepared = prepare(op, args);
   Tensor out = torch::stable::empty_like(query);
   std::vector<int64_t> sizes = {0};
   if (args.return_lse) sizes = {query.size(0), query.size(1), query.size(2)};
   Tensor lse = torch::stable::new_empty(query, sizes, ScalarType::Float);
-  run(op, args, std::move(call), out, args.return_lse ? MaybeTensor(lse) : MaybeTensor());
+  run(op, args, std::move(prepared), out, args.return_lse ? MaybeTensor(lse) : MaybeTensor());
   stack[0] = from(out);
   stack[1] = from(lse);
 }
 
-template <bool kOutputs, int... kIndex>
-constexpr std::array<BoxedKernel, kNumOps> kernels(std::integer_sequence<int, kIndex...>) {
-  return {boxed<kIndex, kOutputs>...};
+template <int kIndex>
+void with_outputs(StableIValue* stack, uint64_t, uint64_t) {
+  const Op& op = op_at(kIndex);
+  const CallArguments args = read_arguments<kIndex, OpForm::kOut>(stack);
+  auto guard = backend().enter(args.query->get_device_index());
+  PreparedCall prepared = prepare(op, args);
+  check_outputs(op.name, args);
+  run(op, args, std::move(prepared), *args.out, args.lse);
+}
+
+/// Answers which engine would serve the call: its name, then the reasons, a line each.
+template <int kIndex>
+void engine_question(StableIValue* stack, uint64_t, uint64_t) {
+  const Op& op = op_at(kIndex);
+  const CallArguments args = read_arguments<kIndex, OpForm::kEngine>(stack);
+  auto guard = backend().enter(args.query->get_device_index());
+  AttentionParams params = prepare(op, args).call.params;
+  if (args.out) {
+    check_outputs(op.name, args);
+    set_outputs(*args.out, {}, &params);
+  }
+  params.features = features_of(params);
+  const Choice choice = pick_engine(op, args, params);
+  std::string answer = choice.engine;
+  for (const std::string& reason : choice.reasons) answer += "\n" + reason;
+  stack[0] = from(answer);
+}
+
+template <int... kIndex>
+BoxedKernel kernel_at(int index, OpForm form, std::integer_sequence<int, kIndex...>) {
+  static constexpr BoxedKernel kFunctional[] = {functional<kIndex>...};
+  static constexpr BoxedKernel kOut[] = {with_outputs<kIndex>...};
+  static constexpr BoxedKernel kEngine[] = {engine_question<kIndex>...};
+  return (form == OpForm::kFunctional ? kFunctional : form == OpForm::kOut ? kOut : kEngine)[index];
 }
 
 }  // namespace
 
-BoxedKernel attention_kernel(int index, bool outputs) {
-  constexpr auto kSequence = std::make_integer_sequence<int, kNumOps>();
-  static constexpr auto kFunctional = kernels<false>(kSequence);
-  static constexpr auto kOut = kernels<true>(kSequence);
-  return (outputs ? kOut : kFunctional)[index];
+BoxedKernel attention_kernel(int index, OpForm form) {
+  return kernel_at(index, form, std::make_integer_sequence<int, kNumOps>());
 }
 
 }  // namespace sparse_attn

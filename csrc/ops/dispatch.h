@@ -9,6 +9,7 @@
 
 #include "../engine.h"
 #include "arguments.h"
+#include "schema.h"
 
 namespace sparse_attn {
 
@@ -29,8 +30,8 @@ const Backend& backend();
 
 using BoxedKernel = void (*)(StableIValue*, uint64_t, uint64_t);
 
-/// The kernel of attention op `index` (see schema.h), or of its `_out` twin.
-BoxedKernel attention_kernel(int index, bool outputs);
+/// The kernel of a form of attention op `index` (see schema.h).
+BoxedKernel attention_kernel(int index, OpForm form);
 
 void select_blocks_kernel(StableIValue* stack, uint64_t num_args, uint64_t num_outputs);
 std::tuple<Tensor, Tensor> list_from_mask(const Tensor& mask);

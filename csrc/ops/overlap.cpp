@@ -95,6 +95,7 @@ void check_no_overlap(const std::string& op, const char* name, const Tensor& out
       {"attn_mask", &args.attn_mask},
       {"key_bounds", &args.key_bounds},
       {"query_offset", &args.query_offsets},
+      {"key_origin", &args.key_origin},
       {"sink_logits", &args.sink_logits},
       {"counts", &args.counts},
       {"indices", &args.indices},

@@ -47,7 +47,7 @@ void fill_leading(const std::string& op, const CallArguments& args, CheckedCall*
   AttentionParams& params = call->params;
   int32_t sinks = check_at_least(op, "sinks", args.sinks, 0);
   int32_t globals = check_at_least(op, "global_tokens", args.num_global, 0);
-  params.pattern.lead = {0, 1, std::min(std::max(sinks, globals), params.seq_kv)};
+  params.pattern.lead = {0, 1, std::max(sinks, globals)};
   params.pattern.global_count = globals;
   if (!args.global_tokens) return;
   const Tensor& tokens = *args.global_tokens;
@@ -71,7 +71,7 @@ void fill_strided(const std::string& op, const CallArguments& args, AttentionPar
   params->pattern.left = local - 1;
   params->pattern.right = 0;
   params->pattern.causal = true;
-  params->pattern.lead = residue_class(stride - 1, stride, params->seq_kv);
+  params->pattern.lead = {stride - 1, stride, kUnlimited};
 }
 
 int32_t check_block(const std::string& op, const char* name, int64_t block) {
@@ -116,11 +116,11 @@ void fill_list(const std::string& op, const CallArguments& args, AttentionParams
   BlockList& list = params->pattern.list;
   list.block_q = check_block(op, "block_q", args.block_q);
   list.block_kv = check_block(op, "block_kv", args.block_kv);
-  list.num_q = ceil_div(params->seq_q, list.block_q);
-  list.num_kv = ceil_div(params->seq_kv, list.block_kv);
+  list.num_q = ceil_div(params->problem.seq_q, list.block_q);
+  list.num_kv = ceil_div(params->problem.seq_kv, list.block_kv);
   if (args.num_kv_blocks != list.num_kv) {
     fail_expected(op,
-                  text("a layout of ", list.num_kv, " key blocks for ", params->seq_kv,
+                  text("a layout of ", list.num_kv, " key blocks for ", params->problem.seq_kv,
                        " keys in blocks of ", list.block_kv),
                   std::to_string(args.num_kv_blocks));
   }
@@ -132,7 +132,7 @@ void fill_list(const std::string& op, const CallArguments& args, AttentionParams
     fail_expected(op, text("indices of counts' ", counts.size(1), " heads"), shape_of(indices));
   }
   int64_t lists = std::max(counts.size(1), indices.size(1));
-  if (lists > 0 && lists == params->heads_kv) list.heads_per_list = params->group();
+  if (lists > 0 && lists == params->problem.heads_kv) list.heads_per_list = params->problem.group();
   list.counts = static_cast<const int32_t*>(counts.const_data_ptr());
   list.count_stride_b = counts.size(0) == 1 ? 0 : counts.stride(0);
   list.count_stride_h = counts.size(1) == 1 ? 0 : counts.stride(1);

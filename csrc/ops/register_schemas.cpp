@@ -5,8 +5,7 @@
 SPARSE_ATTN_OPS(library) {
   using namespace sparse_attn;
   for (int index = 0; index < kNumOps; ++index) {
-    library.def(schema_of(op_at(index), false).c_str());
-    library.def(schema_of(op_at(index), true).c_str());
+    for (OpForm form : kOpForms) library.def(schema_of(op_at(index), form).c_str());
   }
   library.def(selection_schema().c_str());
   library.def("list_from_mask(Tensor mask) -> (Tensor counts, Tensor indices)");

@@ -59,12 +59,15 @@ const Argument kArguments[] = {
     {"key_bounds", "Tensor? key_bounds=None", read<&A::key_bounds>},
     {"query_offset", "SymInt? query_offset=None", read<&A::query_offset>},
     {"query_offsets", "Tensor? query_offsets=None", read<&A::query_offsets>},
+    {"key_origin", "Tensor? key_origin=None", read<&A::key_origin>},
     {"softcap", "float softcap=0.0", read<&A::softcap>},
     {"sink_logits", "Tensor? sink_logits=None", read<&A::sink_logits>},
     {"return_lse", "bool return_lse=False", read<&A::return_lse>},
     {"engine", "str engine=\"auto\"", read<&A::engine>},
     {"out", "Tensor(a!) out", read_tensor<&A::out>},
     {"lse", "Tensor(b!)? lse=None", read<&A::lse>},
+    {"given_out", "Tensor? out=None", read<&A::out>},
+    {"given_lse", "Tensor? lse=None", read<&A::lse>},
 };
 
 using Names = std::vector<const char*>;
@@ -122,26 +125,36 @@ std::string join(const std::vector<const Argument*>& arguments) {
 
 const Op& op_at(int index) { return ops()[index]; }
 
-std::vector<const Argument*> arguments_of(const Op& op, bool outputs) {
+std::vector<const Argument*> arguments_of(const Op& op, OpForm form) {
   std::vector<const Argument*> list;
   append(&list, {"query", "key", "value"});
   append(&list, op.pattern_arguments);
   append(&list, {"attn_mask", "is_causal", "scale", "key_bounds", "query_offset", "query_offsets",
-                 "softcap", "sink_logits"});
-  append(&list, outputs ? Names{"engine", "out", "lse"} : Names{"return_lse", "engine"});
+                 "key_origin", "softcap", "sink_logits"});
+  if (form == OpForm::kFunctional) append(&list, {"return_lse", "engine"});
+  if (form == OpForm::kOut) append(&list, {"engine", "out", "lse"});
+  if (form == OpForm::kEngine) append(&list, {"engine", "given_out", "given_lse"});
   return list;
 }
 
-std::string schema_of(const Op& op, bool outputs) {
-  return std::string(op.name) + (outputs ? "_out(" : "(") + join(arguments_of(op, outputs)) +
-         (outputs ? ") -> ()" : ") -> (Tensor out, Tensor lse)");
+std::string name_of(const Op& op, OpForm form) {
+  const char* suffix = form == OpForm::kFunctional ? "" : form == OpForm::kOut ? "_out" : "_engine";
+  return std::string(op.name) + suffix;
+}
+
+std::string schema_of(const Op& op, OpForm form) {
+  const char* result = form == OpForm::kFunctional ? "(Tensor out, Tensor lse)"
+                       : form == OpForm::kOut      ? "()"
+                                                   : "str";
+  return name_of(op, form) + "(" + join(arguments_of(op, form)) + ") -> " + result;
 }
 
 std::vector<const Argument*> selection_arguments() {
   std::vector<const Argument*> list;
   append(&list, {"query", "key"});
   append(&list, selection_names());
-  append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "softcap"});
+  append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "key_origin",
+                 "softcap"});
   return list;
 }
 

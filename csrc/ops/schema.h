@@ -15,7 +15,12 @@ struct Argument {
   void (*read)(CallArguments&, StableIValue);
 };
 
-/// One attention op; its `_out` twin follows from it.
+/// The forms of an attention op: `<op>` returns what it makes, `<op>_out` writes out= and lse=,
+/// `<op>_engine` says which engine would serve the call, and why faster ones are skipped.
+enum class OpForm { kFunctional, kOut, kEngine };
+constexpr OpForm kOpForms[] = {OpForm::kFunctional, OpForm::kOut, OpForm::kEngine};
+
+/// One attention op; its other forms follow from it.
 struct Op {
   const char* name;
   PatternKind kind;
@@ -27,11 +32,12 @@ constexpr int kNumOps = 8;
 /// The attention ops, in a fixed order.
 const Op& op_at(int index);
 
-/// Arguments in the order of the schema; `outputs` adds out and lse and drops return_lse.
-std::vector<const Argument*> arguments_of(const Op& op, bool outputs);
+/// Arguments in the order of the schema.
+std::vector<const Argument*> arguments_of(const Op& op, OpForm form);
 
-/// `name(arguments) -> (Tensor out, Tensor lse)`, or the `_out` twin's schema.
-std::string schema_of(const Op& op, bool outputs);
+/// The op's name in a form, and its schema.
+std::string name_of(const Op& op, OpForm form);
+std::string schema_of(const Op& op, OpForm form);
 
 /// Block selection shares the arguments of block top-k and what places queries and keys.
 std::vector<const Argument*> selection_arguments();

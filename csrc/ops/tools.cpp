@@ -167,9 +167,9 @@ void merge_states_out(const Tensor& out_a, const Tensor& lse_a, const Tensor& ou
 
 void register_kernels(torch::stable::detail::StableLibrary& library) {
   for (int index = 0; index < kNumOps; ++index) {
-    std::string name = op_at(index).name;
-    library.impl(name.c_str(), attention_kernel(index, false));
-    library.impl((name + "_out").c_str(), attention_kernel(index, true));
+    for (OpForm form : kOpForms) {
+      library.impl(name_of(op_at(index), form).c_str(), attention_kernel(index, form));
+    }
   }
   library.impl("select_blocks", select_blocks_kernel);
   library.impl("list_from_mask", TORCH_BOX(&list_from_mask));

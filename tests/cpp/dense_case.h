@@ -40,6 +40,7 @@ struct Case {
   const char* kind = "";
   int seq_q = 1, seq_kv = 1;
   int64_t offset = 0;
+  int32_t origin = 0;  // of sinks, leading global tokens and strided columns
   bool causal = false;
   Side left, right;
   int64_t dilation = 1;
@@ -57,7 +58,7 @@ struct Case {
 
   bool is_global(int64_t position) const {
     if (position < 0) return false;
-    if (position < global_count) return true;
+    if (position >= origin && position - origin < global_count) return true;
     return position < static_cast<int64_t>(global_token.size()) && global_token[position];
   }
 
@@ -75,9 +76,10 @@ struct Case {
     if (causal && j > p) return false;
     if (layout.present()) return layout.block(i / layout.block_q, j / layout.block_kv);
     if (stride > 0) {
-      return (0 <= p - j && p - j < local) || (j % stride == stride - 1 && j <= p);
+      return (0 <= p - j && p - j < local) ||
+             (j >= origin && (j - origin) % stride == stride - 1 && j <= p);
     }
-    if (j < sinks || is_global(j) || is_global(p)) return true;
+    if ((j >= origin && j - origin < sinks) || is_global(j) || is_global(p)) return true;
     return in_window(p, j);
   }
 
@@ -89,7 +91,7 @@ struct Case {
     pattern.right = right ? clip(*right) : kUnlimited;
     pattern.dilation = clip(dilation);
     pattern.causal = causal;
-    pattern.lead = {0, 1, std::min(clip(std::max(sinks, global_count)), seq_kv)};
+    pattern.lead = {0, 1, clip(std::max(sinks, global_count))};
     pattern.global_count = clip(global_count);
     if (!global_token.empty()) {
       pattern.global_bits = global_bits.data();
@@ -100,7 +102,7 @@ struct Case {
       pattern.causal = true;
       pattern.left = clip(local) - 1;
       pattern.right = 0;
-      pattern.lead = sparse_attn::residue_class(clip(stride) - 1, clip(stride), seq_kv);
+      pattern.lead = {clip(stride) - 1, clip(stride), kUnlimited};
     }
     if (layout.present()) {
       sparse_attn::BlockList& list = pattern.list;
@@ -115,8 +117,10 @@ struct Case {
     return pattern;
   }
 
-  int32_t query_offset() const {
-    return static_cast<int32_t>(std::max<int64_t>(INT32_MIN, std::min<int64_t>(INT32_MAX, offset)));
+  sparse_attn::Sequence sequence() const {
+    const int64_t limit = sparse_attn::kMaxLength;
+    const auto near = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
+    return {seq_q, seq_kv, near, origin};
   }
 
   /// Fills what the device would build: bits of the global tokens and the tiles that hold one.
@@ -137,11 +141,12 @@ struct Case {
 
   std::string text() const {
     std::string s = std::string(kind) + ": Sq " + std::to_string(seq_q) + ", Skv " +
-                    std::to_string(seq_kv) + ", offset " + std::to_string(offset) +
-                    (causal ? ", causal" : "") + ", window (" + text_of(left) + ", " +
-                    text_of(right) + "), dilation " + std::to_string(dilation) + ", sinks " +
-                    std::to_string(sinks) + ", global " + std::to_string(global_count) +
-                    ", tiles " + std::to_string(tile_q) + " x " + std::to_string(tile_kv);
+                    std::to_string(seq_kv) + ", offset " + std::to_string(offset) + ", origin " +
+                    std::to_string(origin) + (causal ? ", causal" : "") + ", window (" +
+                    text_of(left) + ", " + text_of(right) + "), dilation " +
+                    std::to_string(dilation) + ", sinks " + std::to_string(sinks) + ", global " +
+                    std::to_string(global_count) + ", tiles " + std::to_string(tile_q) + " x " +
+                    std::to_string(tile_kv);
     if (!global_token.empty()) {
       s += ", tokens";
       for (int j = 0; j < seq_kv; ++j) {

@@ -11,10 +11,12 @@ namespace {
 
 AttentionParams case_of(int32_t seq_q, int32_t seq_kv, int32_t globals, int32_t offset) {
   AttentionParams params;
-  params.batch = params.heads_q = params.heads_kv = 1;
-  params.seq_q = seq_q;
-  params.seq_kv = seq_kv;
-  params.query_offset = offset;
+  params.problem.batch = params.problem.heads_q = params.problem.heads_kv = 1;
+  params.problem.seq_q = seq_q;
+  params.problem.seq_kv = seq_kv;
+  params.sequences.rows = seq_q;
+  params.sequences.keys = seq_kv;
+  params.sequences.query_offset = offset;
   params.pattern.left = params.pattern.right = 64;
   params.pattern.global_count = globals;
   params.pattern.lead = {0, 1, globals};
@@ -28,12 +30,12 @@ void test_tiles_hold_the_global_rows(TileShape tile, int32_t seq_q, int32_t glob
                      ", globals " + std::to_string(globals) + ", offset " + std::to_string(offset);
   AttentionParams params = case_of(seq_q, 8192, globals, offset);
   KeySplit known = plan_key_split(params, tile);
-  params.query_offsets = &offset;  // only its presence is looked at
+  params.sequences.query_offsets = &offset;  // only its presence is looked at
   KeySplit unknown = plan_key_split(params, tile);
   int32_t first = imax(0, -offset) / tile.block_q;
   bool some = false;
   for (int32_t i = 0; i < seq_q; ++i) {
-    if (!params.pattern.global_row(i + offset, params.seq_kv)) continue;
+    if (i + offset < 0 || i + offset >= globals) continue;
     some = true;
     CHECK(i / tile.block_q >= first && i / tile.block_q < first + known.tiles, text);
     CHECK(i / tile.block_q < first + unknown.tiles, text);
@@ -55,8 +57,8 @@ void test_chunks_cover_the_keys(int32_t block_kv) {
     CHECK(split.chunks <= kMostChunks && split.chunks >= before, text);
     before = split.chunks;
     AttentionParams other = case_of(100, keys, 3, -20);
-    other.batch = 7;
-    other.heads_q = 64;
+    other.problem.batch = 7;
+    other.problem.heads_q = 64;
     CHECK(plan_key_split(other, {128, block_kv}).chunk_tiles == split.chunk_tiles, text);
   }
 }

@@ -9,14 +9,14 @@ namespace sparse_attn {
 __global__ void count_pairs(AttentionParams params, int32_t residue, int32_t* counts) {
   constexpr int32_t BLOCK_Q = 16, BLOCK_KV = 64;
   const Pattern& pattern = params.pattern;
-  Slice slice = make_slice(pattern, residue, params.seq_q, params.seq_kv, params.offset(0));
+  Slice slice = make_slice(pattern, residue, params.sequences.of(0));
   int32_t begin = static_cast<int32_t>(blockIdx.x) * BLOCK_Q;
   Interval rows = {begin, imin(begin + BLOCK_Q, slice.rows.length)};
   if (rows.empty()) return;
-  Tiles tiles = visited_tiles(pattern, slice, rows, unbounded(params.seq_kv), BLOCK_KV);
+  Tiles tiles = visited_tiles(pattern, slice, rows, unbounded(params.problem.seq_kv), BLOCK_KV);
   int32_t count = 0;
   for (int32_t r = rows.begin; r < rows.end; ++r) {
-    Interval keys = params.bounds.row(0, 0, slice.rows.at(r), params.seq_kv);
+    Interval keys = params.scores.bounds.row(0, 0, slice.rows.at(r), params.problem.seq_kv);
     Row row = make_row(pattern, slice, r, keys);
     Seen main = seen_main(pattern, row), lead = seen_lead(pattern, slice, row);
     for (int32_t v = tiles.main.begin * BLOCK_KV; v < tiles.main.end * BLOCK_KV; ++v) {

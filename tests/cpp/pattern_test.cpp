@@ -95,6 +95,9 @@ Case random_shape(Random& random, const char* kind) {
   c.tile_q = random.pick({1, 2, 3, 8, 16, 31, 32, 64});
   c.tile_kv = random.pick({8, 16, 24, 32, 64});
   if (random.chance(25)) random_bounds(random, &c);
+  if (random.chance(30)) {
+    c.origin = random.pick<int32_t>({1, -1, random.between(-40, 90), INT_MAX, INT_MIN});
+  }
   return c;
 }
 
@@ -233,7 +236,7 @@ void test_longest_lengths() {
         pattern.left = static_cast<int32_t>(left);
         pattern.right = static_cast<int32_t>(right);
         sparse_attn::Slice slice =
-            sparse_attn::make_slice(pattern, 0, length, length, static_cast<int32_t>(offset));
+            sparse_attn::make_slice(pattern, 0, {length, length, static_cast<int32_t>(offset)});
         for (int32_t r : {0, 1, length / 2, length - 1}) {
           int64_t p = r + offset;
           int64_t begin = left == kUnlimited ? 0 : std::max<int64_t>(0, p - left);
@@ -303,7 +306,7 @@ void test_division() {
   }
 }
 
-static_assert(sparse_attn::make_slice({}, 0, 4, 6, 2).shift == 2,
+static_assert(sparse_attn::make_slice({}, 0, {4, 6, 2}).shift == 2,
               "slices are constant expressions");
 static_assert(sparse_attn::residue_class(2, 3, 9).at(2) == 8, "views are constant expressions");
 

@@ -23,8 +23,7 @@ class TileWalk {
   void run() {
     int classes = pattern_.classes(case_.seq_q);
     for (int c = 0; c < classes; ++c) {
-      slice_ =
-          sparse_attn::make_slice(pattern_, c, case_.seq_q, case_.seq_kv, case_.query_offset());
+      slice_ = sparse_attn::make_slice(pattern_, c, case_.sequence());
       for (int r = 0; r < slice_.rows.length; r += case_.tile_q) {
         walk_query_tile({r, sparse_attn::imin(r + case_.tile_q, slice_.rows.length)});
       }
@@ -47,8 +46,8 @@ class TileWalk {
   /// The question of engines that look at one key after another.
   void ask_key_by_key() const {
     for (int i = 0; i < case_.seq_q; ++i) {
-      sparse_attn::Query query = sparse_attn::make_query(pattern_, i, case_.seq_q, case_.seq_kv,
-                                                         case_.query_offset(), row_bounds(i));
+      sparse_attn::Query query =
+          sparse_attn::make_query(pattern_, i, case_.sequence(), row_bounds(i));
       for (int j = 0; j < case_.seq_kv; ++j) {
         CHECK(sparse_attn::sees_key(pattern_, query, j) == case_.allowed(i, j),
               case_.text() + ", query " + std::to_string(i) + ", key " + std::to_string(j));
@@ -120,9 +119,9 @@ class TileWalk {
   void check_sliding(Interval run) const {
     bool scattered = pattern_.global_bits != nullptr;
     bool uneven = !case_.bounds.empty() || scattered || globals_ == sparse_attn::GlobalRows::kSome;
-    int first = pattern_.shared_axis() ? pattern_.lead.length : 0;
-    CHECK(uneven || run.begin < first || tiles_.slides.holds(run), case_.text() + ", no sliding");
-    if (!tiles_.slides.holds(run)) return;
+    int first = pattern_.shared_axis() ? slice_.lead.view.length : 0;
+    CHECK(uneven || run.begin < first || tiles_.slides(run), case_.text() + ", no sliding");
+    if (!tiles_.slides(run)) return;
     for (size_t x = 0; x < rows_.size(); ++x) {
       Interval slid = tiles_.sliding.row(static_cast<int32_t>(x));
       for (int v = run.begin; v < run.end; ++v) {
@@ -147,7 +146,7 @@ class TileWalk {
         whole &= allowed;
         if (!allowed) continue;
         useful = true;
-        count(query_[x], pattern_.lead.at(u));
+        count(query_[x], slice_.lead.view.at(u));
       }
     }
     bool exact = pattern_.shared_axis() || (pattern_.dilation == 1 && case_.bounds.empty());

@@ -118,6 +118,41 @@ def test_query_offset_of_each_entry_is_the_int(attend, device):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("origins", [(7, 0), (40, -3), (2**31 - 1, -(2**31))], ids=str)
+def test_key_origin(attend, device, name, origins):
+    origin = torch.tensor(origins, dtype=torch.int32, device=device)
+    check(attend, device, name, key_origin=origin)
+    check(attend, device, name, key_origin=origin, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("queries", [1, 9, 200])
+@pytest.mark.parametrize(
+    "name", [n for n in PATTERNS if n not in ("band-scattered", "blocks", "blocks-of-heads")]
+)
+def test_padded_equals_alone(attend, device, name, queries, dtype):
+    """Rows behind 64 pads, which bounds hide, against the rows alone; no layouts and indices."""
+    pads, length = 64, 330
+    shape = Shape(1, 4, 2, queries, length, 64)
+    query, key, value = shape.make(device, dtype)
+    pattern = PATTERNS[name](shape, device)
+    junk = torch.full_like(key[:, :, :pads], torch.nan)
+    low = torch.tensor([pads, length + pads], dtype=torch.int32, device=device)
+    common = {"is_causal": True, "return_lse": True}
+    alone = attend(pattern, query, key, value, **common)
+    padded = attend(
+        pattern,
+        query,
+        torch.cat([junk, key], 2),
+        torch.cat([junk, value], 2),
+        key_bounds=low.expand(1, 1, queries, 2),
+        key_origin=low[:1].contiguous(),
+        **common,
+    )
+    torch.testing.assert_close(padded, alone, atol=4e-3, rtol=1.6e-2)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
 def test_softcap_and_sink_logits(attend, device, name):
     sinks = torch.randn(4, device=device)
     check(attend, device, name, softcap=1.5)

@@ -90,7 +90,12 @@ def commons(draw, shape, device, dtype, masked):
     elif offset == "tensor":
         offsets = torch.randint(-50, 150, (shape.B,), dtype=torch.int32)
         common["query_offset"] = offsets.to(device)
-    common["scale"] = draw(st.sampled_from([None, 0.5, 0.0, -0.2]))
+    if draw(st.booleans()):
+        origin = torch.randint(-40, shape.Skv + 20, (shape.B,), dtype=torch.int32)
+        common["key_origin"] = origin.to(device)
+    # Scales of the default's size: at larger ones float32 products alone miss the rule (design.md).
+    factor = draw(st.sampled_from([None, 4.0, 0.0, -1.6]))
+    common["scale"] = None if factor is None else factor * shape.D**-0.5
     common["softcap"] = draw(st.sampled_from([0.0, 0.0, 2.0, 50.0]))
     if draw(st.booleans()):
         common["sink_logits"] = torch.randn(shape.Hq, device=device)

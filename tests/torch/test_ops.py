@@ -15,6 +15,7 @@ COMMON = {
     "key_bounds",
     "query_offset",
     "query_offsets",
+    "key_origin",
     "softcap",
     "sink_logits",
     "engine",
@@ -36,6 +37,7 @@ def test_names_are_what_is_registered():
         if schema.name.startswith("sparse_attn::")
     }
     twins = {f"{name}_out" for name in (*ATTENTION_OPS, "merge_states")}
+    twins |= {f"{name}_engine" for name in ATTENTION_OPS}
     assert registered == {*ATTENTION_OPS, *TOOL_OPS, *twins, "refuse_backward"}
 
 
@@ -43,12 +45,15 @@ def test_names_are_what_is_registered():
 def test_schemas_share_the_common_arguments(name):
     schema = getattr(OPS, name).default._schema
     names = [argument.name for argument in schema.arguments]
-    assert names[:3] == ["query", "key", "value"] and set(names[-10:]) == {*COMMON, "return_lse"}
+    assert names[:3] == ["query", "key", "value"] and set(names[-11:]) == {*COMMON, "return_lse"}
     assert [value.name for value in schema.returns] == ["out", "lse"] and not schema.is_mutable
     twin = getattr(OPS, f"{name}_out").default._schema
     names.remove("return_lse")
     assert [argument.name for argument in twin.arguments] == [*names, "out", "lse"]
     assert twin.is_mutable and not twin.returns
+    question = getattr(OPS, f"{name}_engine").default._schema
+    assert [argument.name for argument in question.arguments] == [*names, "out", "lse"]
+    assert not question.is_mutable and len(question.returns) == 1
 
 
 @pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])

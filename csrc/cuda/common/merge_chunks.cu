@@ -32,17 +32,18 @@ __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
   const uint32_t row = blockIdx.x;
   const uint32_t head_index = row / partials.rows;
-  const int64_t batch = head_index / params.heads_q;
-  const int64_t head = head_index % params.heads_q;
+  const int64_t batch = head_index / params.problem.heads_q;
+  const int64_t head = head_index % params.problem.heads_q;
   ptx::wait_for_primary();
-  const int32_t first = partials.first_query(params.offset(batch));
+  const int32_t first =
+      partials.first_query(imax(0, params.sequences.origin(batch)), params.sequences.offset(batch));
   const int64_t i = first + static_cast<int64_t>(row - head_index * partials.rows);
-  if (i >= params.seq_q) return;
+  if (i >= params.problem.seq_q) return;
   const int32_t d = threadIdx.x;
-  const bool exists = d < params.head_dim;
+  const bool exists = d < params.problem.head_dim;
   const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
   const float2* chunk_state = partials.state + partials.at(row, 0);
-  const float* chunk_out = partials.out + partials.at(row, 0) * params.head_dim;
+  const float* chunk_out = partials.out + partials.at(row, 0) * params.problem.head_dim;
 
   SoftmaxState<1, false> state;
   float& m = state.m[0][0];
@@ -56,9 +57,9 @@ __global__ void __launch_bounds__(kMostThreads)
     float parts[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      parts[i] = begin + i < chunks ? from[i * params.head_dim] : 0.0f;
+      parts[i] = begin + i < chunks ? from[i * params.problem.head_dim] : 0.0f;
     }
-    from += kAtOnce * params.head_dim;
+    from += kAtOnce * params.problem.head_dim;
     if (begin == 0) m = find_maximum(chunk_state, chunks);
     int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
     float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
@@ -72,25 +73,25 @@ __global__ void __launch_bounds__(kMostThreads)
     }
   }
 
-  float sink = params.sink_logits == nullptr ? -INFINITY : params.sink_logits[head];
+  float sink = params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[head];
   if (exists) {
-    T* out = static_cast<T*>(params.out.data) + batch * params.out.stride_b +
-             head * params.out.stride_h + i * params.out.stride_s;
+    T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
+             head * params.outputs.out.stride_h + i * params.outputs.out.stride_s;
     out[d] = from_float<T>(acc * state.weight(0, 0, sink));
   }
-  if (params.lse != nullptr && d == 0) {
-    params.lse[batch * params.lse_stride_b + head * params.lse_stride_h + i * params.lse_stride_s] =
-        state.lse(0, 0);
+  if (params.outputs.lse != nullptr && d == 0) {
+    params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
+                       i * params.outputs.lse_stride_s] = state.lse(0, 0);
   }
 }
 
 }  // namespace
 
 Status merge_chunks(const AttentionParams& params, const Partials& partials) {
-  int64_t rows = int64_t{params.batch} * params.heads_q * partials.rows;
-  int32_t threads = ceil_div(params.head_dim, 32) * 32;
+  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * partials.rows;
+  int32_t threads = ceil_div(params.problem.head_dim, 32) * 32;
   auto kernel =
-      params.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
+      params.problem.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
   const LaunchShape shape = {static_cast<uint32_t>(rows), static_cast<uint32_t>(threads), 0,
                              to_stream(params.stream)};
   return launch_dependent(kernel, shape, params, partials);

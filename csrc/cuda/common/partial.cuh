@@ -17,15 +17,15 @@ struct Partials {
   int32_t max_chunks = 0;
   int32_t head_dim = 0;
   int32_t tile_rows = 0;  // 0: the rows are all queries; else those of query tiles of this height,
-                          // from that of the first query whose position is not negative
+                          // from that of the first global row on
 
   __device__ __forceinline__ int64_t at(int64_t row, int32_t chunk) const {
     return row * max_chunks + chunk;
   }
-  /// The query of a head's row 0.
-  SPARSE_ATTN_HD constexpr int32_t first_query(int32_t query_offset) const {
+  /// The query of a head's row 0, where the first global token stands at `position`.
+  SPARSE_ATTN_HD constexpr int32_t first_query(int32_t position, int32_t query_offset) const {
     if (tile_rows == 0) return 0;
-    return imax(0, -imax(query_offset, -kMaxLength)) / tile_rows * tile_rows;
+    return imax(0, position - query_offset) / tile_rows * tile_rows;
   }
 };
 

@@ -3,15 +3,17 @@
 #pragma once
 
 #include "../../params.h"
-#include "log2_units.h"
 
 namespace sparse_attn::cuda {
+
+/// What brings more than a scaled product to the softmax.
+constexpr Features kTransforms =
+    Features::of(Feature::kMask, Feature::kSoftcap, Feature::kOddScale);
 
 /// Whether the softmax takes q.k times a positive scale of common size and nothing else: no
 /// softcap, no attn_mask.
 SPARSE_ATTN_HD bool has_plain_scores(const AttentionParams& params) {
-  return is_common_scale(params.scale) && params.softcap == 0.0f &&
-         params.mask.kind == MaskKind::kNone;
+  return !params.features.any(kTransforms);
 }
 
 }  // namespace sparse_attn::cuda

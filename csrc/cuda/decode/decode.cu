@@ -1,15 +1,14 @@
-// Which calls are split over their keys, the workspace of their partial results, and the two
-// launches: chunks, then the merge.
+// The decode engine: few queries, split over their keys. The workspace of the partial results and
+// the two launches: chunks, then the merge.
 #include "../common/launch.cuh"
+#include "../engines.h"
 #include "config.cuh"
-#include "decode.h"
 #include "launch.h"
 #include "row_tile.cuh"
 
-namespace sparse_attn::cuda::decode {
+namespace sparse_attn::cuda {
+namespace decode {
 namespace {
-
-constexpr int32_t kMostQueries = 16;
 
 int32_t attribute(cudaDeviceAttr name, int32_t device) {
   int value = 0;
@@ -31,7 +30,7 @@ auto with_config(int32_t head_dim, const Function& function) {
 }
 
 GridPlan grid_of(const AttentionParams& params) {
-  return with_config(params.head_dim, [&](auto config) {
+  return with_config(params.problem.head_dim, [&](auto config) {
     using Shape = decltype(config);
     DeviceShape device;
     device.resident =
@@ -47,11 +46,11 @@ GridPlan grid_of(const AttentionParams& params) {
 }
 
 int64_t rows_of(const AttentionParams& params) {
-  return int64_t{params.batch} * params.heads_q * params.seq_q;
+  return int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
 }
 
 int64_t out_bytes(const AttentionParams& params, const GridPlan& grid) {
-  return aligned_bytes(rows_of(params) * grid.max_chunks * params.head_dim *
+  return aligned_bytes(rows_of(params) * grid.max_chunks * params.problem.head_dim *
                        static_cast<int64_t>(sizeof(float)));
 }
 
@@ -63,38 +62,34 @@ int64_t count_bytes(const AttentionParams& params) {
   return aligned_bytes(rows_of(params) * static_cast<int64_t>(sizeof(int32_t)));
 }
 
-}  // namespace
-
-bool serves(const AttentionParams& params) {
-  constexpr int32_t kLeastMajor = 8;
-  return params.seq_q <= kMostQueries && params.dtype != Dtype::kFloat32 &&
-         params.pattern.topk == 0 && params.num_global_tokens == 0 &&
-         attribute(cudaDevAttrComputeCapabilityMajor, params.device) >= kLeastMajor;
-}
-
 int64_t workspace_bytes(const AttentionParams& params) {
   GridPlan grid = grid_of(params);
   return out_bytes(params, grid) + state_bytes(params, grid) + count_bytes(params);
 }
 
-Status run(const AttentionParams& params, bool aligned) {
+Status run(const AttentionParams& params) {
   LaunchPlan plan;
   plan.grid = grid_of(params);
-  plan.aligned = aligned;
+  plan.aligned = !params.features.has(Feature::kUnaligned);
   char* memory = static_cast<char*>(params.workspace);
   plan.partials.out = reinterpret_cast<float*>(memory);
   memory += out_bytes(params, plan.grid);
   plan.partials.state = reinterpret_cast<float2*>(memory);
   memory += state_bytes(params, plan.grid);
   plan.partials.chunks = reinterpret_cast<int32_t*>(memory);
-  plan.partials.rows = params.seq_q;
+  plan.partials.rows = params.problem.seq_q;
   plan.partials.max_chunks = plan.grid.max_chunks;
-  plan.partials.head_dim = params.head_dim;
+  plan.partials.head_dim = params.problem.head_dim;
 
-  Status status = with_config(params.head_dim, [&](auto config) {
+  Status status = with_config(params.problem.head_dim, [&](auto config) {
     return launch<decltype(config)::HEAD_DIM>(params, plan);
   });
   return status.ok() ? merge_chunks(params, plan.partials) : status;
 }
 
-}  // namespace sparse_attn::cuda::decode
+}  // namespace
+}  // namespace decode
+
+const Engine kDecode = {"decode", decode::workspace_bytes, decode::run};
+
+}  // namespace sparse_attn::cuda

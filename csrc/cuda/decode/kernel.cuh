@@ -35,16 +35,16 @@ struct KeyLoader {
     Step step = walk.next();
     if (threadIdx.x % 32 == 0) steps[slot] = step;
     if (step.chunk < walk.end_chunk) {
-      const View view = step.lead ? pattern.lead : state.work.slice.keys;
+      const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
       Interval valid =
           step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : state.walk.keys_loaded;
       valid = {valid.begin - step.start, valid.end - step.start};
       int64_t first = kKind == Kind::kStrided ? view.at(step.start) : step.start;
       int64_t stride = kKind == Kind::kStrided ? view.step : 1;
-      rows.load(keys(ring, slot), state.key_head + first * params.key.stride_s,
-                stride * params.key.stride_s, valid);
-      rows.load(values(ring, slot), state.value_head + first * params.value.stride_s,
-                stride * params.value.stride_s, valid);
+      rows.load(keys(ring, slot), state.key_head + first * params.keys.key.stride_s,
+                stride * params.keys.key.stride_s, valid);
+      rows.load(values(ring, slot), state.value_head + first * params.keys.value.stride_s,
+                stride * params.keys.value.stride_s, valid);
     }
     ptx::cp_async_commit();
   }
@@ -53,7 +53,8 @@ struct KeyLoader {
 /// Index of the row among [B, Hq, Sq].
 __device__ __forceinline__ int64_t row_index(const AttentionParams& params, const Work& work,
                                              const TileRow& row) {
-  return (int64_t{work.batch} * params.heads_q + row.head) * params.seq_q + row.query;
+  return (int64_t{work.batch} * params.problem.heads_q + row.head) * params.problem.seq_q +
+         row.query;
 }
 
 /// Loads the queries of a fragment of rows; a warp calls it.
@@ -204,13 +205,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int warp = threadIdx.x / 32;
   // Behind a shuffle, so that the compiler keeps it instead of making it anew in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
-  const RowLoader<Config> rows = {kPlain ? Config::HEAD_DIM : params.head_dim, kPlain || aligned};
+  const RowLoader<Config> rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
+                                  kPlain || aligned};
   typename Config::Products products;
   const Walk walk = {pattern, state.walk, grid.chunk_steps, chunk, end, warp, Config::kWarps};
   Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
 
   const bool transformed = !kPlain && !has_plain_scores(params);
-  const Exponent exponent = {transformed ? kLog2e : params.scale * kLog2e, transformed};
+  const Exponent exponent = {transformed ? kLog2e : params.scores.scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
   int slot = 0;

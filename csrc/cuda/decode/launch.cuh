@@ -13,7 +13,8 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
   if (error != cudaSuccess) return to_status(error);
-  int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.grid.tiles * plan.grid.splits;
+  int64_t blocks =
+      int64_t{params.problem.batch} * params.problem.heads_kv * plan.grid.tiles * plan.grid.splits;
   kernel<<<static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
            to_stream(params.stream)>>>(params, plan.grid, plan.partials, plan.aligned);
   return launched();
@@ -22,7 +23,7 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
 template <typename T, int HEAD_DIM>
 Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
-  Kind kind = kind_of(params, HEAD_DIM, plan.aligned);
+  Kind kind = kind_of(params, HEAD_DIM);
   if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);
   if constexpr (has_tall_tiles(HEAD_DIM)) {
     if (plan.grid.tile_rows == kTallRows) {
@@ -35,7 +36,7 @@ Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
 
 template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchPlan& plan) {
-  if (params.dtype == Dtype::kFloat16) return launch_type<__half, HEAD_DIM>(params, plan);
+  if (params.problem.dtype == Dtype::kFloat16) return launch_type<__half, HEAD_DIM>(params, plan);
   return launch_type<__nv_bfloat16, HEAD_DIM>(params, plan);
 }
 

@@ -29,7 +29,7 @@ struct GridPlan {
 /// Keys that a row may visit, at most: of the main view, or of the list.
 inline int32_t main_reach(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
-  int32_t length = ceil_div(params.seq_kv, pattern.dilation);
+  int32_t length = ceil_div(params.problem.seq_kv, pattern.dilation);
   if (pattern.list.present() || pattern.global_count > 0) return length;
   int64_t right = pattern.causal ? 0 : pattern.right;
   int64_t window = int64_t{pattern.left} + right + 1;
@@ -60,12 +60,12 @@ inline bool is_strided(const Pattern& pattern) {
 }
 
 /// The kind of kernel that serves a call, compiled for a head dim.
-inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim, bool aligned) {
+inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
   const Pattern& pattern = params.pattern;
   if (is_strided(pattern)) return Kind::kStrided;
-  bool plain = !pattern.list.present() && pattern.lead.length == 0 && pattern.global_count == 0 &&
-               params.bounds.data == nullptr && has_plain_scores(params) && aligned &&
-               params.head_dim == compiled_head_dim;
+  constexpr Features kPlain =
+      Features::of(Feature::kWindow, Feature::kQueryOffsets, Feature::kSinkLogits);
+  const bool plain = params.features.within(kPlain) && params.problem.head_dim == compiled_head_dim;
   return plain ? Kind::kPlain : Kind::kGeneral;
 }
 
@@ -80,33 +80,34 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
   GridPlan plan;
-  bool list_per_head = list.present() && list.heads_per_list < params.group() &&
+  bool list_per_head = list.present() && list.heads_per_list < params.problem.group() &&
                        (list.count_stride_h != 0 || list.index_stride_h != 0);
-  plan.classes = pattern.classes(params.seq_q);
-  plan.heads_packed = list_per_head ? 1 : params.group();
-  int32_t class_rows = ceil_div(params.seq_q, pattern.dilation);
+  plan.classes = pattern.classes(params.problem.seq_q);
+  plan.heads_packed = list_per_head ? 1 : params.problem.group();
+  int32_t class_rows = ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
   plan.tile_rows =
       device.tall && rows > kFragmentRows && !is_strided(pattern) ? kTallRows : kFragmentRows;
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
-  plan.tiles = params.group() / plan.heads_packed * plan.classes * plan.row_tiles;
+  plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
   int32_t reach = main_reach(params);
-  int32_t keys = imin(reach, params.seq_kv - pattern.lead.length) + pattern.lead.length;
-  plan.chunk_steps = chunk_steps(keys, params.seq_q);
+  const int32_t lead = pattern.most_lead(params.problem.seq_kv);
+  int32_t keys = imin(reach, params.problem.seq_kv - lead) + lead;
+  plan.chunk_steps = chunk_steps(keys, params.problem.seq_q);
   int32_t chunk = plan.chunk_steps * kStepKeys;
-  int32_t length = ceil_div(params.seq_kv, pattern.dilation);
+  int32_t length = ceil_div(params.problem.seq_kv, pattern.dilation);
   if (list.present()) {
     int64_t listed = int64_t{list.max_count} * list.block_kv;
     plan.max_chunks = static_cast<int32_t>((listed + chunk - 1) / chunk);
   } else {
     // An interval off the chunks' edges touches one more of them than its length asks for.
     plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1, ceil_div(length, chunk)) +
-                      ceil_div(pattern.lead.length, chunk);
+                      ceil_div(lead, chunk) + (params.sequences.key_origins != nullptr);
   }
   plan.max_chunks = imax(plan.max_chunks, 1);
 
-  int64_t blocks = int64_t{params.batch} * params.heads_kv * plan.tiles;
+  int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
   constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernel_ladder.md
   while (blocks * plan.splits * 2 <= int64_t{kWaves} * device.resident &&
          plan.splits < plan.max_chunks) {

@@ -59,8 +59,8 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   block /= grid.tiles;
   work.split = block % grid.splits;
   block /= grid.splits;
-  work.key_head = block % params.heads_kv;
-  work.batch = block / params.heads_kv;
+  work.key_head = block % params.problem.heads_kv;
+  work.batch = block / params.problem.heads_kv;
   work.first_row = tile % grid.row_tiles * grid.tile_rows;
   tile /= grid.row_tiles;
   uint32_t residue = 0;
@@ -68,8 +68,8 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     residue = tile % grid.classes;
     tile /= grid.classes;
   }
-  work.first_head = work.key_head * params.group() + tile;
-  work.slice = make_slice(pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
+  work.first_head = work.key_head * params.problem.group() + tile;
+  work.slice = make_slice(pattern, residue, params.sequences.of(work.batch));
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;
 }
@@ -108,13 +108,13 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   row.head = work.first_head + packed / class_rows;
   int32_t r = packed % class_rows;
   row.query = work.slice.rows.at(r);
-  Bounds bounds = unbounded(params.seq_kv);
+  Bounds bounds = unbounded(params.problem.seq_kv);
   Interval keys = bounds.any;
-  if (kKind != Kind::kPlain && params.bounds.data != nullptr) {
-    keys = params.bounds.row(work.batch, row.head, row.query, params.seq_kv);
-    bounds = reduce_bounds(keys, params.seq_kv);
+  if (kKind != Kind::kPlain && params.scores.bounds.data != nullptr) {
+    keys = params.scores.bounds.row(work.batch, row.head, row.query, params.problem.seq_kv);
+    bounds = reduce_bounds(keys, params.problem.seq_kv);
   }
-  bounds.cut(params.num_keys(work.batch));
+  bounds.cut(params.num_keys(params.sequences.of(work.batch)));
   if (lane < work.rows) {
     Row seen = make_row(pattern, work.slice, r, keys);
     row.main = seen_main(pattern, seen);
@@ -122,8 +122,8 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   }
   if (lane < Config::TILE_ROWS) state.rows[lane] = row;
   if (lane == 0) {
-    state.key_head = head_of<typename Config::T>(params.key, work);
-    state.value_head = head_of<typename Config::T>(params.value, work);
+    state.key_head = head_of<typename Config::T>(params.keys.key, work);
+    state.value_head = head_of<typename Config::T>(params.keys.value, work);
     state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
                            work.first_head, grid);
   }

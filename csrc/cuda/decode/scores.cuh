@@ -49,13 +49,14 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const Pattern& pattern,
                                                  const TileState<Config>& state, const Step& step) {
   const Work& work = state.work;
-  const View view = step.lead ? pattern.lead : work.slice.keys;
+  const View view = step.lead ? work.slice.lead.view : work.slice.keys;
   change_scores<Config>(rS, [&](float score, int r, int column) {
     int32_t j = view.at(step.start + column);
-    if (score == -INFINITY || r >= work.rows || j >= params.seq_kv) return score;
-    score = capped(params.scale * score, params.softcap);
-    if (params.mask.kind != MaskKind::kNone) {
-      score += mask_bias(params.mask, work.batch, state.rows[r].head, state.rows[r].query, j);
+    if (score == -INFINITY || r >= work.rows || j >= params.problem.seq_kv) return score;
+    score = capped(params.scores.scale * score, params.scores.softcap);
+    if (params.scores.mask.kind != MaskKind::kNone) {
+      score +=
+          mask_bias(params.scores.mask, work.batch, state.rows[r].head, state.rows[r].query, j);
     }
     return score;
   });

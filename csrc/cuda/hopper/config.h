@@ -86,13 +86,13 @@ enum NamedBarrier : int { kBarrierTurn = 1, kBarrierOut = 4 };
 enum NamedBarrierThreads : int { kTurnThreads = 2 * kWarpgroup, kOutThreads = kWarpgroup };
 
 /// Rows of a view, with a tensor map each: a residue class, one with one row more, the lead view.
-enum RowsOf : int32_t { kShortClass, kLongClass, kLeadView };
+enum RowsOf : int8_t { kShortClass, kLongClass, kLeadView };
 
 /// A query tile, rows first_row, first_row + 1, ... of a slice of a (batch, head), and what it
 /// visits.
 struct Work {
   int32_t batch = -1;  // -1: there is no more
-  int32_t head = 0, head_kv = 0;
+  int32_t head = 0;
   int32_t first_row = 0;
   int32_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
   RowsOf query_rows = kShortClass, key_rows = kShortClass;

@@ -230,8 +230,8 @@ class Consumer {
       const int32_t row = work.first_row + first + 8 * r;
       uint32_t word = 0;
       if (row < work.slice.rows.length) {
-        const Interval bounds =
-            params.bounds.row(work.batch, work.head, work.slice.rows.at(row), params.seq_kv);
+        const Interval bounds = params.scores.bounds.row(
+            work.batch, work.head, work.slice.rows.at(row), params.problem.seq_kv);
         const Interval keys = make_row(params.pattern, work.slice, row, bounds).keys;
 #pragma unroll 1
         for (int32_t box = 0; box < args_.boxes; ++box) {
@@ -244,13 +244,14 @@ class Consumer {
   }
 
   __device__ __forceinline__ void prepare_scores() {
-    if (args_.transform) transform_scores(s_, args_.params.scale, args_.params.softcap);
+    if (args_.transform)
+      transform_scores(s_, args_.params.scores.scale, args_.params.scores.softcap);
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
   }
 
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void find_maxima() {
-    if (kMasked && args_.transform && args_.params.softcap == 0.0f) {
+    if (kMasked && args_.transform && args_.params.scores.softcap == 0.0f) {
       take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
     } else {
       update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, args_.scale_log2);
@@ -261,7 +262,7 @@ class Consumer {
   __device__ __forceinline__ void take_thresholds() {
     if (!C::kTop) return;
     const Work& work = smem_.work[work_.index];
-    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
+    const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
     kept_.load(args_, head,
                work.first_row + consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4);
   }

@@ -38,8 +38,9 @@ Status launch_for_head_dim(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
   const bool half_tiles = list.present() && list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool three = args.plain && !(params.pattern.causal && params.seq_kv <= kShortCausal);
-  switch (params.head_dim) {
+  const bool three =
+      args.plain && !(params.pattern.causal && params.problem.seq_kv <= kShortCausal);
+  switch (params.problem.head_dim) {
     case 64:
       if (half_tiles) return launch<Config<kDtype, 64, 128, 1, K::kListed>>(args);
       if (three) return launch<Config<kDtype, 64, 128, 3, K::kPlain>>(args);
@@ -62,22 +63,23 @@ Status launch_for_head_dim(const Arguments& args) {
 /// Whether all query tiles take the same time, so that they may be dealt out in turn.
 bool even_tiles(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
-  return !pattern.causal && !pattern.list.present() && params.bounds.data == nullptr &&
-         pattern.left >= params.seq_kv && pattern.right >= params.seq_kv;
+  return !pattern.causal && !pattern.list.present() && params.scores.bounds.data == nullptr &&
+         pattern.left >= params.problem.seq_kv && pattern.right >= params.problem.seq_kv;
 }
 
 /// Whether which keys exist is known on the device alone, or for classes of keys of their own.
 bool has_raw_values(const AttentionParams& params) {
-  if (params.bounds.data != nullptr) return true;
-  const bool cut = params.query_offsets != nullptr || params.num_keys(0) < params.seq_kv;
+  if (params.scores.bounds.data != nullptr) return true;
+  const bool cut = params.sequences.offsets_on_device() ||
+                   params.num_keys(params.sequences.of(0)) < params.problem.seq_kv;
   return params.pattern.causal && cut && !has_short_maps(params);
 }
 
 /// Whether a plain kernel serves the call.
 bool is_plain(const Arguments& args) {
-  const Pattern& pattern = args.params.pattern;
-  return !args.transform && args.params.bounds.data == nullptr && !pattern.list.present() &&
-         pattern.lead.length == 0 && pattern.global_count == 0 && (!args.raw || pattern.topk > 0);
+  constexpr Features kPlain = Features::of(Feature::kQueryOffsets, Feature::kSinkLogits,
+                                           Feature::kWindow, Feature::kDilation, Feature::kTopK);
+  return args.params.features.within(kPlain) && (!args.raw || args.params.pattern.topk > 0);
 }
 
 /// Token top-k: plain calls of two head dims.
@@ -85,8 +87,8 @@ template <Dtype kDtype>
 Status launch_topk_for_head_dim(const Arguments& args) {
   auto* thresholds =
       reinterpret_cast<Threshold*>(static_cast<char*>(args.params.workspace) + kCounterBytes);
-  return args.params.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds)
-                                    : launch_topk<kDtype, 128>(args, thresholds);
+  return args.params.problem.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds)
+                                            : launch_topk<kDtype, 128>(args, thresholds);
 }
 
 /// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
@@ -95,31 +97,33 @@ int64_t most_partials(const AttentionParams& params) {
   constexpr int32_t kLeastKeys = 80;  // of the tiles of ranges
   const TileShape tile = {2 * kConsumerRows, kLeastKeys};
   const KeySplit split = plan_key_split(params, tile);
-  return int64_t{params.batch} * params.heads_q * split.rows(tile) * split.chunks;
+  return int64_t{params.problem.batch} * params.problem.heads_q * split.rows(tile) * split.chunks;
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
   if (params.pattern.topk > 0) {
-    const int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+    const int64_t rows =
+        int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
     return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
-  const int64_t partial_bytes = sizeof(float2) + params.head_dim * sizeof(float);
-  const int64_t most_tiles =
-      int64_t{params.batch} * params.heads_q * ceil_div(params.seq_q, kConsumerRows);
+  const int64_t partial_bytes = sizeof(float2) + params.problem.head_dim * sizeof(float);
+  const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
+                             ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
   return kCounterBytes + most_partials(params) * partial_bytes + order_bytes;
 }
 
 Status run(const AttentionParams& params) {
-  if (params.batch == 0 || params.heads_q == 0 || params.seq_q == 0) return {};
+  if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
+    return {};
   Arguments args;
   args.params = params;
   args.transform = !has_plain_scores(params);
-  args.scale_log2 = args.transform ? kLog2e : params.scale * kLog2e;
+  args.scale_log2 = args.transform ? kLog2e : params.scores.scale * kLog2e;
   args.raw = has_raw_values(params);
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
-  const bool half = params.dtype == Dtype::kFloat16;
+  const bool half = params.problem.dtype == Dtype::kFloat16;
   if (params.pattern.topk > 0) {
     if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
     return half ? launch_topk_for_head_dim<Dtype::kFloat16>(args)
@@ -134,10 +138,10 @@ Status run(const AttentionParams& params) {
 void arrange_tiles(TileShape tile, Arguments* args) {
   const AttentionParams& params = args->params;
   const Pattern& pattern = params.pattern;
-  args->group = params.group();
-  args->classes = pattern.classes(params.seq_q);
-  args->row_blocks = ceil_div(ceil_div(params.seq_q, args->classes), tile.block_q);
-  const int32_t problems = params.batch * params.heads_q * args->classes;
+  args->group = params.problem.group();
+  args->classes = pattern.classes(params.problem.seq_q);
+  args->row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
+  const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;
   args->split = plan_key_split(params, tile);
   args->num_tiles = problems * (args->split.items() + args->row_blocks);
   char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
@@ -146,7 +150,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     Partials& partials = args->partials;
     partials.rows = args->split.rows(tile);
     partials.max_chunks = args->split.chunks;
-    partials.head_dim = params.head_dim;
+    partials.head_dim = params.problem.head_dim;
     partials.tile_rows = tile.block_q;
     const int64_t states = int64_t{problems} * partials.rows * partials.max_chunks;
     partials.state = reinterpret_cast<float2*>(memory);
@@ -167,13 +171,15 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
     args->section = problems;
     args->last_first = false;
-  } else if (pattern.causal && pattern.left >= params.seq_kv) {
-    int64_t head_bytes = int64_t{params.seq_kv} * params.head_dim * 2 * size_of(params.dtype);
+  } else if (pattern.causal && pattern.left >= params.problem.seq_kv) {
+    int64_t head_bytes = int64_t{params.problem.seq_kv} * params.problem.head_dim * 2 *
+                         size_of(params.problem.dtype);
     int64_t heads = head_bytes < kCacheBytes ? kCacheBytes / head_bytes : 1;
-    int64_t section = heads * params.group() * args->classes;
+    int64_t section = heads * params.problem.group() * args->classes;
     args->section = static_cast<int32_t>(section < problems ? section : problems);
-    const int64_t tile_bytes = int64_t{params.batch} * params.heads_kv * tile.block_q *
-                               params.head_dim * 2 * size_of(params.dtype);
+    const int64_t tile_bytes = int64_t{params.problem.batch} * params.problem.heads_kv *
+                               tile.block_q * params.problem.head_dim * 2 *
+                               size_of(params.problem.dtype);
     args->tail =
         static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, args->row_blocks / 2));
   }

@@ -43,13 +43,15 @@ class Epilogue {
         continue;
       }
       const int32_t row = work.first_row + row_ + lane_ / 4 + 8 * r;
-      if (params.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
-        params.lse[work.batch * params.lse_stride_b + work.head * params.lse_stride_h +
-                   work.slice.rows.at(row) * params.lse_stride_s] =
+      if (params.outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
+        params.outputs.lse[work.batch * params.outputs.lse_stride_b +
+                           work.head * params.outputs.lse_stride_h +
+                           work.slice.rows.at(row) * params.outputs.lse_stride_s] =
             l == 0.0f ? -INFINITY : rows.m[r] * args_.scale_log2 * kLn2 + __logf(l);
       }
-      if (params.sink_logits != nullptr && l != 0.0f) {
-        l += exp2_approx(params.sink_logits[work.head] * kLog2e - rows.m[r] * args_.scale_log2);
+      if (params.scores.sink_logits != nullptr && l != 0.0f) {
+        l += exp2_approx(params.scores.sink_logits[work.head] * kLog2e -
+                         rows.m[r] * args_.scale_log2);
       }
       inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
     }
@@ -97,8 +99,9 @@ class Epilogue {
   /// Where the results of row r of this thread and of a chunk lie.
   __device__ __forceinline__ int64_t partial(const Work& work, int r) const {
     const Partials& partials = args_.partials;
-    const int32_t first = work.first_row - partials.first_query(work.slice.offset) + row_;
-    const int64_t head = int64_t{work.batch} * args_.params.heads_q + work.head;
+    const int32_t first =
+        work.first_row - partials.first_query(imax(0, work.slice.origin), work.slice.offset) + row_;
+    const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
     return partials.at(head * partials.rows + first + lane_ / 4 + 8 * r, work.chunk);
   }
 

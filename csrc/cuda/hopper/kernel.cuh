@@ -58,7 +58,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.split = {};
   }
   if (C::kPlain) {
-    all.params.bounds = {};
+    all.params.scores.bounds = {};
     all.transform = false;
   }
   return all;

@@ -33,17 +33,18 @@ inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
   const int32_t globals = pattern.global_count;
   // Under causal a global row sees no more keys than its position.
   if (globals == 0 || globals > kMostSplitGlobals || pattern.causal) return {};
-  if (pattern.left >= params.seq_kv && pattern.right >= params.seq_kv) return {};  // all see all
-  const int32_t key_tiles = ceil_div(params.seq_kv, tile.block_kv);
+  if (pattern.left >= params.problem.seq_kv && pattern.right >= params.problem.seq_kv)
+    return {};  // all see all
+  const int32_t key_tiles = ceil_div(params.problem.seq_kv, tile.block_kv);
   KeySplit split;
   split.chunk_tiles = imax(kLeastChunkTiles, ceil_div(key_tiles, kMostChunks));
   split.chunks = ceil_div(key_tiles, split.chunk_tiles);
   if (split.chunks <= 1) return {};
-  const int32_t row_tiles = ceil_div(params.seq_q, tile.block_q);
+  const int32_t row_tiles = ceil_div(params.problem.seq_q, tile.block_q);
   split.tiles = ceil_div(globals - 1, tile.block_q) + 1;  // wherever the first global row lies
-  if (params.query_offsets == nullptr) {
-    const int32_t offset = imax(-kMaxLength, imin(params.query_offset, kMaxLength));
-    const Interval rows = {imax(0, -offset), imin(globals - offset, params.seq_q)};
+  if (!params.sequences.offsets_on_device() && params.sequences.key_origins == nullptr) {
+    const int32_t offset = params.sequences.offset(0);
+    const Interval rows = {imax(0, -offset), imin(globals - offset, params.problem.seq_q)};
     if (rows.empty()) return {};
     split.tiles = ceil_div(rows.end, tile.block_q) - rows.begin / tile.block_q;
   }

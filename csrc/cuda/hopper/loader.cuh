@@ -50,13 +50,21 @@ class Loader {
   struct Place {
     const CUtensorMap* map;
     int32_t class_at, head, batch;
+    int32_t first = 0;  // row of the view's element 0
   };
+
+  /// The map of consecutive leading keys begins with key 0, that of columns with the first of them.
+  __device__ __forceinline__ Place lead_place(const CUtensorMap* maps, const Work& work) const {
+    const View& lead = work.slice.lead.view;
+    return {&maps[kLeadView], 0, work.head / args_.group, work.batch,
+            lead.step == 1 ? lead.offset : 0};
+  }
 
   __device__ __forceinline__ void load_tile(const Work& work) {
     const CUtensorMap* maps = kKeys ? maps_.key : maps_.value;
     const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
-    const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step, work.head_kv,
-                        work.batch};
+    const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step,
+                        work.head / args_.group, work.batch};
     if (kKeys && kQueryFirst) load_query(work);
     TileSource<C> source(args_, work);
     Step step = source.first();
@@ -71,7 +79,7 @@ class Loader {
                  ahead.valid ? masked_or_whole : Follows::kNothing);
       }
       Place place = main;
-      if (step.lead) place.map = &maps[kLeadView], place.class_at = 0;
+      if (step.lead) place = lead_place(maps, work);
       if (kClears && args_.raw && holds_no_keys(work, step)) {
         load_cleared(place, step, there(work, step));
       } else {
@@ -108,7 +116,7 @@ class Loader {
   __device__ __forceinline__ Interval there(const Work& work, const Step& step) const {
     const Interval main = work.slice.keys.inside(smem_.there[work_.index]);
     if (!C::kLeads) return main;
-    const Interval lead = args_.params.pattern.lead.inside(smem_.there[work_.index]);
+    const Interval lead = work.slice.lead.inside(smem_.there[work_.index]);
     return step.lead ? lead : main;
   }
 
@@ -172,7 +180,7 @@ class Loader {
 #pragma unroll 1
       for (int32_t slab = 0; slab < args_.at.key_copies; ++slab) {
         ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
-                      {slab * args_.at.slab_columns, step.key,
+                      {slab * args_.at.slab_columns, place.first + step.key,
                        place.class_at + slab * args_.at.slab_step, place.head, place.batch},
                       full, ptx::kEvictLast);
       }

@@ -50,7 +50,7 @@ class MaskWriter {
     const AttentionParams& params = args_.params;
     const bool exists = r < work.slice.rows.length;
     const int32_t i = exists ? work.slice.rows.at(r) : 0;
-    Interval bounds = params.bounds.row(work.batch, work.head, i, params.seq_kv);
+    Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
     Row row = make_row(params.pattern, work.slice, r, bounds);
     if (!exists) row = {};
     return step.lead ? lead_mask(work, row, step.key) : main_mask(work, row, step.key);

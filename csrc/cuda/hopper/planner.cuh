@@ -27,7 +27,7 @@ class Planner {
       // Behind the end of a short class, or split over its keys.
       if (rows.empty() || (C::kLeads && work.chunk < 0 && is_split(work))) continue;
       Bounds bounds = bounds_of(work, rows);
-      if (C::kRawValues) bounds.cut(args_.params.num_keys(work.batch));
+      if (C::kRawValues) bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
       if (C::kLeads && work.chunk >= 0) {
         const int32_t first = work.chunk * args_.split.chunk_tiles;
@@ -49,7 +49,8 @@ class Planner {
  private:
   __device__ __forceinline__ Work decode(int32_t tile) {
     if (!C::kLeads) return decode_whole(tile);
-    const int32_t items = args_.params.batch * args_.params.heads_q * args_.split.items();
+    const int32_t items =
+        args_.params.problem.batch * args_.params.problem.heads_q * args_.split.items();
     return tile < items ? decode_split(tile) : decode_whole(tile - items);
   }
 
@@ -59,14 +60,14 @@ class Planner {
     const int32_t problem = item / split.items();
     const int32_t in_problem = item - problem * split.items();
     Work work = place(problem);
-    work.first_row =
-        args_.partials.first_query(work.slice.offset) + in_problem / split.chunks * C::BLOCK_Q;
+    work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
+                     in_problem / split.chunks * C::BLOCK_Q;
     work.chunk = in_problem % split.chunks;
     return work;
   }
 
   __device__ __forceinline__ bool is_split(const Work& work) const {
-    const int32_t first = args_.partials.first_query(work.slice.offset);
+    const int32_t first = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset);
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
@@ -86,10 +87,9 @@ class Planner {
       class_idx = problem % args_.classes;
       problem /= args_.classes;
     }
-    work.batch = problem / params.heads_q;
-    work.head = problem - work.batch * params.heads_q;
-    work.head_kv = work.head / args_.group;
-    find_slice(class_idx, params.offset(work.batch));
+    work.batch = problem / params.problem.heads_q;
+    work.head = problem - work.batch * params.problem.heads_q;
+    find_slice(class_idx, params.sequences.of(work.batch));
     work.slice = slice_;
     work.query_rows = query_rows_;
     work.key_rows = key_rows_;
@@ -97,17 +97,22 @@ class Planner {
   }
 
   /// Most often the slice is that of the tile before: without dilation it is always the same.
-  __device__ __forceinline__ void find_slice(int32_t class_idx, int32_t offset) {
+  __device__ __forceinline__ void find_slice(int32_t class_idx, const Sequence& sequence) {
     const AttentionParams& params = args_.params;
-    if (class_idx == class_idx_ && offset == slice_.offset) return;
-    class_idx_ = class_idx;
-    if (params.pattern.dilation == 1) {  // as a constant, which leaves no divisions
-      slice_ = make_slice(Pattern{}, 0, params.seq_q, params.seq_kv, offset);
+    if (class_idx == class_idx_ && sequence.offset == slice_.offset && sequence.origin == origin_) {
       return;
     }
-    slice_ = make_slice(params.pattern, class_idx, params.seq_q, params.seq_kv, offset);
-    query_rows_ = class_kind(slice_.rows, params.seq_q);
-    key_rows_ = class_kind(slice_.keys, params.seq_kv);
+    class_idx_ = class_idx;
+    origin_ = sequence.origin;
+    if (params.pattern.dilation == 1) {  // as a constant, which leaves no divisions
+      Pattern pattern = params.pattern;
+      pattern.dilation = 1;
+      slice_ = make_slice(pattern, 0, sequence);
+      return;
+    }
+    slice_ = make_slice(params.pattern, class_idx, sequence);
+    query_rows_ = class_kind(slice_.rows, params.problem.seq_q);
+    key_rows_ = class_kind(slice_.keys, params.problem.seq_kv);
   }
 
   /// Tiles of keys that a query tile visits, at most.
@@ -124,10 +129,11 @@ class Planner {
   /// What key_bounds say of the rows of a tile.
   __device__ __forceinline__ Bounds bounds_of(const Work& work, Interval rows) const {
     const AttentionParams& params = args_.params;
-    if (params.bounds.data == nullptr) return unbounded(params.seq_kv);
-    Bounds bounds = no_rows(params.seq_kv);
+    if (params.scores.bounds.data == nullptr) return unbounded(params.problem.seq_kv);
+    Bounds bounds = no_rows(params.problem.seq_kv);
     for (int32_t r = rows.begin + lane_; r < rows.end; r += kWarp) {
-      bounds.add(params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv));
+      bounds.add(params.scores.bounds.row(work.batch, work.head, work.slice.rows.at(r),
+                                          params.problem.seq_kv));
     }
     bounds.any = {__reduce_min_sync(~0u, bounds.any.begin), __reduce_max_sync(~0u, bounds.any.end)};
     bounds.all = {__reduce_max_sync(~0u, bounds.all.begin), __reduce_min_sync(~0u, bounds.all.end)};
@@ -174,6 +180,7 @@ class Planner {
   const int lane_;
   Ring<SharedStorage<C>::kWorkSlots> slot_;
   int32_t class_idx_ = -1;  // of the slice, none yet
+  int32_t origin_ = 0;
   Slice slice_;
   RowsOf query_rows_ = kShortClass, key_rows_ = kShortClass;
 };

@@ -34,7 +34,8 @@ class Encoder {
   /// Whether every class begins a whole number of slabs behind the one before.
   bool classes_are_slabs() const {
     if (params_.pattern.dilation == 1) return true;
-    for (const TensorView* tensor : {&params_.query, &params_.key, &params_.value, &params_.out}) {
+    for (const TensorView* tensor :
+         {&params_.query, &params_.keys.key, &params_.keys.value, &params_.outputs.out}) {
       if (tensor->stride_s % slab_ != 0) return false;
     }
     return true;
@@ -47,15 +48,16 @@ class Encoder {
     auto stride = [](int64_t size, int64_t elements) -> cuuint64_t {
       return size > 1 ? elements * kElementBytes : kLeastStride;  // unused ones must be valid too
     };
-    const int64_t slabs = params_.head_dim / slab_;
+    const int64_t slabs = params_.problem.head_dim / slab_;
     const bool folded = classes_are_slabs();
     const int64_t third =
         folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs : view.classes;
-    cuuint64_t dims[5] = {static_cast<cuuint64_t>(folded ? slab_ : params_.head_dim),
-                          extent(view.rows), extent(third), extent(heads), extent(params_.batch)};
+    cuuint64_t dims[5] = {static_cast<cuuint64_t>(folded ? slab_ : params_.problem.head_dim),
+                          extent(view.rows), extent(third), extent(heads),
+                          extent(params_.problem.batch)};
     cuuint64_t strides[4] = {
         stride(view.rows, view.row_stride), stride(third, folded ? slab_ : view.class_stride),
-        stride(heads, tensor.stride_h), stride(params_.batch, tensor.stride_b)};
+        stride(heads, tensor.stride_h), stride(params_.problem.batch, tensor.stride_b)};
     cuuint32_t box[5] = {static_cast<cuuint32_t>(slab_), static_cast<cuuint32_t>(box_rows),
                          static_cast<cuuint32_t>(slabs / copies), 1, 1};
     cuuint32_t steps[5] = {1, 1, 1, 1, 1};
@@ -66,8 +68,8 @@ class Encoder {
     }
     CUresult result = function(
         map,
-        params_.dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        params_.problem.dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         5, const_cast<void*>(first), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         slab_ == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -92,15 +94,17 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
   const Pattern& pattern = params.pattern;
   const int64_t d = pattern.dilation;
 
-  const int32_t slabs = params.head_dim / box.slab;
+  const int32_t slabs = params.problem.head_dim / box.slab;
   const bool folded = encoder.classes_are_slabs();
   auto step = [&](const TensorView& tensor) -> int32_t {
     return folded ? static_cast<int32_t>(tensor.stride_s / box.slab) : 1;
   };
   const int32_t query_copies = folded ? 1 : slabs;
   const int32_t key_copies = folded && box.key_rows == box.lead_rows ? 1 : slabs;
-  *coordinates = {query_copies,       key_copies,       folded ? 0 : box.slab, folded ? 1 : 0,
-                  step(params.query), step(params.out), step(params.key),      step(params.value)};
+  *coordinates = {query_copies,          key_copies,
+                  folded ? 0 : box.slab, folded ? 1 : 0,
+                  step(params.query),    step(params.outputs.out),
+                  step(params.keys.key), step(params.keys.value)};
 
   auto encode_classes = [&](const TensorView& tensor, int32_t heads, int64_t size, int32_t box_rows,
                             int32_t copies, CUtensorMap* of_class) {
@@ -110,23 +114,26 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     ++view.rows;
     encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kLongClass]);
   };
-  const int32_t keys = has_short_maps(params) ? params.num_keys(0) : params.seq_kv;
-  const int32_t lead_keys = pattern.lead.before(keys);
+  const int32_t keys =
+      has_short_maps(params) ? params.num_keys(params.sequences.of(0)) : params.problem.seq_kv;
+  const bool moves = params.sequences.key_origins != nullptr;  // the lead view, with each sequence
+  const int32_t lead_keys = moves && pattern.has_lead() ? keys : pattern.lead.before(keys);
   auto encode_keys = [&](const TensorView& tensor, CUtensorMap* of_view) {
-    encode_classes(tensor, params.heads_kv, keys, box.key_rows, key_copies, of_view);
+    encode_classes(tensor, params.problem.heads_kv, keys, box.key_rows, key_copies, of_view);
     if (lead_keys == 0) return;
     const auto* first =
         static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
     RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
-    encoder.encode(tensor, first, params.heads_kv, view, box.lead_rows, key_copies,
+    encoder.encode(tensor, first, params.problem.heads_kv, view, box.lead_rows, key_copies,
                    &of_view[kLeadView]);
   };
 
-  encode_classes(params.query, params.heads_q, params.seq_q, box.query_rows, query_copies,
-                 maps->query);
-  encode_classes(params.out, params.heads_q, params.seq_q, box.out_rows, query_copies, maps->out);
-  encode_keys(params.key, maps->key);
-  encode_keys(params.value, maps->value);
+  encode_classes(params.query, params.problem.heads_q, params.problem.seq_q, box.query_rows,
+                 query_copies, maps->query);
+  encode_classes(params.outputs.out, params.problem.heads_q, params.problem.seq_q, box.out_rows,
+                 query_copies, maps->out);
+  encode_keys(params.keys.key, maps->key);
+  encode_keys(params.keys.value, maps->value);
   return encoder.status();
 }
 

@@ -16,7 +16,7 @@ struct BoxShape {
 
 /// Whether the maps end behind the last key that exists.
 inline bool has_short_maps(const AttentionParams& params) {
-  return params.query_offsets == nullptr && params.pattern.dilation == 1;
+  return !params.sequences.offsets_on_device() && params.pattern.dilation == 1;
 }
 
 /// Fills `maps` and says how they name tiles. A dilated class is a map with a longer row stride, so

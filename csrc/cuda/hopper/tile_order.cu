@@ -16,9 +16,10 @@ __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
   const TilePlace place = place_of(args, tile);
-  const int32_t count = list.runs(place.problem / params.heads_q, place.problem % params.heads_q,
-                                  place.row_block * block_q / list.block_q, list.block_kv)
-                            .count;
+  const int32_t count =
+      list.runs(place.problem / params.problem.heads_q, place.problem % params.problem.heads_q,
+                place.row_block * block_q / list.block_q, list.block_kv)
+          .count;
   int32_t c = 0;
   while (c < kClasses - 1 && count <= list.max_count >> (c + 1)) ++c;
   return c;

@@ -13,7 +13,7 @@ struct TilePlace {
 /// The tile of a number. Heads of a section take turns, so that their keys and values are in L2
 /// together; behind the sections the tail, where all heads do.
 SPARSE_ATTN_HD TilePlace place_of(const Arguments& args, int32_t tile) {
-  const int32_t problems = args.params.batch * args.params.heads_q * args.classes;
+  const int32_t problems = args.params.problem.batch * args.params.problem.heads_q * args.classes;
   const int32_t before_tail = problems * (args.row_blocks - args.tail);
   const bool in_tail = tile >= before_tail;
   if (in_tail) tile -= before_tail;

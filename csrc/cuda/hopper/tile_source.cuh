@@ -27,7 +27,7 @@ template <class C>
 __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Tiles& tiles) {
   if (C::kListed && args.box_rows < C::BLOCK_KV) return true;
   const Interval main = {tiles.main.begin * C::BLOCK_KV, tiles.main.end * C::BLOCK_KV};
-  return !tiles.slides.holds(main) || !tiles.full_lead.holds(tiles.seen_lead);
+  return !tiles.slides(main) || !tiles.full_lead.holds(tiles.seen_lead);
 }
 
 template <class C>
@@ -79,7 +79,7 @@ class TileSource {
     if (step.lead) {
       return tiles_.lead_is_shared(run) ? same_for_all(tiles_.full_lead, step.key) : written();
     }
-    return C::kPlain || tiles_.slides.holds(run) ? sliding(tiles_.sliding, step.key) : written();
+    return C::kPlain || tiles_.slides(run) ? sliding(tiles_.sliding, step.key) : written();
   }
 
  private:
@@ -156,7 +156,7 @@ class TileSource {
     }
     const int32_t first = __shfl_sync(~0u, key, 0);
     const bool adjacent = __all_sync(~0u, !filled || key == first + box * box_rows_);
-    if (!adjacent || !tiles_.slides.holds({first, first + columns})) return written();
+    if (!adjacent || !tiles_.slides({first, first + columns})) return written();
     StepMask mask = sliding(tiles_.sliding, first);
     mask.columns.keys.end = imin(mask.columns.keys.end, columns);
     return mask;

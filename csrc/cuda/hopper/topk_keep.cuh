@@ -12,11 +12,11 @@ class KeptScores {
  public:
   /// For rows `row` and `row` + 8 of a head's queries; those behind the last repeat it.
   __device__ __forceinline__ void load(const Arguments& args, int64_t head, int32_t row) {
-    const int32_t last = args.params.seq_q - 1;
+    const int32_t last = args.params.problem.seq_q - 1;
     bool some = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows_[r] = args.thresholds + head * args.params.seq_q + imin(row + 8 * r, last);
+      rows_[r] = args.thresholds + head * args.params.problem.seq_q + imin(row + 8 * r, last);
       const Threshold threshold = *rows_[r];
       least_[r] = score_of(threshold.key);
       some |= threshold.last != kUnlimited;

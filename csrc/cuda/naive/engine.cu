@@ -14,15 +14,16 @@ constexpr int64_t kMostTiles = int64_t{1} << 30;   // of a grid
 constexpr int64_t kSmallestTile = 16;
 
 int64_t bytes_per_head(const AttentionParams& params) {
-  return int64_t{params.seq_q} * params.seq_kv * static_cast<int64_t>(sizeof(float));
+  return int64_t{params.problem.seq_q} * params.problem.seq_kv *
+         static_cast<int64_t>(sizeof(float));
 }
 
 /// (batch, head) pairs of a chunk.
 int64_t heads_at_once(const AttentionParams& params) {
-  int64_t all = int64_t{params.batch} * params.heads_q;
-  int64_t tiles =
-      ceil_div64(params.seq_q, kSmallestTile) * ceil_div64(params.seq_kv, kSmallestTile);
-  int64_t by_rows = kMostTiles / (tiles + params.seq_q + 1);
+  int64_t all = int64_t{params.problem.batch} * params.problem.heads_q;
+  int64_t tiles = ceil_div64(params.problem.seq_q, kSmallestTile) *
+                  ceil_div64(params.problem.seq_kv, kSmallestTile);
+  int64_t by_rows = kMostTiles / (tiles + params.problem.seq_q + 1);
   int64_t by_bytes = kScoreBytes / (bytes_per_head(params) + 1);
   int64_t heads = by_rows < by_bytes ? by_rows : by_bytes;
   if (heads > all) heads = all;
@@ -43,7 +44,7 @@ Status run(const AttentionParams& given) {
   char* rest = static_cast<char*>(params.workspace) + aligned_bytes(step * bytes_per_head(params));
   Status status = mark_global_tokens(&params, kAnyTile, rest);
 
-  int64_t all = int64_t{params.batch} * params.heads_q;
+  int64_t all = int64_t{params.problem.batch} * params.problem.heads_q;
   for (problem.first = 0; problem.first < all && status.ok(); problem.first += step) {
     problem.heads = step < all - problem.first ? step : all - problem.first;
     status = naive::launch_scores(problem);

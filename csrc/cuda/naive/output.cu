@@ -10,37 +10,39 @@ namespace {
 template <typename T>
 __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem problem) {
   const AttentionParams& params = problem.params;
-  int64_t tiles_q = ceil_div64(params.seq_q, kProductTile);
-  int64_t tiles_d = ceil_div64(params.head_dim, kProductTile);
+  int64_t tiles_q = ceil_div64(params.problem.seq_q, kProductTile);
+  int64_t tiles_d = ceil_div64(params.problem.head_dim, kProductTile);
   int64_t index = blockIdx.x / (tiles_q * tiles_d);
   int32_t q0 = static_cast<int32_t>(blockIdx.x / tiles_d % tiles_q) * kProductTile;
   int32_t d0 = static_cast<int32_t>(blockIdx.x % tiles_d) * kProductTile;
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
-  const T* v = static_cast<const T*>(params.value.data) + batch * params.value.stride_b +
-               head / params.group() * params.value.stride_h;
-  T* out =
-      static_cast<T*>(params.out.data) + batch * params.out.stride_b + head * params.out.stride_h;
+  const T* v = static_cast<const T*>(params.keys.value.data) + batch * params.keys.value.stride_b +
+               head / params.problem.group() * params.keys.value.stride_h;
+  T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
+           head * params.outputs.out.stride_h;
 
   float acc[kProductRows][kProductRows];
   tile_product(
-      params.seq_kv,
+      params.problem.seq_kv,
       [&](int row, int j) {
         int32_t i = q0 + row;
-        return i < params.seq_q && j < params.seq_kv ? problem.row(index, i)[j] : 0.0f;
+        return i < params.problem.seq_q && j < params.problem.seq_kv ? problem.row(index, i)[j]
+                                                                     : 0.0f;
       },
       [&](int64_t j, int column) {
         int32_t d = d0 + column;
-        return j < params.seq_kv && d < params.head_dim ? to_float(v[j * params.value.stride_s + d])
-                                                        : 0.0f;
+        return j < params.problem.seq_kv && d < params.problem.head_dim
+                   ? to_float(v[j * params.keys.value.stride_s + d])
+                   : 0.0f;
       },
       acc);
   for (int r = 0; r < kProductRows; ++r) {
     int64_t i = q0 + product_row(r);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t d = d0 + product_column(c);
-      if (i < params.seq_q && d < params.head_dim) {
-        out[i * params.out.stride_s + d] = from_float<T>(acc[r][c]);
+      if (i < params.problem.seq_q && d < params.problem.head_dim) {
+        out[i * params.outputs.out.stride_s + d] = from_float<T>(acc[r][c]);
       }
     }
   }
@@ -50,9 +52,9 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
 
 Status launch_output(const Problem& problem) {
   const AttentionParams& params = problem.params;
-  int64_t tiles =
-      ceil_div64(params.seq_q, kProductTile) * ceil_div64(params.head_dim, kProductTile);
-  return with_type(params.dtype, [&](auto tag) {
+  int64_t tiles = ceil_div64(params.problem.seq_q, kProductTile) *
+                  ceil_div64(params.problem.head_dim, kProductTile);
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     output_tiles<T><<<static_cast<uint32_t>(problem.heads * tiles), kProductThreads, 0,
                       to_stream(params.stream)>>>(problem);

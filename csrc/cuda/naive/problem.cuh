@@ -13,10 +13,10 @@ struct Problem {
   int64_t first = 0;
   int64_t heads = 0;
 
-  __device__ int64_t batch(int64_t index) const { return (first + index) / params.heads_q; }
-  __device__ int64_t head(int64_t index) const { return (first + index) % params.heads_q; }
+  __device__ int64_t batch(int64_t index) const { return (first + index) / params.problem.heads_q; }
+  __device__ int64_t head(int64_t index) const { return (first + index) % params.problem.heads_q; }
   __device__ float* row(int64_t index, int32_t i) const {
-    return scores + (index * params.seq_q + i) * params.seq_kv;
+    return scores + (index * params.problem.seq_q + i) * params.problem.seq_kv;
   }
 };
 

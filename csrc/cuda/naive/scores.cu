@@ -17,9 +17,9 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
   int64_t head = problem.head(index);
   const T* q = static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
                head * params.query.stride_h;
-  const T* k = static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
-               head / params.group() * params.key.stride_h;
-  int32_t depth = params.head_dim;
+  const T* k = static_cast<const T*>(params.keys.key.data) + batch * params.keys.key.stride_b +
+               head / params.problem.group() * params.keys.key.stride_h;
+  int32_t depth = params.problem.head_dim;
   float acc[kProductRows][kProductRows];
   tile_product(
       depth,
@@ -29,22 +29,21 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
       },
       [&](int d, int column) {
         int64_t j = keys.begin + column;
-        return j < keys.end && d < depth ? to_float(k[j * params.key.stride_s + d]) : 0.0f;
+        return j < keys.end && d < depth ? to_float(k[j * params.keys.key.stride_s + d]) : 0.0f;
       },
       acc);
   for (int r = 0; r < kProductRows; ++r) {
     int32_t i = queries.begin + product_row(r);
     if (i >= queries.end) continue;
-    Interval bounds = params.bounds.row(batch, head, i, params.seq_kv);
-    Query query =
-        make_query(params.pattern, i, params.seq_q, params.seq_kv, params.offset(batch), bounds);
+    Interval bounds = params.scores.bounds.row(batch, head, i, params.problem.seq_kv);
+    Query query = make_query(params.pattern, i, params.sequences.of(batch), bounds);
     float* scores = problem.row(index, i);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t j = keys.begin + product_column(c);
       if (j >= keys.end) continue;
       bool allowed = sees_key(params.pattern, query, j) &&
-                     mask_bias(params.mask, batch, head, i, j) != -INFINITY;
-      scores[j] = allowed ? params.scale * acc[r][c] : -INFINITY;
+                     mask_bias(params.scores.mask, batch, head, i, j) != -INFINITY;
+      scores[j] = allowed ? params.scores.scale * acc[r][c] : -INFINITY;
     }
   }
 }
@@ -57,7 +56,8 @@ struct ScoreGrid {
   __host__ __device__ static ScoreGrid of(const AttentionParams& params) {
     const BlockList& list = params.pattern.list;
     if (list.present()) return {list.num_q, ceil_div(list.block_q, kProductTile), 1};
-    return {1, ceil_div(params.seq_q, kProductTile), ceil_div(params.seq_kv, kProductTile)};
+    return {1, ceil_div(params.problem.seq_q, kProductTile),
+            ceil_div(params.problem.seq_kv, kProductTile)};
   }
   __host__ __device__ int64_t blocks() const { return int64_t{rows} * tiles_q * tiles_kv; }
 };
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem pr
   const int32_t k_tile = in_head % grid.tiles_kv;
   const int32_t q_tile = in_head / grid.tiles_kv % grid.tiles_q;
   const int32_t list_row = in_head / grid.tiles_kv / grid.tiles_q;
-  const Interval all_keys = {0, params.seq_kv};
-  Interval rows = {0, params.seq_q};
+  const Interval all_keys = {0, params.problem.seq_kv};
+  Interval rows = {0, params.problem.seq_q};
   int32_t runs = 1;
   ListedRuns listed;
   if (list.present()) {
@@ -106,14 +106,14 @@ Status launch_scores(const Problem& problem) {
   const AttentionParams& params = problem.params;
   cudaStream_t stream = to_stream(params.stream);
   if (params.pattern.list.present()) {
-    const int64_t count = problem.heads * params.seq_q * params.seq_kv;
+    const int64_t count = problem.heads * params.problem.seq_q * params.problem.seq_kv;
     fill_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(problem.scores,
                                                                                   count);
     Status status = launched();
     if (!status.ok()) return status;
   }
   const int64_t blocks = problem.heads * ScoreGrid::of(params).blocks();
-  return with_type(params.dtype, [&](auto tag) {
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     score_kernel<T><<<static_cast<uint32_t>(blocks), kProductThreads, 0, stream>>>(problem);
     return launched();

@@ -37,21 +37,22 @@ __device__ Threshold find_row_threshold(const float* scores, int32_t keys, int32
 
 __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem problem) {
   const AttentionParams& params = problem.params;
-  int64_t index = blockIdx.x / params.seq_q;
-  int32_t i = static_cast<int32_t>(blockIdx.x % params.seq_q);
+  int64_t index = blockIdx.x / params.problem.seq_q;
+  int32_t i = static_cast<int32_t>(blockIdx.x % params.problem.seq_q);
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
   float* scores = problem.row(index, i);
   int32_t topk = params.pattern.topk;
   Threshold threshold;
-  if (topk > 0) threshold = find_row_threshold(scores, params.seq_kv, topk);
+  if (topk > 0) threshold = find_row_threshold(scores, params.problem.seq_kv, topk);
 
   float m = -INFINITY;
-  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
     float score = scores[j];
     if (score == -INFINITY) continue;
     bool kept = topk == 0 || threshold.keeps(ordered_key(score), j);
-    score = kept ? capped(score, params.softcap) + mask_bias(params.mask, batch, head, i, j)
+    score = kept ? capped(score, params.scores.softcap) +
+                       mask_bias(params.scores.mask, batch, head, i, j)
                  : -INFINITY;
     scores[j] = score;
     m = larger(m, score);
@@ -60,24 +61,24 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
   bool empty = m == -INFINITY;
 
   float l = 0.0f;
-  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
     l += empty ? 0.0f : expf(scores[j] - m);
   }
   l = reduce_row(l, [](float a, float b) { return a + b; });
 
   // The sink may exceed every score, so it takes part in the maximum.
   float weight = empty ? 0.0f : 1.0f / l;
-  if (params.sink_logits != nullptr && !empty) {
-    float sink = params.sink_logits[head];
+  if (params.scores.sink_logits != nullptr && !empty) {
+    float sink = params.scores.sink_logits[head];
     float top = fmaxf(m, sink);
     weight = expf(m - top) / (l * expf(m - top) + (sink == top ? 1.0f : expf(sink - top)));
   }
-  for (int32_t j = threadIdx.x; j < params.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
     scores[j] = empty ? 0.0f : expf(scores[j] - m) * weight;
   }
-  if (params.lse != nullptr && threadIdx.x == 0) {
-    params.lse[batch * params.lse_stride_b + head * params.lse_stride_h + i * params.lse_stride_s] =
-        empty ? -INFINITY : m + logf(l);
+  if (params.outputs.lse != nullptr && threadIdx.x == 0) {
+    params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
+                       i * params.outputs.lse_stride_s] = empty ? -INFINITY : m + logf(l);
   }
 }
 
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
 
 Status launch_softmax(const Problem& problem) {
   const AttentionParams& params = problem.params;
-  int64_t rows = problem.heads * params.seq_q;
+  int64_t rows = problem.heads * params.problem.seq_q;
   softmax_rows<<<static_cast<uint32_t>(rows), kRowThreads, 0, to_stream(params.stream)>>>(problem);
   return launched();
 }

@@ -7,9 +7,7 @@
 #include <utility>
 
 #include "../common/launch.cuh"
-#include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
-#include "../decode/decode.h"
 #include "../engines.h"
 #include "../select/global_tokens.h"
 #include "launch.h"
@@ -21,35 +19,23 @@ using portable::KernelKind;
 using portable::kTiles;
 using portable::LaunchChoice;
 
-constexpr int64_t kAlignment = 16;  // bytes
-
-bool is_aligned(const TensorView& tensor, int64_t element_bytes) {
-  int64_t strides = tensor.stride_b | tensor.stride_h | tensor.stride_s;
-  return reinterpret_cast<uintptr_t>(tensor.data) % kAlignment == 0 &&
-         strides * element_bytes % kAlignment == 0;
-}
-
-bool all_aligned(const AttentionParams& params) {
-  int64_t bytes = size_of(params.dtype);
-  return is_aligned(params.query, bytes) && is_aligned(params.key, bytes) &&
-         is_aligned(params.value, bytes) && is_aligned(params.out, bytes);
-}
+/// What the kernels of ranges and lists of blocks serve beside plain calls.
+constexpr Features kDense =
+    Features::of(Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins,
+                 Feature::kSinkLogits, Feature::kWindow, Feature::kDilation, Feature::kLead,
+                 Feature::kColumns, Feature::kGlobalRows, Feature::kGlobalIndices, Feature::kList);
+/// What those of token top-k serve.
+constexpr Features kPlainTopK =
+    Features::of(Feature::kTopK, Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kSinkLogits,
+                 Feature::kWindow, Feature::kDilation);
 
 /// The kernel that the call's pattern and features ask for.
-KernelKind wanted_kernel(const AttentionParams& params, bool aligned) {
+KernelKind wanted_kernel(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
-  if (!aligned || !has_plain_scores(params) || pattern.topk > 0) return KernelKind::kGeneral;
+  if (!params.features.within(kDense)) return KernelKind::kGeneral;
   if (!pattern.list.present()) return KernelKind::kDense;
-  int32_t block_q = imin(pattern.list.block_q, params.seq_q);
-  return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.head_dim);
-}
-
-/// Top-k among plain ranges of keys.
-bool is_plain_topk(const AttentionParams& params, bool aligned) {
-  const Pattern& pattern = params.pattern;
-  return pattern.topk > 0 && params.dtype != Dtype::kFloat32 && aligned &&
-         has_plain_scores(params) && !pattern.list.present() && pattern.lead.length == 0 &&
-         params.num_global_tokens == 0;
+  int32_t block_q = imin(pattern.list.block_q, params.problem.seq_q);
+  return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.problem.head_dim);
 }
 
 __global__ void code_probe() {}
@@ -70,19 +56,19 @@ int32_t smem_limit(int32_t device) {
 
 LaunchChoice choose(const AttentionParams& params) {
   LaunchChoice choice;
-  choice.aligned = all_aligned(params);
+  choice.aligned = !params.features.has(Feature::kUnaligned);
   choice.smem_limit = smem_limit(params.device);
-  choice.kind = portable::choose_kernel(params.dtype, wanted_kernel(params, choice.aligned),
-                                        params.head_dim, choice.smem_limit);
-  if (is_plain_topk(params, choice.aligned) &&
-      portable::topk_fits(params.head_dim, choice.smem_limit)) {
+  choice.kind = portable::choose_kernel(params.problem.dtype, wanted_kernel(params),
+                                        params.problem.head_dim, choice.smem_limit);
+  if (params.features.has(Feature::kTopK) && params.features.within(kPlainTopK) &&
+      portable::topk_fits(params.problem.head_dim, choice.smem_limit)) {
     choice.kind = KernelKind::kTop;
   }
   return choice;
 }
 
 int32_t key_tile(const AttentionParams& params, const LaunchChoice& choice) {
-  return tile_shape(choice.kind, params.head_dim).block_kv;
+  return tile_shape(choice.kind, params.problem.head_dim).block_kv;
 }
 
 using Launch = Status (*)(const AttentionParams&, const LaunchChoice&);
@@ -106,17 +92,15 @@ constexpr std::array<Launch, sizeof...(kTile)> launchers(std::index_sequence<kTi
 
 int64_t threshold_bytes(const AttentionParams& params) {
   if (params.pattern.topk == 0) return 0;
-  int64_t rows = int64_t{params.batch} * params.heads_q * params.seq_q;
+  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
   return aligned_bytes(rows * static_cast<int64_t>(sizeof(Threshold)));
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
-  if (decode::serves(params)) return decode::workspace_bytes(params);
   return threshold_bytes(params) + global_token_bytes(params, key_tile(params, choose(params)));
 }
 
 Status run(const AttentionParams& given) {
-  if (decode::serves(given)) return decode::run(given, all_aligned(given));
   AttentionParams params = given;
   LaunchChoice choice = choose(params);
   char* memory = static_cast<char*>(params.workspace);
@@ -125,7 +109,7 @@ Status run(const AttentionParams& given) {
       mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
   if (!status.ok()) return status;
   constexpr auto kLaunchers = launchers(std::make_index_sequence<std::size(kTiles)>());
-  return kLaunchers[tile_index(choice.kind, params.head_dim)](params, choice);
+  return kLaunchers[tile_index(choice.kind, params.problem.head_dim)](params, choice);
 }
 
 }  // namespace

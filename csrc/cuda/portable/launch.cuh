@@ -49,7 +49,7 @@ template <KernelKind kKind, int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice) {
   if constexpr (kKind == KernelKind::kFloat) {
     return launch_config<Config<float, kKind, HEAD_DIM>>(params, choice);
-  } else if (params.dtype == Dtype::kFloat16) {
+  } else if (params.problem.dtype == Dtype::kFloat16) {
     return launch_config<Config<__half, kKind, HEAD_DIM>>(params, choice);
   } else {
     return launch_config<Config<__nv_bfloat16, kKind, HEAD_DIM>>(params, choice);

@@ -41,8 +41,8 @@ __device__ __forceinline__ bool is_interval_tile(const QueryTile<Config>& tile,
   if (step.lead()) return false;
   if (!pattern.shared_axis()) return true;
   return pattern.global_bits == nullptr &&
-         (pattern.lead.length == 0 ||
-          (!pattern.list.present() && step.start() >= pattern.lead.length));
+         (!pattern.has_lead() ||
+          (!pattern.list.present() && step.start() >= tile.work.slice.lead.view.length));
 }
 
 /// A lead tile of which every row sees the same interval.

@@ -52,7 +52,8 @@ struct QueryTile {
   }
 
   __device__ __forceinline__ Interval row_bounds(int32_t r) const {
-    return params.bounds.row(work.batch, work.head, work.slice.rows.at(r), params.seq_kv);
+    return params.scores.bounds.row(work.batch, work.head, work.slice.rows.at(r),
+                                    params.problem.seq_kv);
   }
   __device__ __forceinline__ Row row(int32_t r) const {
     return make_row(params.pattern, work.slice, r, row_bounds(r));
@@ -68,8 +69,8 @@ struct QueryTile {
       const Work found = find_work<Config::BLOCK_Q>(params, plan, block);
       const bool lead = threadIdx.x / 2;
       const bool value = threadIdx.x % 2;
-      const TensorView& tensor = value ? params.value : params.key;
-      const View& view = lead ? params.pattern.lead : found.slice.keys;
+      const TensorView& tensor = value ? params.keys.value : params.keys.key;
+      const View& view = lead ? found.slice.lead.view : found.slice.keys;
       const T* head = static_cast<const T*>(tensor.data) + found.batch * tensor.stride_b +
                       found.kv_head * tensor.stride_h;
       state.sources[lead][value] = {
@@ -83,14 +84,14 @@ struct QueryTile {
   /// Fills the rest of the state; all threads call it.
   __device__ void prepare() {
     find_warp_keys();
-    Bounds bounds = unbounded(params.seq_kv);
-    if (params.bounds.data != nullptr) bounds = reduce_bounds();
-    bounds.cut(params.num_keys(work.batch));
+    Bounds bounds = unbounded(params.problem.seq_kv);
+    if (params.scores.bounds.data != nullptr) bounds = reduce_bounds();
+    bounds.cut(params.num_keys(params.sequences.of(work.batch)));
     if (threadIdx.x == 0) {
       state.walk =
           plan_walk<Config::BLOCK_KV, kGranule>(params.pattern, work.slice, work.rows, bounds,
                                                 work.batch, work.head, work.list_row, runs_load());
-      Interval lead_loaded = params.pattern.lead.inside(bounds.any);
+      Interval lead_loaded = work.slice.lead.inside(bounds.any);
       if (params.pattern.shared_axis()) lead_loaded = state.walk.keys_loaded;  // main tiles' keys
       for (int value = 0; value < 2; ++value) {
         state.sources[false][value].valid = state.walk.keys_loaded;
@@ -148,14 +149,14 @@ struct QueryTile {
 
   /// Position of that element on the key axis.
   __device__ __forceinline__ int32_t key_position(const Step& step, int c) const {
-    const View& view = step.lead() ? params.pattern.lead : work.slice.keys;
+    const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
     return view.at(element(step, c));
   }
 
  private:
   /// Whether rows that exist can be loaded without a look at each.
   __device__ __forceinline__ bool runs_load() const {
-    return (!Config::kGeneral || aligned) && params.head_dim == Config::HEAD_DIM;
+    return (!Config::kGeneral || aligned) && params.problem.head_dim == Config::HEAD_DIM;
   }
 
   /// The rows of a step's tile.
@@ -177,10 +178,10 @@ struct QueryTile {
                                        const RowOf& row_of) const {
     if (!Config::kGeneral || aligned) {
       load_tile<T, Config::HEAD_DIM, ROWS, Config::kThreads, Config::kPitch>(
-          to, source, params.head_dim, row_of);
+          to, source, params.problem.head_dim, row_of);
     } else {
-      load_tile_unaligned<T, ROWS, Config::kThreads, Config::kPitch>(to, source, params.head_dim,
-                                                                     row_of);
+      load_tile_unaligned<T, ROWS, Config::kThreads, Config::kPitch>(
+          to, source, params.problem.head_dim, row_of);
     }
   }
 
@@ -200,9 +201,9 @@ struct QueryTile {
   }
 
   __device__ Bounds reduce_bounds() {
-    if (threadIdx.x == 0) state.bounds = no_rows(params.seq_kv);
+    if (threadIdx.x == 0) state.bounds = no_rows(params.problem.seq_kv);
     __syncthreads();
-    Bounds bounds = no_rows(params.seq_kv);
+    Bounds bounds = no_rows(params.problem.seq_kv);
     for (int r = threadIdx.x; r < work.rows.size(); r += Config::kThreads) {
       bounds.add(row_bounds(work.rows.begin + r));
     }

@@ -12,7 +12,7 @@ using Output = float[Config::MT][Config::DT][4];
 
 template <typename Config>
 __device__ __forceinline__ typename Config::T* output_row(const QueryTile<Config>& tile, int r) {
-  const TensorView& out = tile.params.out;
+  const TensorView& out = tile.params.outputs.out;
   return static_cast<typename Config::T*>(out.data) + tile.work.batch * out.stride_b +
          tile.work.head * out.stride_h +
          tile.work.slice.rows.at(tile.work.rows.begin + r) * out.stride_s;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_elements(const Output<Config>& rO,
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           int d = Config::Products::column(dt, e);
-          if (d < tile.params.head_dim) out[d] = from_float<T>(rO[mt][dt][2 * h + e]);
+          if (d < tile.params.problem.head_dim) out[d] = from_float<T>(rO[mt][dt][2 * h + e]);
         }
       }
     }
@@ -67,12 +67,12 @@ __device__ __forceinline__ void store_chunks(const Output<Config>& rO,
   constexpr int kRowsAtOnce = 32 / kLanesPerRow;
   int first_chunk = lane % kLanesPerRow;
   T* out = output_row(tile, first + lane / kLanesPerRow) + first_chunk * 8;
-  int64_t pass_stride = tile.params.out.stride_s * tile.work.slice.rows.step * kRowsAtOnce;
+  int64_t pass_stride = tile.params.outputs.out.stride_s * tile.work.slice.rows.step * kRowsAtOnce;
   for (int row = lane / kLanesPerRow; row < Config::kWarpRows; row += kRowsAtOnce) {
     if (first + row >= tile.work.rows.size()) return;
 #pragma unroll
     for (int chunk = first_chunk; chunk < Config::DT; chunk += kLanesPerRow) {
-      if (chunk * 8 >= tile.params.head_dim) break;
+      if (chunk * 8 >= tile.params.problem.head_dim) break;
       uint4 bits = *reinterpret_cast<uint4*>(smem + swizzled<Config::kPitch>(row, chunk));
       *reinterpret_cast<uint4*>(out + (chunk - first_chunk) * 8) = bits;
     }
@@ -84,7 +84,8 @@ template <typename Config, typename State>
 __device__ __forceinline__ void store_tile(Output<Config>& rO, const State& state,
                                            const QueryTile<Config>& tile, char* smem) {
   const AttentionParams& params = tile.params;
-  float sink = params.sink_logits == nullptr ? -INFINITY : params.sink_logits[tile.work.head];
+  float sink =
+      params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[tile.work.head];
 #pragma unroll
   for (int mt = 0; mt < Config::MT; ++mt) {
 #pragma unroll
@@ -96,10 +97,12 @@ __device__ __forceinline__ void store_tile(Output<Config>& rO, const State& stat
         rO[mt][dt][2 * h + 1] *= weight;
       }
       int r = lane_row<Config>(mt, h);
-      if (params.lse != nullptr && threadIdx.x % 4 == 0 && r < tile.work.rows.size()) {
+      if (params.outputs.lse != nullptr && threadIdx.x % 4 == 0 && r < tile.work.rows.size()) {
         int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + r);
-        params.lse[tile.work.batch * params.lse_stride_b + tile.work.head * params.lse_stride_h +
-                   i * params.lse_stride_s] = state.lse(mt, h);
+        params.outputs
+            .lse[tile.work.batch * params.outputs.lse_stride_b +
+                 tile.work.head * params.outputs.lse_stride_h + i * params.outputs.lse_stride_s] =
+            state.lse(mt, h);
       }
     }
   }

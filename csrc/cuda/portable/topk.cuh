@@ -30,7 +30,7 @@ template <typename Config, typename Function>
 __device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
                                              const Function& function) {
   source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
-    scale_scores<Config>(rS, source.tile.params.scale);
+    scale_scores<Config>(rS, source.tile.params.scores.scale);
     join_mask<true, Config>(rS, source.tile, step);
     function(rS, step);
   });
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     active = __syncthreads_or(active);
   }
   __syncthreads();
-  int64_t head = int64_t{tile.work.batch} * params.heads_q + tile.work.head;
+  int64_t head = int64_t{tile.work.batch} * params.problem.heads_q + tile.work.head;
   for (int r = threadIdx.x; r < tile.work.rows.size(); r += Config::kThreads) {
     int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + r);
-    thresholds[head * params.seq_q + i] = selections[r].threshold;
+    thresholds[head * params.problem.seq_q + i] = selections[r].threshold;
   }
 }
 

@@ -28,7 +28,8 @@ Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice)
 
 template <int HEAD_DIM>
 Status launch_topk(const AttentionParams& params, const LaunchChoice& choice) {
-  if (params.dtype == Dtype::kFloat16) return launch_topk_as<__half, HEAD_DIM>(params, choice);
+  if (params.problem.dtype == Dtype::kFloat16)
+    return launch_topk_as<__half, HEAD_DIM>(params, choice);
   return launch_topk_as<__nv_bfloat16, HEAD_DIM>(params, choice);
 }
 

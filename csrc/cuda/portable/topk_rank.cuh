@@ -121,9 +121,9 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
   }
   __syncwarp();
   if (has_row && own < tile.work.rows.size()) {
-    int64_t head = int64_t{tile.work.batch} * params.heads_q + tile.work.head;
+    int64_t head = int64_t{tile.work.batch} * params.problem.heads_q + tile.work.head;
     int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + own);
-    thresholds[head * params.seq_q + i] = storage.thresholds[own];
+    thresholds[head * params.problem.seq_q + i] = storage.thresholds[own];
   }
 }
 

@@ -21,7 +21,8 @@ __device__ __forceinline__ void keep_top(typename Config::Scores& rS, const Quer
                                          const typename Config::Step& step,
                                          const Threshold* thresholds) {
   const Work& work = tile.work;
-  thresholds += (int64_t{work.batch} * tile.params.heads_q + work.head) * tile.params.seq_q;
+  thresholds +=
+      (int64_t{work.batch} * tile.params.problem.heads_q + work.head) * tile.params.problem.seq_q;
   Threshold threshold[Config::MT][2];
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
@@ -40,7 +41,7 @@ template <bool kForbidOnly, typename Config, typename Load>
 __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step, const Load& load) {
-  const MaskView& mask = tile.params.mask;
+  const MaskView& mask = tile.params.scores.mask;
   int64_t base = tile.work.batch * mask.stride_b + tile.work.head * mask.stride_h;
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
     float bias[2 * Config::NT];  // all on their way at once
 #pragma unroll
     for (int k = 0; k < 2 * Config::NT; ++k) {
-      int32_t j = imin(tile.key_position(step, lane_column(k)), tile.params.seq_kv - 1);
+      int32_t j = imin(tile.key_position(step, lane_column(k)), tile.params.problem.seq_kv - 1);
       bias[k] = load(row_base + j * mask.stride_k);
     }
 #pragma unroll
@@ -64,7 +65,7 @@ template <bool kForbidOnly, typename Config>
 __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step) {
-  const MaskView& mask = tile.params.mask;
+  const MaskView& mask = tile.params.scores.mask;
   const void* data = mask.data;
   switch (mask.kind) {
     case MaskKind::kNone:
@@ -93,11 +94,11 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const typename Config::Step& step,
                                                  const Threshold* thresholds) {
   const AttentionParams& params = tile.params;
-  scale_scores<Config>(rS, params.scale);
+  scale_scores<Config>(rS, params.scores.scale);
   if (params.pattern.topk > 0) keep_top<Config>(rS, tile, step, thresholds);
-  if (params.softcap != 0.0f) {
+  if (params.scores.softcap != 0.0f) {
     for_each_score<Config>(rS, [&](float& score, int, int, int) {
-      score = score == -INFINITY ? score : capped(score, params.softcap);
+      score = score == -INFINITY ? score : capped(score, params.scores.softcap);
     });
   }
   join_mask<false, Config>(rS, tile, step);

@@ -23,16 +23,17 @@ GridPlan plan_grid(const AttentionParams& params) {
   constexpr int32_t kMostGroups = 65535;     // of blockIdx.y
   const Pattern& pattern = params.pattern;
   GridPlan plan;
-  plan.classes = pattern.classes(params.seq_q);
-  plan.tiles = plan.classes * ceil_div(ceil_div(params.seq_q, pattern.dilation), BLOCK_Q);
+  plan.classes = pattern.classes(params.problem.seq_q);
+  plan.tiles = plan.classes * ceil_div(ceil_div(params.problem.seq_q, pattern.dilation), BLOCK_Q);
   if (pattern.list.present()) {
-    plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.seq_q), BLOCK_Q);
+    plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.problem.seq_q), BLOCK_Q);
     plan.tiles = pattern.list.num_q * plan.tiles_per_block;
   }
-  plan.heads = params.batch * params.heads_q;
-  plan.head_group = params.group();
-  int64_t head_bytes =
-      int64_t{2} * params.seq_kv * params.head_dim * size_of(params.dtype) / params.group() + 1;
+  plan.heads = params.problem.batch * params.problem.heads_q;
+  plan.head_group = params.problem.group();
+  int64_t head_bytes = int64_t{2} * params.problem.seq_kv * params.problem.head_dim *
+                           size_of(params.problem.dtype) / params.problem.group() +
+                       1;
   int64_t heads = kGroupBytes / head_bytes;
   heads = heads < plan.heads ? heads : plan.heads;
   plan.heads_at_once = imax(static_cast<int32_t>(heads), ceil_div(plan.heads, kMostGroups));
@@ -65,11 +66,10 @@ __device__ Work find_work(const AttentionParams& params, const GridPlan& plan, u
   int32_t residue = tile - row_tile * plan.classes;
 
   Work work;
-  work.batch = params.batch == 1 ? 0 : quotient(head_index, params.heads_q);
-  work.head = head_index - work.batch * params.heads_q;
+  work.batch = params.problem.batch == 1 ? 0 : quotient(head_index, params.problem.heads_q);
+  work.head = head_index - work.batch * params.problem.heads_q;
   work.kv_head = quotient(work.head, plan.head_group);
-  work.slice =
-      make_slice(params.pattern, residue, params.seq_q, params.seq_kv, params.offset(work.batch));
+  work.slice = make_slice(params.pattern, residue, params.sequences.of(work.batch));
   int32_t begin = row_tile * BLOCK_Q;
   int32_t end = work.slice.rows.length;
   if (params.pattern.list.present()) {

@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kChooseThreads)
 
   const BlockRule rule = {
       find_visible(params, batch, head, params.heads_per_list(), query_block, storage),
-      params.sinks(), params.diagonal(batch, query_block)};
+      params.sinks(batch), params.diagonal(batch, query_block)};
   const Interval visible = rule.visible;
   if (params.by_group) {
     join_heads(params, batch, head, query_block, scores, visible, values, storage);

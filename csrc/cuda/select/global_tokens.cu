@@ -39,14 +39,14 @@ __global__ void list_tiles(const uint32_t* bits, int32_t keys, int32_t block, in
 }
 
 int64_t bit_bytes(const AttentionParams& params) {
-  return aligned_bytes(ceil_div64(params.seq_kv, kWordBits) * sizeof(uint32_t));
+  return aligned_bytes(ceil_div64(params.problem.seq_kv, kWordBits) * sizeof(uint32_t));
 }
 
 }  // namespace
 
 int64_t global_token_bytes(const AttentionParams& params, int32_t block) {
   if (params.global_tokens == nullptr) return 0;
-  int64_t list = (1 + ceil_div64(params.seq_kv, block)) * sizeof(int32_t);
+  int64_t list = (1 + ceil_div64(params.problem.seq_kv, block)) * sizeof(int32_t);
   return bit_bytes(params) + aligned_bytes(list);
 }
 
@@ -60,9 +60,9 @@ Status mark_global_tokens(AttentionParams* params, int32_t block, void* memory) 
   if (error != cudaSuccess) return to_status(error);
   if (params->num_global_tokens > 0) {
     set_bits<<<grid_for(params->num_global_tokens, kMarkThreads), kMarkThreads, 0, stream>>>(
-        params->global_tokens, params->num_global_tokens, params->seq_kv, bits);
+        params->global_tokens, params->num_global_tokens, params->problem.seq_kv, bits);
   }
-  list_tiles<<<1, 32, 0, stream>>>(bits, params->seq_kv, block, tiles, count);
+  list_tiles<<<1, 32, 0, stream>>>(bits, params->problem.seq_kv, block, tiles, count);
   params->pattern.global_bits = bits;
   params->pattern.global_tiles = tiles;
   params->pattern.num_global_tiles = count;

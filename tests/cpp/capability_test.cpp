@@ -1,0 +1,121 @@
+// The choice of engine: what each engine accepts, why `auto` skips one, and that a feature which
+// nobody has listed is refused by all of them.
+#include "capability.cpp"
+
+#include "check.h"
+
+using namespace sparse_attn;
+
+namespace {
+
+Case plain_case(int32_t sm, int32_t head_dim, Dtype dtype = Dtype::kBFloat16) {
+  Case c;
+  c.cuda = sm > 0;
+  c.sm = sm;
+  c.problem.batch = c.problem.heads_q = c.problem.heads_kv = 1;
+  c.problem.seq_q = c.problem.seq_kv = 100;
+  c.problem.head_dim = c.problem.value_dim = head_dim;
+  c.problem.dtype = dtype;
+  c.features.add(Feature::kFloat32, dtype == Dtype::kFloat32);
+  return c;
+}
+
+std::string engine_of(const Case& c, const char* requested = "auto") {
+  return choose_engine(c, requested).engine;
+}
+
+void test_a_feature_that_nobody_has_listed_is_refused() {
+  constexpr auto kMadeUp = static_cast<Feature>(60);
+  for (const EngineLimits& engine : kEngines) {
+    Case c = plain_case(engine.cuda ? 90 : 0, 64);
+    c.problem.seq_q = 1;
+    CHECK(engine_of(c, engine.name) == engine.name, std::string(engine.name) + " serves the case");
+    c.features.add(kMadeUp);
+    const Choice choice = choose_engine(c, engine.name);
+    CHECK(choice.engine.empty() && choice.reasons.size() == 1, engine.name);
+    CHECK(
+        choice.reasons[0] == std::string(engine.name) + " takes no feature that it has not listed",
+        choice.reasons[0]);
+  }
+  Case c = plain_case(90, 64);
+  c.features.add(kMadeUp);
+  CHECK(engine_of(c).empty(), "no engine takes it");
+}
+
+void test_every_feature_has_words() {
+  for (int32_t f = 0; f < static_cast<int32_t>(Feature::kCount); ++f) {
+    CHECK(std::string(words_of(static_cast<Feature>(f))) != words_of(Feature::kCount),
+          std::to_string(f));
+  }
+}
+
+void test_few_queries_on_many_keys_are_split() {
+  for (int32_t rows : {1, 16, 17}) {
+    for (int32_t keys : {500, 1 << 17}) {
+      Case c = plain_case(90, 128);
+      c.problem.seq_q = rows;
+      c.problem.seq_kv = keys;
+      const bool split = rows <= 16 && keys >= 1024;
+      const Choice choice = choose_engine(c, "auto");
+      CHECK(choice.engine == (split ? "decode" : "hopper"), choice.engine);
+      CHECK(choice.reasons.size() == (split ? 1u : 0u), std::to_string(choice.reasons.size()));
+      CHECK(engine_of(c, "hopper") == "hopper" && engine_of(c, "portable") == "portable",
+            "by name");
+      CHECK(engine_of(c, "decode") == (rows <= 16 ? "decode" : ""), "by name");
+    }
+  }
+  Case c = plain_case(80, 40);
+  c.problem.seq_q = 1;
+  CHECK(engine_of(c) == "decode", "on 8.0");
+  c.sm = 75;
+  CHECK(engine_of(c) == "portable", "on 7.5");
+}
+
+void test_bfloat16_without_tensor_cores_is_told() {
+  for (Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
+    for (int32_t sm : {75, 80}) {
+      const Choice choice = choose_engine(plain_case(sm, 64, dtype), "portable");
+      const bool said = !choice.reasons.empty();
+      CHECK(choice.engine == "portable", choice.engine);
+      CHECK(said == (sm == 75 && dtype == Dtype::kBFloat16), std::to_string(sm));
+    }
+  }
+}
+
+void test_hopper_takes_top_k_of_scaled_scores_alone() {
+  for (int32_t head_dim : {64, 96, 128, 256}) {
+    Case c = plain_case(90, head_dim);
+    c.features.add(Feature::kTopK);
+    CHECK(engine_of(c) == (head_dim == 64 || head_dim == 128 ? "hopper" : "portable"),
+          std::to_string(head_dim));
+  }
+  for (Feature feature : {Feature::kKeyBounds, Feature::kSoftcap, Feature::kOddScale}) {
+    Case c = plain_case(90, 128);
+    c.features.add(Feature::kTopK);
+    c.features.add(feature);
+    const Choice choice = choose_engine(c, "auto");
+    CHECK(choice.engine == "portable" && engine_of(c, "hopper").empty(), choice.engine);
+    CHECK(choice.reasons[0].find("with token top-k") != std::string::npos, choice.reasons[0]);
+  }
+}
+
+void test_columns_that_move_leave_hopper() {
+  Case c = plain_case(90, 128);
+  c.features.add(Feature::kKeyOrigins);
+  c.features.add(Feature::kLead);
+  CHECK(engine_of(c) == "hopper", "sinks");
+  c.features.add(Feature::kColumns);
+  CHECK(engine_of(c) == "portable", "strided columns");
+}
+
+}  // namespace
+
+int main() {
+  test_a_feature_that_nobody_has_listed_is_refused();
+  test_every_feature_has_words();
+  test_few_queries_on_many_keys_are_split();
+  test_bfloat16_without_tensor_cores_is_told();
+  test_hopper_takes_top_k_of_scaled_scores_alone();
+  test_columns_that_move_leave_hopper();
+  return check::summary();
+}
