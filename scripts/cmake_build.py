@@ -104,5 +104,5 @@ def build(
     if not list(output_dir.glob("_info.*.so")):
         print(
             "sparse_attn: built without its info module, which needs pybind11 and Python's headers:"
-            " the build facts are missing, all else works"
+            " build facts and the engines that can_use names are missing, all else works"
         )

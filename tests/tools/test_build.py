@@ -124,6 +124,7 @@ def test_version_is_the_same_everywhere():
 
 def run_setup(*arguments, **environment):
     """Run setup.py, as pip does, and return its exit status and what it says."""
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools is too old")
     command = [sys.executable, str(ROOT / "setup.py"), "--quiet", *map(str, arguments)]
     result = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True

@@ -1,5 +1,6 @@
 """The op libraries: a missing one is found in an installed copy, or named with reason and fix."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,7 @@ class TestSourceFolder:
         result = subprocess.run(
             [sys.executable, "-c", program],
             cwd=checkout,
-            env={"PYTHONPATH": str(site)},
+            env=os.environ | {"PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,
             text=True,
         )
