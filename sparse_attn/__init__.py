@@ -7,6 +7,7 @@ runs in which layer of a model. ``integrations.transformers`` is imported only o
 
 from . import integrations, nn, quality
 from ._common import Common
+from .advisor import Advice, Profile, advise, profile
 from .by_head import ByHead
 from .cache import append_to_cache, quantize_cache
 from .capability import Capability, can_use
@@ -31,6 +32,7 @@ from .tools import merge_states, select_blocks
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Band",
     "BlockLayout",
     "BlockSparse",
@@ -43,8 +45,10 @@ __all__ = [
     "PatchedSDPA",
     "Pattern",
     "Policy",
+    "Profile",
     "Strided",
     "TopK",
+    "advise",
     "append_to_cache",
     "band_attention",
     "block_sparse_attention",
@@ -57,6 +61,7 @@ __all__ = [
     "naive_attention",
     "nn",
     "patch_sdpa",
+    "profile",
     "quality",
     "quantize_cache",
     "select_blocks",

@@ -7,7 +7,7 @@ the advisor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch
 from .functional import sparse_attention
 from .patterns import Pattern
 
-__all__ = ["Watcher", "attend_in", "watching"]
+__all__ = ["Watcher", "attend_in", "replacing", "watching"]
 
 
 class Watcher(Protocol):
@@ -34,7 +34,10 @@ class Watcher(Protocol):
         """Look; the tensors are the model's own."""
 
 
+Substitute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 _watchers: list[Watcher] = []
+_substitutes: list[Substitute] = []
 
 
 @contextmanager
@@ -45,6 +48,16 @@ def watching(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         _watchers.remove(watcher)
+
+
+@contextmanager
+def replacing(substitute: Substitute) -> Iterator[None]:
+    """Run `substitute` of query, key and value in place of every attention call inside."""
+    _substitutes.append(substitute)
+    try:
+        yield
+    finally:
+        _substitutes.remove(substitute)
 
 
 def attend_in(
@@ -60,5 +73,7 @@ def attend_in(
         seen = {name: argument for name, argument in common.items() if name != "out"}
         for watcher in _watchers:
             watcher(layer, query, key, value, pattern, seen)
+    if _substitutes:
+        return _substitutes[-1](query, key, value)
     out: torch.Tensor = sparse_attention(query, key, value, pattern, **common)
     return out

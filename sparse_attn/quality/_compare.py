@@ -20,7 +20,7 @@ from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ._counts import row_counts
 
-__all__ = ["LEVELS", "Comparison", "compare"]
+__all__ = ["LEVELS", "Comparison", "Reference", "compare"]
 
 #: Shares of the rows at which `Comparison.quantiles` holds the mass.
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5)
@@ -129,25 +129,53 @@ def compare(
     if isinstance(pattern, ByHead):
         parts = parts_of(pattern, query, key, value, given)
         return _joined([compare(*part.tensors, part.pattern, **part.common) for part in parts])
-    with torch.no_grad():
-        dense, dense_lse = sparse_attention(query, key, value, Full(), return_lse=True, **given)
-        sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **given)
-        real = dense_lse > -torch.inf
-        mass = torch.where(real, (lse.double() - dense_lse.double()).exp(), torch.nan)
-        rel_l1, cosine = _row_errors(sparse, dense)
-        allowed = row_counts(query, key, Full(), given)
-        visited = row_counts(query, key, pattern, given)
-        allowed, visited = (count.sum(-1).expand(query.shape[:2]) for count in (allowed, visited))
+    return Reference(query, key, value, given).compare(pattern)
+
+
+class Reference:
+    """Dense attention on some tensors, beside which several patterns are judged.
+
+    Parameters
+    ----------
+    query, key, value : Tensor
+    common : dict
+        As in `compare`.
+    """
+
+    def __init__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        common: dict[str, Any],
+    ) -> None:
+        self._tensors, self._common = (query, key, value), common
+        with torch.no_grad():
+            self._out, self._lse = sparse_attention(
+                query, key, value, Full(), return_lse=True, **common
+            )
+            allowed = row_counts(query, key, Full(), common).sum(-1)
+            self.allowed = allowed.expand(query.shape[:2])
+
+    @torch.no_grad()
+    def compare(self, pattern: Pattern) -> Comparison:
+        """Return the figures of a pattern that is the same for all heads."""
+        query, key, value = self._tensors
+        sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **self._common)
+        real = self._lse > -torch.inf
+        mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
+        rel_l1, cosine = _row_errors(sparse, self._out)
+        visited = row_counts(query, key, pattern, self._common).sum(-1).expand(query.shape[:2])
         quantiles = _quantiles(mass)
         return Comparison(
             mass=mass.nanmean(-1),
             rel_l1=torch.where(real, rel_l1, torch.nan).nanmean(-1),
             cosine=torch.where(real, cosine, torch.nan).nanmean(-1),
             worst=_least(quantiles[..., 0]),
-            pairs=visited.sum() / allowed.sum(),
-            pairs_by_head=visited / allowed,
+            pairs=visited.sum() / self.allowed.sum(),
+            pairs_by_head=visited / self.allowed,
             quantiles=quantiles,
-            allowed=allowed,
+            allowed=self.allowed,
         )
 
 

@@ -7,9 +7,10 @@ beside it.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +27,15 @@ from ._counts import row_counts
 from ._figures import Sums, output_of
 from ._picture import draw
 
-__all__ = ["ModelQuality", "PolicyQuality", "as_inputs", "call_model", "evaluating", "model"]
+__all__ = [
+    "Judge",
+    "ModelQuality",
+    "PolicyQuality",
+    "as_inputs",
+    "call_model",
+    "evaluating",
+    "model",
+]
 
 OWNER = "quality.model"
 
@@ -197,11 +206,17 @@ class _Pairs:
         pattern: Pattern,
         common: dict[str, Any],
     ) -> None:
-        """Count."""
+        """Count a call."""
         for name, judged in (("visited", pattern), ("allowed", Full())):
             counts = row_counts(query, key, judged, common)
             heads = query.shape[1] / counts.shape[1]
             setattr(self, name, getattr(self, name) + float(counts.sum()) * heads)
+
+    def share(self, counted: bool) -> float:
+        """Return visited over allowed; a model's own attention is not seen and sees all."""
+        if not counted:
+            return math.nan
+        return self.visited / self.allowed if self.allowed else 1.0
 
 
 @contextmanager
@@ -268,39 +283,96 @@ def model(
     (['dense', 'band'], 0.48)
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
-    calls = as_inputs(OWNER, inputs)
-    judged: dict[str, Policy | Pattern | None] = {"dense": None, **_named(policies)}
-    sums = {name: Sums() for name in judged}
-    pairs = {name: _Pairs() for name in judged}
-    seconds = dict.fromkeys(judged, 0.0)
-    can_generate = getattr(model, "can_generate", lambda: True)
-    with Progress(len(calls) * len(judged) * (1 + timed), progress) as bar, evaluating(model):
-        for call in calls:
-            dense = torch.empty(0)
-            for name, policy in judged.items():
-                with bound(OWNER, model, policy):
-                    bar.step(name, 0)
-                    with watching(pairs[name]):
-                        out = call_model(model, call)
-                    dense = out if policy is None else dense
-                    sums[name].add(out, dense, call, can_generate())
-                    bar.step(name)
-                    if timed:
-                        began = _seconds(out.device.type)
-                        call_model(model, call)
-                        seconds[name] += _seconds(out.device.type) - began
-                        bar.step(name)
-    rows = tuple(
-        _row(name, sums[name], pairs[name], seconds[name] if timed else None) for name in judged
-    )
-    return ModelQuality(rows, sums["dense"].rows)
+    judge = Judge(OWNER, model, as_inputs(OWNER, inputs))
+    judged = _named(policies)
+    steps = len(judge.calls) * (1 + len(judged)) * (1 + timed)
+    with Progress(steps, progress) as bar:
+        rows = judge.rows({"dense": None, **judged}, timed=timed, step=bar.step)
+    return ModelQuality(tuple(rows), judge.positions)
 
 
-def _row(name: str, sums: Sums, pairs: _Pairs, seconds: float | None) -> PolicyQuality:
+class Judge:
+    """A model and inputs, on which policies are judged beside the model's own attention.
+
+    Parameters
+    ----------
+    owner : str
+        Who speaks in sentences.
+    module : nn.Module
+    calls : list of dict
+        Keyword arguments of the model's calls.
+    hold : bool
+        Keep the outputs of dense attention between calls of `rows`.
+    """
+
+    def __init__(
+        self, owner: str, module: nn.Module, calls: list[dict[str, Any]], hold: bool = False
+    ) -> None:
+        self.owner, self.module, self.calls = owner, module, calls
+        self.positions = 0
+        self._dense: list[torch.Tensor] = []
+        self._hold = hold
+        self._predicts: bool = getattr(module, "can_generate", lambda: True)()
+
+    @torch.no_grad()
+    def rows(
+        self,
+        judged: Mapping[str, Policy | Pattern | None],
+        *,
+        timed: bool = False,
+        counted: bool = True,
+        step: Callable[..., None] = lambda name, steps=1: None,
+    ) -> list[PolicyQuality]:
+        """Return a row for each policy; None stands for the model's own attention.
+
+        Parameters
+        ----------
+        judged : mapping
+        timed : bool
+            Run each call again for its time.
+        counted : bool
+            Count pairs; they are NaN otherwise.
+        step : callable
+            Told after each of the model's calls.
+        """
+        sums = {name: Sums() for name in judged}
+        pairs = {name: _Pairs() for name in judged}
+        seconds = dict.fromkeys(judged, 0.0)
+        with evaluating(self.module):
+            for number, call in enumerate(self.calls):
+                dense = self._dense_output(number)
+                for name, policy in judged.items():
+                    step(name, 0)
+                    with bound(self.owner, self.module, policy):
+                        out = dense
+                        if policy is not None:
+                            with watching(pairs[name]) if counted else nullcontext():
+                                out = call_model(self.module, call)
+                        sums[name].add(out, dense, call, self._predicts)
+                        step(name)
+                        if timed:
+                            began = _seconds(out.device.type)
+                            call_model(self.module, call)
+                            seconds[name] += _seconds(out.device.type) - began
+                            step(name)
+        self.positions = max((total.rows for total in sums.values()), default=0)
+        taken = seconds if timed else dict.fromkeys(judged)
+        return [_row(name, sums[name], pairs[name].share(counted), taken[name]) for name in judged]
+
+    def _dense_output(self, number: int) -> torch.Tensor:
+        if number < len(self._dense):
+            return self._dense[number]
+        dense = call_model(self.module, self.calls[number])
+        if self._hold:
+            self._dense.append(dense)
+        return dense
+
+
+def _row(name: str, sums: Sums, pairs: float, seconds: float | None) -> PolicyQuality:
     judged = sums.judged or None
     return PolicyQuality(
         name=name,
-        pairs=pairs.visited / pairs.allowed if pairs.allowed else 1.0,
+        pairs=pairs,
         perplexity=sums.perplexity(),
         top1=judged and sums.same / judged,
         kl=judged and sums.kl / judged,

@@ -1,0 +1,7 @@
+"""The advisor: what attention costs in a model (`profile`), and a policy for it (`advise`)."""
+
+from ._advice import Advice, Tried
+from ._advise import advise
+from ._profile import Profile, profile
+
+__all__ = ["Advice", "Profile", "Tried", "advise", "profile"]

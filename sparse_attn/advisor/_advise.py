@@ -1,0 +1,326 @@
+"""`advise`: profile a model's heads, choose a pattern for each, check, validate."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._binding import bound
+from .._checks import Number, check_integer, check_kind, check_share, refuse
+from .._observe import watching
+from .._progress import Progress
+from ..patterns import Full, Pattern
+from ..policy import Policy
+from ..quality._model import Judge, PolicyQuality, as_inputs, call_model, evaluating
+from ._advice import Advice, Tried
+from ._candidates import named
+from ._local import Local, Unit
+from ._search import Choice, Outcome, Search
+from ._times import resized, seconds_of
+
+__all__ = ["advise", "policy_of"]
+
+OWNER = "advise"
+#: Bisections of the price of error; a validation that fails takes this many safer choices.
+STEPS, SAFER = 10, 3
+#: Shares of the time after which a stage stops: weights, single candidates, search.
+WEIGHED, SINGLE, SEARCHED = 0.45, 0.65, 0.9
+_HELD_BYTES = 4 << 30
+_LEAST_TOKENS = 64
+
+
+def advise(
+    model: nn.Module,
+    inputs: Any,
+    keep: float = 0.95,
+    *,
+    validate: Any = None,
+    patterns: Any = None,
+    lengths: Any = None,
+    minutes: float | None = None,
+    progress: bool = True,
+) -> Advice:
+    """Find a policy by layer and key head that keeps the model's answers at the fewest pairs.
+
+    1. The model runs once; every candidate is compared with dense attention on the queries, keys
+       and values of each layer, by key head.
+    2. Layers are weighed by what one candidate in each of them alone does to the model's output.
+    3. Candidates are chosen by pairs and weighted error; the price of error is bisected until the
+       fewest pairs are found at which the model's output on `inputs` keeps what was asked, plus a
+       standard error.
+    4. The choice is judged on other text. Where it keeps too little there, safer choices that were
+       tried follow, at most three; the advice names how many were judged.
+
+    Nothing is random: without `minutes`, equal inputs give an equal policy.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A transformers model, one with ``nn.MultiheadAttention``, or one that calls
+        ``F.scaled_dot_product_attention``. It is left as it was.
+    inputs : Tensor, mapping, or list of these
+        Token ids, or the keyword arguments of a call: the text that the search may see.
+    keep : float
+        Share of the positions whose most likely token stays that of dense attention; the outputs'
+        mean cosine for models without tokens. Above 0, up to 1.
+    validate : as `inputs`, optional
+        Text that the search does not see. By default the last of several inputs, or the second
+        half of one text.
+    patterns : list or mapping of Pattern, optional
+        Candidates; by default bands with sinks, a strided pattern and block top-k.
+    lengths : list of int, optional
+        Lengths at which the model is timed, dense and under the policy; by default that of the
+        validation text.
+    minutes : float, optional
+        Stages are cut short so that the search takes about this long.
+    progress : bool
+        Show a progress bar, with the time left, where tqdm is installed.
+
+    Returns
+    -------
+    Advice
+        With ``.policy``, ``.kept`` (whether the validation kept `keep`; otherwise the policy is the
+        sparse choice that kept most), ``.table()``, ``.plot()``, ``.report(path)`` and
+        ``.save(path)``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Arguments of a wrong kind; a model whose attention no policy reaches.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch, transformers
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    ...     vocab_size=64,
+    ... )
+    >>> model = transformers.LlamaForCausalLM(config).eval()
+    >>> ids = torch.randint(0, 64, (1, 256))
+    >>> advice = sa.advise(model, ids, keep=0.5, patterns=[sa.Band((31, 0))], progress=False)
+    >>> advice.kept
+    True
+
+    Notes
+    -----
+    Kin: the offline search of MInference (Jiang et al. 2024), by head on local errors; SpargeAttn's
+    tuning (Zhang et al. 2025), by relative L1. Neither checks the model's output.
+    """
+    check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
+    check_share(OWNER, "keep", keep)
+    if minutes is not None:
+        check_kind(OWNER, "minutes", minutes, Number, "a float or None")
+        if minutes <= 0:
+            raise refuse(OWNER, "minutes above 0", minutes)
+    calls, other = _split(as_inputs(OWNER, inputs), validate)
+    wanted = _lengths(lengths, calls)
+    found = named(OWNER, patterns, _length(calls[0]))
+    run = _Run(model, calls, other, found, float(keep), minutes)
+    with torch.no_grad(), evaluating(model):
+        return run.advice(wanted, progress)
+
+
+class _Run:
+    """One search: its inputs, its clock, its progress."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: list[dict[str, Any]],
+        other: list[dict[str, Any]],
+        found: dict[str, Pattern],
+        keep: float,
+        minutes: float | None,
+    ) -> None:
+        self.model, self.calls, self.other = model, calls, other
+        self.found, self.keep, self.minutes = found, keep, minutes
+        self.began = time.monotonic()
+        self.local = Local(found)
+        self.judge = Judge(OWNER, model, calls, hold=self._holds())
+
+    def _holds(self) -> bool:
+        """Whether the outputs of dense attention stay in memory: not when they are large."""
+        config = getattr(self.model, "config", None)
+        width = getattr(config, "vocab_size", 1)
+        return 4 * width * sum(_size(call) for call in self.calls) < _HELD_BYTES
+
+    def out_of_time(self, share: float) -> Callable[[], bool]:
+        """Return what says whether this share of the minutes is over."""
+        if self.minutes is None:
+            return lambda: False
+        end = self.began + 60 * float(self.minutes) * share
+        return lambda: time.monotonic() > end
+
+    def advice(self, lengths: list[int], progress: bool) -> Advice:
+        """Search and validate."""
+        steps = len(self.calls) * self._evaluations()
+        with Progress(steps, progress) as bar:
+            self.step = bar.step
+            with bound(OWNER, self.model, Full()), watching(self.local):
+                for call in self.calls:
+                    call_model(self.model, call)
+                    bar.step("local errors")
+            self.local.finish(OWNER)
+            search = Search(self.local, self._judge)
+            self._search(search)
+            best = search.find(self._with_margin(), STEPS, self.out_of_time(SEARCHED))
+            chosen, rows = self._validated(search, best)
+            bar.step("times", 0)
+            times = {n: self._times(chosen.choice, n) for n in lengths}
+        return self._made(search, chosen, rows, times)
+
+    def _evaluations(self) -> int:
+        """Count runs over the inputs: local errors, layers, candidates, search."""
+        layers = getattr(getattr(self.model, "config", None), "num_hidden_layers", 0)
+        return 1 + layers + len(self.found) + STEPS
+
+    def _search(self, search: Search) -> None:
+        """Weigh the layers, and judge every candidate alone."""
+        single = [name for name in self.found if name != "dense"]
+        mean = {name: self.local.pairs(dict.fromkeys(self.local.figures, name)) for name in single}
+        probe = min(single, key=lambda name: (abs(mean[name] - 0.25), name))
+        search.weigh(probe, self.out_of_time(WEIGHED))
+        late = self.out_of_time(SINGLE)
+        search.try_choice("dense", dict.fromkeys(self.local.figures, "dense"))
+        for name in sorted(single, key=lambda name: (-mean[name], name)):
+            if len(search.sparse()) and late():
+                break
+            search.try_choice(f"{name}, everywhere", dict.fromkeys(self.local.figures, name))
+
+    def _judge(self, name: str, choice: Choice) -> tuple[float, float]:
+        """Return what a choice keeps of the model's output, and its loss."""
+        self.step(name, 0)
+        policy = policy_of(choice, self.found, self._shape())
+        (row,) = self.judge.rows({name: policy}, counted=False)
+        self.step(name, len(self.calls))
+        return _kept(row), row.rel_l1 if row.kl is None else row.kl
+
+    def _shape(self) -> tuple[int, int]:
+        layers = {unit[0] for unit in self.local.figures} | self.local.skipped
+        return max(layers) + 1, max(unit[1] for unit in self.local.figures) + 1
+
+    def _with_margin(self) -> float:
+        """Return `keep` and a standard error of a share of the positions."""
+        positions = max(1, self.judge.positions)
+        return min(1.0, self.keep + math.sqrt(self.keep * (1 - self.keep) / positions))
+
+    def _validated(
+        self, search: Search, best: Outcome | None
+    ) -> tuple[Outcome, list[PolicyQuality]]:
+        """Judge the choice on other text; safer ones follow where it keeps too little."""
+        ranked = sorted(search.sparse(), key=lambda o: (o.pairs, o.name))
+        if best is None:  # nothing kept it on the calibration text: the most that was kept
+            best = max(ranked, key=lambda o: (o.kept, -o.pairs))
+        if not self.other:
+            return best, []
+        judge = Judge(OWNER, self.model, self.other, hold=True)
+        safer = [o for o in ranked if o.pairs > best.pairs and o.kept > best.kept]
+        rows = judge.rows({"dense": None})
+        for outcome in [best, *safer[: SAFER - 1], *safer[-1:]]:
+            self.step(f"validation of {outcome.name}", 0)
+            policy = policy_of(outcome.choice, self.found, self._shape())
+            rows += judge.rows({outcome.name: policy})
+            best = outcome
+            if _kept(rows[-1]) >= self.keep:
+                break
+        return best, rows
+
+    def _times(self, choice: Choice, length: int) -> tuple[float, float]:
+        """Return the seconds of a forward at a length, dense and under the policy."""
+        call = resized((self.other or self.calls)[0], length)
+        policy = policy_of(choice, self.found, self._shape())
+        return seconds_of(OWNER, self.model, call, Full()), seconds_of(
+            OWNER, self.model, call, policy
+        )
+
+    def _made(
+        self,
+        search: Search,
+        chosen: Outcome,
+        rows: list[PolicyQuality],
+        times: dict[int, tuple[float, float]],
+    ) -> Advice:
+        tried = [Tried(o.name, o.pairs, o.kept, o.loss, o is chosen) for o in search.tried.values()]
+        figure = "top-1 agreement" if rows and rows[-1].top1 is not None else "cosine"
+        if not rows and self._predicts_tokens():
+            figure = "top-1 agreement"
+        kept = _kept(rows[-1]) if rows else chosen.kept
+        return Advice(
+            policy=policy_of(chosen.choice, self.found, self._shape()),
+            keep=self.keep,
+            kept=kept >= self.keep,
+            figure=figure,
+            tried=tuple(sorted(tried, key=lambda t: (t.pairs, t.name))),
+            validation=tuple(rows),
+            times=times,
+            choice=dict(sorted(chosen.choice.items())),
+            skipped=tuple(sorted(self.local.skipped)),
+            model=type(self.model).__name__,
+            length=_length(self.calls[0]),
+            seconds=time.monotonic() - self.began,
+        )
+
+    def _predicts_tokens(self) -> bool:
+        (row,) = self.judge.rows({"dense": None}, counted=False)
+        return row.top1 is not None
+
+
+def policy_of(
+    choice: Mapping[Unit, str], found: Mapping[str, Pattern], shape: tuple[int, int]
+) -> Policy:
+    """Return the policy that runs a choice; whole layers of one candidate are `layers`."""
+    layers: dict[int, Pattern] = {}
+    heads: dict[int, dict[int, Pattern]] = {}
+    for layer in sorted({unit[0] for unit in choice}):
+        own = {head: choice[of, head] for of, head in sorted(choice) if of == layer}
+        names = set(own.values())
+        if len(names) == 1 and len(own) == shape[1]:
+            if names != {"dense"}:
+                layers[layer] = found[own[0]]
+        else:
+            heads[layer] = {head: found[name] for head, name in own.items() if name != "dense"}
+    return Policy(Full(), layers=layers, heads=heads, num_layers=shape[0], num_key_heads=shape[1])
+
+
+def _kept(row: PolicyQuality) -> float:
+    return row.cosine if row.top1 is None else row.top1
+
+
+def _split(
+    calls: list[dict[str, Any]], validate: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the search's inputs and those of the validation."""
+    if validate is not None:
+        return calls, as_inputs(OWNER, validate)
+    if len(calls) > 1:
+        return calls[:-1], calls[-1:]
+    (call,) = calls
+    length = _length(call)
+    if list(call) != ["input_ids"] or length < 2 * _LEAST_TOKENS:
+        return calls, []
+    first, second = call["input_ids"].split(length - length // 2, dim=1)
+    return [{"input_ids": first}], [{"input_ids": second}]
+
+
+def _lengths(lengths: Any, calls: list[dict[str, Any]]) -> list[int]:
+    if lengths is None:
+        return [_length(calls[0])]
+    check_kind(OWNER, "lengths", lengths, (list, tuple, range), "a list of ints")
+    return [check_integer(OWNER, "lengths", length, 1) for length in lengths]
+
+
+def _length(call: dict[str, Any]) -> int:
+    """Return the second size of the first tensor: that of a text."""
+    for value in call.values():
+        if isinstance(value, torch.Tensor) and value.dim() > 1:
+            return int(value.shape[1])
+    raise refuse(OWNER, "inputs with a tensor (B, S, ...)", ", ".join(call) or "none")
+
+
+def _size(call: dict[str, Any]) -> int:
+    return max(v.shape[:2].numel() for v in call.values() if isinstance(v, torch.Tensor))

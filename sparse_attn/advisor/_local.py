@@ -1,0 +1,96 @@
+"""Local errors: what each candidate does to each layer and key head, while the model runs.
+
+The model runs densely once over each input; a watcher sees query, key and value of one layer at a
+time, compares every candidate with dense attention on them, and keeps three numbers for each key
+head. Nothing of a layer outlives its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .._checks import refuse
+from ..patterns import Full, Pattern
+from ..quality._compare import Reference
+
+__all__ = ["Local", "Unit"]
+
+Unit = tuple[int, int]  # layer, key head
+_FIGURES = ("rel_l1", "mass", "pairs_by_head")
+
+
+@dataclass
+class Local:
+    """Figures of every candidate for every unit (layer, key head), means over the inputs.
+
+    Attributes
+    ----------
+    candidates : mapping of str to Pattern
+        Dense attention is the last.
+    figures : dict
+        By unit, then by candidate: relative L1, mass kept and share of pairs.
+    allowed : dict
+        By unit: how many pairs it has, as a share of all units'.
+    skipped : set of int
+        Layers that were left alone: a window of the model's own, another number of queries.
+    """
+
+    candidates: Mapping[str, Pattern]
+    figures: dict[Unit, dict[str, tuple[float, float, float]]] = field(default_factory=dict)
+    allowed: dict[Unit, float] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    step: Callable[..., None] = field(default=lambda name, steps=1: None, repr=False)
+    _seen: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pattern: Pattern,
+        common: dict[str, Any],
+    ) -> None:
+        """Judge all candidates on a layer's tensors."""
+        if pattern != Full() or query.shape[2] != key.shape[2]:
+            self.skipped.add(layer)
+            return
+        reference = Reference(query, key, value, common)
+        heads = key.shape[1]
+        seen = self._seen[layer] = self._seen.get(layer, 0) + 1
+        for name, candidate in self.candidates.items():
+            if candidate == Full():
+                rows = [[0.0, 1.0, 1.0]] * heads
+            else:
+                kept = reference.compare(candidate)
+                # (figures, B, Hkv, group) -> (Hkv, figures)
+                figures = torch.stack([getattr(kept, figure) for figure in _FIGURES])
+                rows = figures.unflatten(2, (heads, -1)).mean((1, 3)).T.tolist()
+            for head, row in enumerate(rows):
+                self._add((layer, head), name, row, seen)
+            self.step(f"layer {layer}")
+        shares = reference.allowed.unflatten(1, (heads, -1)).sum((0, 2)).tolist()
+        for head, share in enumerate(shares):
+            self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share
+
+    def _add(self, unit: Unit, name: str, row: list[float], seen: int) -> None:
+        """Take a row into the mean of `seen` rows."""
+        own = self.figures.setdefault(unit, {})
+        old = own.get(name, (0.0,) * len(row))
+        mean = [before + (now - before) / seen for before, now in zip(old, row, strict=True)]
+        own[name] = (mean[0], mean[1], mean[2])
+
+    def finish(self, owner: str) -> None:
+        """Make weights of the units' pairs; refuse a model whose attention was not seen."""
+        if not self.figures:
+            raise refuse(owner, "a model with dense self-attention that a policy reaches", "none")
+        total = sum(self.allowed.values())
+        self.allowed = {unit: pairs / total for unit, pairs in self.allowed.items()}
+
+    def pairs(self, choice: Mapping[Unit, str]) -> float:
+        """Return the share of all pairs that a choice of candidates visits."""
+        return sum(self.allowed[u] * self.figures[u][name][2] for u, name in choice.items())

@@ -1,0 +1,82 @@
+"""Pictures of an advice: quality over pairs, and which candidate each key head has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..quality._picture import FAINT, INK, LINE
+
+if TYPE_CHECKING:
+    from ._advice import Advice
+
+__all__ = ["draw_advice"]
+
+
+def draw_advice(advice: Advice) -> Any:
+    """Return a figure with both pictures."""
+    from matplotlib import pyplot
+
+    layers = 1 + max(layer for layer, _ in advice.choice)
+    height = max(4.5, 0.16 * layers)
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(13, height), layout="constrained", width_ratios=(3, 2)
+    )
+    _over_pairs(left, advice)
+    _by_head(right, advice, layers)
+    return figure
+
+
+def _over_pairs(ax: Any, advice: Advice) -> None:
+    """Draw all that was tried, the frontier and the choice."""
+    points = [(tried.pairs, 1 - tried.kept) for tried in advice.tried]
+    best, least = [], float("inf")
+    for x, y in sorted(points):
+        if y < least:
+            best.append((x, y))
+            least = y
+    ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
+    ax.axhline(1 - advice.keep, color=FAINT, linestyle="--", linewidth=0.9, label="what was asked")
+    for tried, (x, y) in zip(advice.tried, points, strict=True):
+        ax.plot(x, y, "o", color=LINE if tried.chosen else INK, markersize=9 if tried.chosen else 4)
+        if tried.chosen or not tried.name.startswith("search"):
+            ax.annotate(
+                tried.name.removesuffix(", everywhere"),
+                (x, y),
+                xytext=(6, 4),
+                textcoords="offset points",
+                fontsize=7,
+                color=FAINT,
+            )
+    ax.set(
+        xlabel="pairs visited, share of the allowed",
+        ylabel=f"lost {advice.figure}",
+        title=f"What was tried on {advice.length} positions",
+    )
+    ax.xaxis.set_major_formatter("{x:.0%}")
+    ax.yaxis.set_major_formatter("{x:.1%}")
+    ax.grid(True, color="#e6eaef", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _by_head(ax: Any, advice: Advice, layers: int) -> None:
+    """Draw the map of layers by key heads, coloured by candidate."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    heads = 1 + max(head for _, head in advice.choice)
+    names = sorted(set(advice.choice.values()), key=lambda name: (name == "dense", name))
+    colors = [colormaps["tab10"](i % 10) for i in range(len(names))]
+    if names[-1] == "dense":
+        colors[-1] = (0.25, 0.28, 0.33, 1.0)
+    grid = [
+        [names.index(advice.choice[layer, head]) if (layer, head) in advice.choice else float("nan")
+         for head in range(heads)]
+        for layer in range(layers)
+    ]  # fmt: skip
+    ax.imshow(grid, cmap=ListedColormap(colors), vmin=-0.5, vmax=len(names) - 0.5, aspect="auto")
+    ax.set(xlabel="key head", ylabel="layer", title="The policy", xticks=range(heads))
+    marks = [Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
+    ax.legend(handles=marks, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)

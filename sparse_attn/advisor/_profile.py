@@ -1,0 +1,246 @@
+"""`profile`: what attention costs in a model, by length and layer, and what sparsity can gain.
+
+A forward is timed whole, and with a copy in place of every attention call: the difference is
+attention's. Layers and patterns are timed on the tensors of a forward, one layer at a
+time. Nothing stays in the model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._binding import bound
+from .._checks import check_integer, check_kind
+from .._observe import replacing, watching
+from .._progress import Progress
+from ..functional import sparse_attention
+from ..patterns import Full, Pattern
+from ..quality._model import as_inputs, call_model, evaluating
+from ._candidates import named
+from ._times import RUNS, resized, seconds_of, stopwatch
+
+__all__ = ["Profile", "profile"]
+
+OWNER = "profile"
+
+
+@dataclass(frozen=True)
+class AtLength:
+    """Times at one length, in seconds.
+
+    Attributes
+    ----------
+    length : int
+    whole, without : float
+        The model's forward, and the same with attention replaced by a copy.
+    layers : dict of int to float
+        Dense attention alone, by layer.
+    patterns : dict of str to float
+        Every pattern in place of dense attention, all layers together.
+    peak_bytes : int or None
+        Most memory of the forward beyond what was held before it; None on the CPU.
+    """
+
+    length: int
+    whole: float
+    without: float
+    layers: dict[int, float]
+    patterns: dict[str, float]
+    peak_bytes: int | None
+
+    @property
+    def share(self) -> float:
+        """Attention's share of the forward."""
+        return max(0.0, 1 - self.without / self.whole)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `profile` measured, a row for each length.
+
+    Attributes
+    ----------
+    rows : tuple of AtLength
+    model : str
+        The model's class.
+    """
+
+    rows: tuple[AtLength, ...]
+    model: str
+
+    def crossover(self, name: str) -> int | None:
+        """Return the least measured length from which on a pattern is faster than dense."""
+        found = None
+        for row in sorted(self.rows, key=lambda row: -row.length):
+            if row.patterns[name] >= sum(row.layers.values()):
+                break
+            found = row.length
+        return found
+
+    def table(self) -> str:
+        """Return the figures as fixed-width text."""
+        names = list(self.rows[0].patterns)
+        head = ["length", "forward s", "attention", "dense s", *(f"{name} s" for name in names)]
+        lines = [head]
+        for row in self.rows:
+            times = [sum(row.layers.values()), *row.patterns.values()]
+            cells = [str(row.length), f"{row.whole:.3g}", f"{row.share:.0%}"]
+            lines.append([*cells, *(f"{seconds:.3g}" for seconds in times)])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+
+    def summary(self) -> str:
+        """Return what it means, in sentences."""
+        longest = max(self.rows, key=lambda row: row.length)
+        most = 1 / max(1e-9, 1 - longest.share)
+        lines = [
+            f"At {longest.length} positions attention takes {longest.share:.0%} of the forward: "
+            f"no attention, however fast, makes it more than {most:.2f} times as fast."
+        ]
+        if most < 1.1:
+            lines.append("Sparse attention is not worth it at these lengths.")
+        pays = {name: self.crossover(name) for name in longest.patterns}
+        for name, length in pays.items():
+            if length is None:
+                lines.append(f"{name}: not faster than dense at the longest of these lengths.")
+            else:
+                lines.append(f"{name}: faster than dense from {length} positions on.")
+        if longest.peak_bytes is not None:
+            lines.append(f"Peak memory of that forward: {longest.peak_bytes / 2**20:.0f} MiB.")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.summary()}"
+
+
+class _Layers:
+    """Times dense attention and every pattern on the tensors of each layer."""
+
+    def __init__(self, found: Mapping[str, Pattern]) -> None:
+        self.found = found
+        self.layers: dict[int, float] = {}
+        self.patterns = dict.fromkeys((name for name in found if name != "dense"), 0.0)
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pattern: Pattern,
+        common: dict[str, Any],
+    ) -> None:
+        """Time a layer's call; layers with a pattern of their own keep it."""
+        for name, candidate in self.found.items():
+            judged = candidate if pattern == Full() else pattern
+            sparse_attention(query, key, value, judged, **common)
+            taken = []
+            for _ in range(RUNS):
+                began = stopwatch()
+                sparse_attention(query, key, value, judged, **common)
+                taken.append(stopwatch() - began)
+            seconds = statistics.median(taken)
+            if name == "dense":
+                self.layers[layer] = seconds
+            else:
+                self.patterns[name] += seconds
+
+
+def profile(
+    model: nn.Module,
+    inputs: Any,
+    lengths: Any = None,
+    *,
+    patterns: Any = None,
+    progress: bool = True,
+) -> Profile:
+    """Measure attention's share of a model's time, and where sparse patterns begin to pay.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A transformers model, one with ``nn.MultiheadAttention``, or one that calls
+        ``F.scaled_dot_product_attention``; nothing stays in it.
+    inputs : Tensor or mapping
+        Token ids, or the keyword arguments of a call; of several inputs the first counts.
+    lengths : list of int, optional
+        Positions to measure at: the input is cut, or repeated. By default a quarter and half of
+        its length, and its length.
+    patterns : list or mapping of Pattern, optional
+        What is timed beside dense attention; by default a band with sinks and block top-k.
+    progress : bool
+        Show a progress bar where tqdm is installed.
+
+    Returns
+    -------
+    Profile
+        ``print`` shows the table and what it means; ``.rows``, ``.crossover(name)``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Arguments of a wrong kind; lengths that the model refuses raise its own error.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    >>> measured = sa.profile(model, {"src": torch.randn(1, 256, 64)}, [256], progress=False)
+    >>> 0 <= measured.rows[0].share <= 1
+    True
+    """
+    check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
+    call = as_inputs(OWNER, inputs)[0]
+    own = next(v.shape[1] for v in call.values() if isinstance(v, torch.Tensor) and v.dim() > 1)
+    if lengths is None:
+        lengths = sorted({max(1, own // 4), max(1, own // 2), own})
+    check_kind(OWNER, "lengths", lengths, (list, tuple, range), "a list of ints")
+    for length in lengths:
+        check_integer(OWNER, "lengths", length, 1)
+    rows = []
+    with torch.no_grad(), evaluating(model), Progress(3 * len(lengths), progress) as bar:
+        for length in lengths:
+            bar.step(f"{length} positions", 0)
+            rows.append(_at(model, resized(call, length), length, patterns, bar))
+    return Profile(tuple(rows), type(model).__name__)
+
+
+def _at(
+    model: nn.Module, call: dict[str, Any], length: int, patterns: Any, bar: Progress
+) -> AtLength:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    whole = seconds_of(OWNER, model, call, Full())
+    bar.step(f"{length} positions")
+    with replacing(_copy):
+        without = seconds_of(OWNER, model, call, Full())
+    bar.step(f"{length} positions")
+    found = named(OWNER, patterns, length)
+    if patterns is None:
+        few = [name for name in found if name.startswith("band")][1:2]
+        few += [name for name in found if ", " in name][1:2]
+        found = {name: found[name] for name in (*few, "dense")}
+    layers, peak = _Layers(found), None
+    with bound(OWNER, model, Full()):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            call_model(model, call)
+            peak = torch.cuda.max_memory_allocated(device) - before
+        with watching(layers):
+            call_model(model, call)
+    bar.step(f"{length} positions")
+    return AtLength(length, whole, without, layers.layers, layers.patterns, peak)
+
+
+def _copy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Stand in for attention: an output of its shape, from a copy."""
+    if query.shape[-1] == value.shape[-1]:
+        return query.clone()
+    return query[..., :1].expand(*query.shape[:3], value.shape[-1]).clone()

@@ -1,0 +1,53 @@
+"""One self-contained HTML page of an advice: sentences, pictures, tables, the policy."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._advice import Advice
+
+__all__ = ["page"]
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1c2530; }
+h1, h2 { line-height: 1.2; } img { max-width: 100%; }
+pre { background: #f4f6f8; padding: 1rem; overflow-x: auto; font-size: 13px; }
+.verdict { border-left: 4px solid #1f7a4d; padding: .4rem 1rem; background: #f1f8f4; }
+.verdict.missed { border-color: #b3401f; background: #fbf2ee; }
+"""
+
+
+def page(path: str | PathLike[str], advice: Advice) -> None:
+    """Write the page."""
+    from matplotlib import pyplot
+
+    held = io.BytesIO()
+    figure = advice.plot()
+    figure.savefig(held, format="png", dpi=110)
+    pyplot.close(figure)
+    picture = base64.b64encode(held.getvalue()).decode()
+    verdict = "verdict" if advice.kept else "verdict missed"
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in advice.summary().splitlines())
+    title = f"Sparse attention for {advice.model}"
+    Path(path).write_text(
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{html.escape(title)}</h1>"
+        f"<p>Asked: {html.escape(advice.figure)} of {advice.keep:.1%}. The search took "
+        f"{advice.seconds / 60:.1f} minutes on {advice.length} positions.</p>"
+        f"<div class='{verdict}'>{sentences}</div>"
+        f"<h2>What was tried, and what each key head does</h2>"
+        f"<img alt='quality over pairs; candidates by layer and key head' "
+        f"src='data:image/png;base64,{picture}'>"
+        f"<h2>Figures</h2><pre>{html.escape(advice.table())}</pre>"
+        f"<h2>The policy</h2><pre>{html.escape(str(advice.policy))}</pre>"
+        "</body></html>\n",
+        encoding="utf-8",
+    )

@@ -1,0 +1,126 @@
+"""The search: a candidate for each unit, cheapest first, checked on the model's own output.
+
+Every unit takes the candidate with the least ``pairs + price * weight * error^2``. A high price is
+dense attention, a low one the fewest pairs; weights of layers say what a local error does to the
+model. The price is bisected on the model's own output until the fewest pairs that keep what was
+asked are found. No step is random: equal figures give equal policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ._local import Local, Unit
+
+__all__ = ["Choice", "Outcome", "Search"]
+
+Choice = dict[Unit, str]
+#: Prices between which the search looks: from the fewest pairs to next to dense.
+LOWEST, HIGHEST = 1e-4, 1e6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A choice that was tried, and what the model's output kept on the calibration text.
+
+    Attributes
+    ----------
+    name : str
+    choice : dict
+        Units that it does not name are dense.
+    pairs : float
+        Share of all pairs, by the local figures.
+    kept : float
+        Top-1 agreement with dense attention, or the outputs' cosine where there are no tokens.
+    loss : float
+        KL, or relative L1 where there are no tokens.
+    """
+
+    name: str
+    choice: Choice
+    pairs: float
+    kept: float
+    loss: float
+
+
+class Search:
+    """Finds the cheapest choice that keeps `keep`.
+
+    Parameters
+    ----------
+    local : Local
+        Errors and pairs of all units.
+    judge : callable
+        Name and choice -> what the model's output keeps, from 0 to 1, and its loss.
+    """
+
+    def __init__(self, local: Local, judge: Callable[[str, Choice], tuple[float, float]]) -> None:
+        self.local, self.judge = local, judge
+        self.weights: dict[int, float] = {}
+        self.tried: dict[tuple[str, ...], Outcome] = {}
+
+    def choose(self, price: float) -> Choice:
+        """Return the best candidate of every unit at a price of error."""
+        return {unit: self._best_of(unit, price) for unit in self.local.figures}
+
+    def _best_of(self, unit: Unit, price: float) -> str:
+        weight = price * self.weights.get(unit[0], 1.0)
+        figures = self.local.figures[unit]
+
+        def cost(name: str) -> tuple[float, str]:
+            error, _, pairs = figures[name]
+            return pairs + weight * error**2, name
+
+        return min(figures, key=cost)
+
+    def try_choice(self, name: str, choice: Choice) -> Outcome:
+        """Judge a choice on the model's output, once."""
+        key = tuple(choice[unit] for unit in sorted(choice))
+        if key not in self.tried:
+            kept, loss = self.judge(name, choice)
+            self.tried[key] = Outcome(name, choice, self.local.pairs(choice), kept, loss)
+        return self.tried[key]
+
+    def weigh(self, name: str, out_of_time: Callable[[], bool]) -> None:
+        """Weigh each layer by what candidate `name` in it alone does to the model's output.
+
+        The weight is the output's loss over the sum of the squared local errors, relative to the
+        median of all layers. Without time for all layers, all weigh the same.
+        """
+        damage: dict[int, float] = {}
+        for layer in sorted({unit[0] for unit in self.local.figures}):
+            if out_of_time():
+                return
+            heads = [unit for unit in self.local.figures if unit[0] == layer]
+            error = sum(self.local.figures[unit][name][0] ** 2 for unit in heads)
+            _, loss = self.judge(f"layer {layer} alone", dict.fromkeys(heads, name))
+            damage[layer] = loss / max(error, 1e-12)
+        middle = sorted(damage.values())[len(damage) // 2]
+        if middle > 0:
+            self.weights = {k: min(16.0, max(1 / 16, v / middle)) for k, v in damage.items()}
+
+    def find(self, keep: float, steps: int, out_of_time: Callable[[], bool]) -> Outcome | None:
+        """Return the outcome with the fewest pairs that keeps `keep`; None where none does."""
+        low, high = math.log(LOWEST), math.log(HIGHEST)
+        for _ in range(steps):
+            if out_of_time():
+                break
+            middle = (low + high) / 2
+            price = math.exp(middle)
+            outcome = self.try_choice(f"search, price {price:.2g}", self.choose(price))
+            if outcome.kept >= keep:
+                high = middle
+            else:
+                low = middle
+        return self.best(keep)
+
+    def sparse(self) -> list[Outcome]:
+        """Return what was tried, but for dense attention everywhere."""
+        return [o for o in self.tried.values() if set(o.choice.values()) != {"dense"}]
+
+    def best(self, keep: float) -> Outcome | None:
+        """Return the cheapest of what was tried that keeps `keep`."""
+        good = [outcome for outcome in self.sparse() if outcome.kept >= keep]
+        return min(good, key=lambda outcome: (outcome.pairs, outcome.name), default=None)

@@ -1,0 +1,52 @@
+"""Seconds of a model's forward, at any length and under any policy."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._binding import bound
+from ..patterns import Pattern
+from ..policy import Policy
+from ..quality._model import call_model
+
+__all__ = ["resized", "seconds_of", "stopwatch"]
+
+RUNS = 3
+
+
+def resized(call: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a call of `length` positions: cut, or repeated from the start."""
+    made = {}
+    for name, value in call.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
+            index = torch.arange(length, device=value.device) % value.shape[1]
+            value = value[:, index]
+        made[name] = value
+    return made
+
+
+def stopwatch() -> float:
+    """Return the time when all that was launched is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def seconds_of(
+    owner: str, model: nn.Module, call: dict[str, Any], policy: Policy | Pattern | None
+) -> float:
+    """Return the median seconds of three forwards, after one that warms up."""
+    taken = []
+    with bound(owner, model, policy):
+        call_model(model, call)
+        for _ in range(RUNS):
+            began = stopwatch()
+            call_model(model, call)
+            taken.append(stopwatch() - began)
+    return statistics.median(taken)

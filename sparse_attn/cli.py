@@ -1,0 +1,253 @@
+"""The command line: what a model's attention costs, what patterns keep of it, and a policy.
+
+    python -m sparse_attn info
+    python -m sparse_attn profile MODEL_FOLDER --text FILE
+    python -m sparse_attn compare MODEL_FOLDER --text FILE --out DIR
+    python -m sparse_attn advise  MODEL_FOLDER --text FILE --keep 0.95 --out DIR
+
+A wrong model, text, length or device is one sentence on stderr, and exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import __version__, _load
+from .advisor import advise, profile
+from .advisor._candidates import named
+from .capability import can_use
+from .policy import Policy
+from .quality import model as judge
+
+__all__ = ["main"]
+
+
+class _Wrong(Exception):
+    """A sentence for the user."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0, or 1 after a sentence on stderr.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        commands = {"info": _info, "profile": _profile, "compare": _compare, "advise": _advise}
+        commands[options.command](options)
+    except (_Wrong, OSError, TypeError, ValueError, NotImplementedError, ImportError) as error:
+        sentence = " ".join(str(error).split())
+        print(f"python -m sparse_attn {options.command}: {sentence}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sparse_attn",
+        description="Sparse attention for a model of yours: what it costs, what it keeps.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("info", help="versions, devices, engines, and why an engine is missing")
+    helps = {
+        "profile": "attention's share of the time by length, and where patterns begin to pay",
+        "compare": "perplexity, top-1 agreement, KL and pairs of patterns (or of a policy file)",
+        "advise": "search a policy by layer and key head that keeps what you ask",
+    }
+    for name, text in helps.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument(
+            "model", type=Path, metavar="MODEL_FOLDER", help="a transformers model, or a .gguf file"
+        )
+        command.add_argument(
+            "--text", type=Path, required=True, metavar="FILE", help="text of your own, UTF-8"
+        )
+        command.add_argument(
+            "--length", type=int, default=2048, metavar="N", help="tokens of a text (2048)"
+        )
+        command.add_argument("--device", help="cpu, cuda, cuda:1 (a GPU where there is one)")
+        command.add_argument(
+            "--dtype",
+            choices=("float32", "float16", "bfloat16"),
+            help="of the weights (bfloat16 on a GPU, float32 on the CPU)",
+        )
+        command.add_argument("--quiet", action="store_true", help="no progress bar")
+        if name != "profile":
+            command.add_argument(
+                "--out", type=Path, metavar="DIR", help="folder for pictures and files"
+            )
+        if name == "compare":
+            command.add_argument(
+                "--policy", type=Path, metavar="FILE", help="a saved policy, instead of patterns"
+            )
+        if name == "advise":
+            command.add_argument(
+                "--keep",
+                type=float,
+                default=0.95,
+                help="share of the next tokens that stay dense attention's (0.95)",
+            )
+            command.add_argument(
+                "--validate",
+                type=Path,
+                metavar="FILE",
+                help="text the search does not see (by default the next N tokens of --text)",
+            )
+            command.add_argument("--minutes", type=float, help="about how long the search may take")
+    return parser
+
+
+def _info(options: argparse.Namespace) -> None:
+    print(
+        f"sparse_attn {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
+    try:
+        from . import _info as table
+    except ImportError as error:
+        print(f"build facts: missing ({error})")
+    else:
+        facts = table.build_facts()
+        cuda = facts["cuda"] or "none"
+        architectures = ", ".join(facts["cuda_architectures"]) or "none"
+        print(f"built with {facts['compiler']}; CUDA {cuda}; GPU code for {architectures}")
+        print(f"CPU: engines {', '.join(table.engine_names(False))}", end="")
+        print(f"; instruction sets {', '.join(facts['instruction_sets'])}")
+    reason = _load.cuda_error
+    if reason is not None:
+        print(f"CUDA: no engine: {reason}")
+        return
+    if not torch.cuda.is_available():
+        print("CUDA: no device that torch sees")
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        query = torch.zeros(1, 1, 128, 64, device=f"cuda:{index}", dtype=torch.bfloat16)
+        answer = can_use(query, query, query)
+        print(f"cuda:{index}: {name} (sm_{major}{minor}): engine {answer.engine}", end="")
+        print("".join(f"; {sentence}" for sentence in answer.reasons))
+
+
+def _profile(options: argparse.Namespace) -> None:
+    model, tokenizer = _model(options)
+    (ids,) = _texts(options, tokenizer, [options.text])
+    print(profile(model, ids, progress=not options.quiet))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    model, tokenizer = _model(options)
+    (ids,) = _texts(options, tokenizer, [options.text])
+    policies: dict[str, Any] = named("compare", None, ids.shape[1])
+    policies.pop("dense")
+    if options.policy is not None:
+        policies = {options.policy.stem: Policy.load(options.policy)}
+    found = judge(model, ids, policies, progress=not options.quiet)
+    print(found)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "compare.txt").write_text(f"{found}\n", encoding="utf-8")
+        _saved(found.plot().figure, options.out / "compare.png")
+
+
+def _advise(options: argparse.Namespace) -> None:
+    model, tokenizer = _model(options)
+    if options.validate is not None:
+        ids, other = _texts(options, tokenizer, [options.text, options.validate])
+    else:
+        (both,) = _texts(options, tokenizer, [options.text], parts=2)
+        ids, other = both.chunk(2, dim=1)
+    advice = advise(
+        model,
+        ids,
+        options.keep,
+        validate=other,
+        minutes=options.minutes,
+        progress=not options.quiet,
+    )
+    print(advice)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        advice.save(options.out / "policy.json")
+        advice.report(options.out / "report.html")
+        _saved(advice.plot(), options.out / "advice.png")
+        print(f"\n{options.out / 'policy.json'}\n{options.out / 'report.html'}")
+
+
+def _saved(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _model(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Return model and tokenizer from a folder or a GGUF file; nothing is fetched."""
+    path: Path = options.model
+    if not path.exists():
+        raise _Wrong(f"expected a model's folder, got {path}, which does not exist")
+    if options.length < 1:
+        raise _Wrong(f"expected a length of at least 1, got {options.length}")
+    device = _device(options.device)
+    try:
+        import transformers
+    except ImportError:
+        raise _Wrong("expected transformers to be installed, got none") from None
+    transformers.utils.logging.disable_progress_bar()
+    dtype = options.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    files = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    has_config = path.is_dir() and (path / "config.json").exists()
+    if not has_config and len(files) != 1:
+        raise _Wrong(f"expected a folder with config.json, or one .gguf file, got {path}")
+    folder = path.parent if path.is_file() else path
+    given: dict[str, Any] = {"local_files_only": True}
+    if not has_config:
+        given["gguf_file"] = files[0].name
+    try:
+        auto = transformers.AutoModelForCausalLM
+        model = auto.from_pretrained(folder, dtype=getattr(torch, dtype), **given)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
+    except (KeyError, OSError, ValueError, ImportError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise _Wrong(f"expected a causal language model in {path}, got: {first}") from None
+    return model.eval().to(device), tokenizer
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise _Wrong(f"expected a device of this machine, got {name}") from None
+    return device
+
+
+def _texts(
+    options: argparse.Namespace, tokenizer: Any, paths: list[Path], parts: int = 1
+) -> list[torch.Tensor]:
+    """Return the first tokens of each file, ``(1, parts * length)``."""
+    found = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise _Wrong(f"expected a text file, got {path} ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise _Wrong(f"expected a text in UTF-8, got {path}") from None
+        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+        need = parts * options.length
+        if ids.shape[1] < need:
+            what = f"{need} tokens" if parts == 1 else f"{need} tokens ({parts} x --length)"
+            raise _Wrong(f"expected {what} in {path}, got {ids.shape[1]}; lower --length")
+        found.append(ids[:, :need])
+    return found

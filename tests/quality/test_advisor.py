@@ -1,0 +1,230 @@
+"""The advisor on tiny models: the whole pipeline, its figures, its files."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+from tiny_models import CONFIGS, build, output
+
+import sparse_attn as sa
+from sparse_attn.advisor._local import Local
+from sparse_attn.advisor._profile import AtLength
+from sparse_attn.advisor._search import Search
+
+pytestmark = pytest.mark.usefixtures("without_windows")
+
+PATTERNS = {
+    "narrow": sa.Band((3, 0), sinks=1),
+    "wide": sa.Band((31, 0), sinks=4),
+    "blocks": sa.BlockTopK(16, budget_blocks=2),
+}
+
+
+@pytest.fixture
+def without_windows(monkeypatch):
+    """Draw into files alone."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+@pytest.fixture
+def llama(on_device):
+    return build(CONFIGS["llama"](), "sdpa")
+
+
+@pytest.fixture
+def ids(on_device):
+    return torch.randint(3, 97, (1, 256))
+
+
+def advise(model, inputs, keep=0.7, **options):
+    options.setdefault("patterns", PATTERNS)
+    return sa.advise(model, inputs, keep, progress=False, **options)
+
+
+def test_a_policy_with_its_price_on_unseen_text(llama, ids):
+    before = output(llama, input_ids=ids)
+    advice = advise(llama, ids)
+    assert torch.equal(output(llama, input_ids=ids), before)
+    assert llama.config._attn_implementation == "sdpa"
+    judged = sa.quality.model(llama, ids[:, 128:], {"policy": advice.policy}, progress=False)
+    got = advice.validation[-1]
+    assert got.top1 == pytest.approx(judged["policy"].top1)
+    assert got.kl == pytest.approx(judged["policy"].kl)
+    assert advice.pairs == pytest.approx(judged["policy"].pairs) and advice.pairs < 1
+    assert advice.kept == (got.top1 >= 0.7)
+    assert advice.policy.num_layers == 2 and advice.policy.num_key_heads == 2
+    assert list(advice.times) == [128] and min(advice.times[128]) > 0
+    assert len(advice.choice) == 4
+
+
+def test_equal_inputs_give_equal_policies(llama, ids):
+    first, second = advise(llama, ids), advise(llama, ids)
+    assert first.policy == second.policy and first.tried == second.tried
+
+
+def test_more_to_keep_takes_more_pairs(llama, ids):
+    low, high = advise(llama, ids, 0.3), advise(llama, ids, 0.9)
+    assert low.kept and low.chosen.pairs < high.chosen.pairs
+
+
+def test_what_cannot_be_kept_is_said(llama, ids):
+    advice = advise(llama, ids, 1.0, patterns=[sa.Band((1, 0))])
+    assert not advice.kept and advice.pairs < 1
+    assert advice.summary().startswith("Could not keep top-1 agreement of 100.0%")
+    assert advice.chosen.kept == max(t.kept for t in advice.tried if t.name != "dense")
+
+
+def test_the_saved_policy_gives_the_same_tokens(llama, ids, tmp_path):
+    advice = advise(llama, ids)
+    advice.save(tmp_path / "policy.json")
+    apply = sa.integrations.transformers.apply
+    want = output(apply(build(CONFIGS["llama"]()), advice.policy), input_ids=ids)
+    loaded = sa.Policy.load(tmp_path / "policy.json")
+    assert torch.equal(output(apply(build(CONFIGS["llama"]()), loaded), input_ids=ids), want)
+    about = json.loads((tmp_path / "policy.json").read_text())["about"]
+    assert about["model"] == "LlamaForCausalLM" and about["kept"] == advice.kept
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="a policy for LlamaForCausalLM's 3 layers"):
+        apply(build(config), loaded)
+
+
+def test_report_and_tables(llama, ids, tmp_path):
+    advice = advise(llama, ids, lengths=[64, 128])
+    advice.report(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page
+    assert "narrow, everywhere" in advice.table() and "* " in advice.table()
+    assert set(advice.times) == {64, 128} and "64 positions:" in str(advice)
+    axes = advice.plot().axes
+    assert axes[0].get_xlabel().startswith("pairs") and axes[1].get_ylabel() == "layer"
+
+
+def test_texts_are_held_out(llama, ids):
+    one, other = ids[:, :128], ids[:, 128:]
+    split = advise(llama, ids)
+    assert advise(llama, one, validate=other).policy == split.policy
+    assert advise(llama, [one, other]).validation[-1] == split.validation[-1]
+    short = advise(llama, ids[:, :100])
+    assert short.validation == () and "on the calibration text alone" in short.summary()
+
+
+def test_little_time_still_gives_an_answer(llama, ids):
+    advice = advise(llama, ids, minutes=1e-6)
+    assert advice.pairs < 1 and len(advice.tried) < 4
+
+
+def test_windows_of_the_model_are_left_alone(on_device, ids):
+    config = CONFIGS["qwen3_sliding"]()
+    config.layer_types = ["sliding_attention", "full_attention"]
+    advice = advise(build(config, "sdpa"), ids)
+    assert advice.skipped == (0,) and {layer for layer, _ in advice.choice} == {1}
+    assert "Layers left alone" in advice.summary()
+
+
+class Own(torch.nn.Module):
+    """Two layers that call torch's SDPA themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.ModuleList(torch.nn.Linear(32, 96) for _ in range(2))
+
+    def forward(self, hidden):
+        for qkv in self.qkv:
+            q, k, v = qkv(hidden).unflatten(-1, (6, 16)).transpose(1, 2).chunk(3, 1)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            hidden = hidden + out.transpose(1, 2).flatten(2)
+        return hidden
+
+
+def test_models_that_call_sdpa_are_advised_by_cosine(on_device):
+    hidden = [{"hidden": torch.randn(1, 96, 32)} for _ in range(3)]
+    advice = advise(Own().eval(), hidden, 0.8, patterns=[sa.Band(3), sa.Band(20)])
+    assert advice.figure == "cosine" and advice.kept and advice.pairs < 1
+
+
+def test_usual_candidates_are_served():
+    from sparse_attn.advisor._candidates import candidates
+
+    found = candidates(512)
+    assert any(isinstance(pattern, sa.BlockTopK) for pattern in found.values())
+    query = torch.randn(1, 2, 512, 16)
+    for pattern in found.values():
+        assert sa.can_use(query, query, query, pattern, is_causal=True)
+
+
+def search_over(errors):
+    """A search over two units whose output loses what the local errors say."""
+    local = Local({"sparse": sa.Band(1), "dense": sa.Full()})
+    for unit, error in errors.items():
+        local.figures[unit] = {"sparse": (error, 0.5, 0.1), "dense": (0.0, 1.0, 1.0)}
+        local.allowed[unit] = 1 / len(errors)
+
+    def judge(name, choice):
+        loss = sum(errors[unit] ** 2 for unit, own in choice.items() if own == "sparse")
+        return 1 - loss, loss
+
+    return Search(local, judge)
+
+
+def test_the_search_spares_the_heads_that_matter():
+    search = search_over({(0, 0): 0.5, (0, 1): 0.1, (1, 0): 0.1, (1, 1): 0.1})
+    best = search.find(0.95, 12, lambda: False)
+    assert best.choice == {(0, 0): "dense", (0, 1): "sparse", (1, 0): "sparse", (1, 1): "sparse"}
+    assert search.find(1.5, 12, lambda: False) is None
+
+
+def test_layers_weigh_what_they_do_to_the_output():
+    search = search_over({(0, 0): 0.1, (1, 0): 0.1, (2, 0): 0.1})
+    real = search.judge
+    search.judge = lambda name, choice: (
+        (0.0, 9 * real(name, choice)[1]) if (1, 0) in choice else real(name, choice)
+    )
+    search.weigh("sparse", lambda: False)
+    assert search.weights == pytest.approx({0: 1.0, 1: 9.0, 2: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (dict(keep=0), "keep above 0"),
+        (dict(keep=1.5), "keep above 0 and up to 1"),
+        (dict(minutes=0), "minutes above 0"),
+        (dict(patterns=[]), "patterns beside Full"),
+        (dict(patterns=["band"]), "pattern 'band' to be one"),
+        (dict(lengths=128), "lengths to be a list"),
+        (dict(inputs="text"), "inputs to be"),
+        (dict(model=3), "model to be"),
+    ],
+)
+def test_wrong_arguments_are_refused(llama, ids, options, sentence):
+    given = dict(model=llama, inputs=ids, keep=0.9) | options
+    with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.advise: .*{sentence}"):
+        sa.advise(progress=False, **given)
+
+
+def test_profile_measures_and_leaves_the_model(llama, ids):
+    before = output(llama, input_ids=ids)
+    measured = sa.profile(llama, ids, [64, 128], patterns=PATTERNS, progress=False)
+    assert torch.equal(output(llama, input_ids=ids), before)
+    assert [row.length for row in measured.rows] == [64, 128]
+    for row in measured.rows:
+        assert 0 <= row.share < 1 and sorted(row.layers) == [0, 1]
+        assert set(row.patterns) == set(PATTERNS) and min(row.patterns.values()) > 0
+    assert "positions attention takes" in str(measured)
+    assert len(sa.profile(llama, ids, progress=False).rows) == 3
+
+
+def test_profile_says_when_it_is_not_worth_it():
+    def row(length, without, dense, band):
+        return AtLength(length, 1.0, without, {0: dense}, {"band": band}, None)
+
+    small = sa.Profile((row(64, 0.96, 0.04, 0.05),), "Model")
+    assert "not worth it" in str(small) and small.crossover("band") is None
+    rows = (row(64, 0.9, 1.0, 2.0), row(128, 0.8, 4.0, 3.0), row(256, 0.5, 16.0, 5.0))
+    large = sa.Profile(rows, "Model")
+    assert large.crossover("band") == 128
+    assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)

@@ -1,0 +1,114 @@
+"""python -m sparse_attn: its commands on a tiny saved model, and its sentences."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sparse_attn.cli import main
+
+WORDS = [f"w{number}" for number in range(90)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama of two layers with a tokenizer of words, saved as transformers saves models."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    from tiny_models import CONFIGS, build
+
+    path = tmp_path_factory.mktemp("model")
+    build(CONFIGS["llama"](), "sdpa").save_pretrained(path)
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *WORDS])}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    fast.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(0, len(WORDS), (400,), generator=generator).tolist()
+    path.write_text(" ".join(WORDS[number] for number in chosen))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def on_cpu_without_windows(device, monkeypatch):
+    if device != "cpu":
+        pytest.skip("the command chooses its device itself")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+def run(*arguments):
+    return main([*map(str, arguments), "--quiet", "--device", "cpu"])
+
+
+def test_info_names_versions_and_engines():
+    done = subprocess.run(
+        [sys.executable, "-m", "sparse_attn", "info"], capture_output=True, text=True, check=True
+    )
+    assert f"torch {torch.__version__}" in done.stdout
+    assert "CPU: engines" in done.stdout and "CUDA" in done.stdout
+
+
+def test_profile(folder, text, capsys):
+    assert run("profile", folder, "--text", text, "--length", 128) == 0
+    assert "128 positions attention takes" in capsys.readouterr().out
+
+
+def test_compare_writes_table_and_picture(folder, text, tmp_path, capsys):
+    out = tmp_path / "new" / "out"
+    assert run("compare", folder, "--text", text, "--length", 64, "--out", out) == 0
+    table = capsys.readouterr().out
+    assert "dense" in table and "band 16" in table
+    assert (out / "compare.txt").read_text() == table
+    assert (out / "compare.png").stat().st_size > 1000
+
+
+def test_advise_writes_policy_and_report(folder, text, tmp_path, capsys):
+    given = ("--text", text, "--length", 96)
+    assert run("advise", folder, *given, "--keep", 0.5, "--out", tmp_path) == 0
+    assert "of the pairs" in capsys.readouterr().out
+    assert "<html" in (tmp_path / "report.html").read_text()
+    policy = tmp_path / "policy.json"
+    assert run("compare", folder, *given, "--policy", policy) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("policy ")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (dict(model="nowhere"), "expected a model's folder, got nowhere, which does not exist"),
+        (dict(model="."), r"expected a folder with config.json, or one .gguf file, got"),
+        (dict(text="nowhere"), "expected a text file, got nowhere"),
+        (dict(length=100000), "expected 200000 tokens .* got 400; lower --length"),
+        (dict(length=0), "expected a length of at least 1, got 0"),
+        (dict(keep=2), "expected keep above 0 and up to 1, got 2"),
+        (dict(device="toaster"), "expected a device of this machine, got toaster"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_errors_are_sentences(folder, text, tmp_path, monkeypatch, capsys, change, sentence):
+    monkeypatch.chdir(tmp_path)
+    given = dict(model=folder, text=text, length=64, keep=0.5, device="cpu") | change
+    model = given.pop("model")
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    assert main(["advise", str(model), "--quiet", *options]) == 1
+    import re
+
+    error = capsys.readouterr().err
+    assert re.search(rf"^python -m sparse_attn advise: .*{sentence}", error)
+    assert error.count("\n") == 1
+
+
+def test_help_reads_well(capsys):
+    for arguments in ([], ["advise"]):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "--help"])
+        assert end.value.code == 0
+        assert "MODEL_FOLDER" in capsys.readouterr().out or not arguments
