@@ -78,10 +78,14 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
             assert found == pytest.approx(rows[int(level * (len(rows) - 1))].item(), abs=1e-4)
 
 
-def test_chosen_blocks_are_counted(device):
+@pytest.mark.parametrize(
+    "pattern",
+    [sa.BlockTopK(16, budget_blocks=3), sa.BlockTopK(16, mass=0.7, selector="mixed")],
+    ids=["budget", "mass"],
+)
+def test_chosen_blocks_are_counted(device, pattern):
     shape = Shape(Sq=200, Skv=200)
     query, key, value = shape.make(device)
-    pattern = sa.BlockTopK(16, budget_blocks=3)
     got = sa.quality.compare(query, key, value, pattern, is_causal=True)
     chosen = sa.BlockSparse(sa.select_blocks(query, key, pattern, is_causal=True))
     again = sa.quality.compare(query, key, value, chosen, is_causal=True)
