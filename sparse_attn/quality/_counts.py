@@ -19,7 +19,7 @@ __all__ = ["row_counts"]
 _HEAD_DIM = 16
 #: Arguments that choose keys; the others change scores, which are zero here.
 _PLACING = ("is_causal", "key_bounds", "query_offset", "key_origin")
-_SELECTING = ("is_causal", "scale", "key_bounds", "query_offset", "softcap")
+_SELECTING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
 
 
 def row_counts(
