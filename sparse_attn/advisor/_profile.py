@@ -173,7 +173,8 @@ def profile(
         Positions to measure at: the input is cut, or repeated. By default a quarter and half of
         its length, and its length.
     patterns : list or mapping of Pattern, optional
-        What is timed beside dense attention; by default a band with sinks and block top-k.
+        What is timed beside dense attention; by default one of
+        each kind that the advisor tries.
     progress : bool
         Show a progress bar where tqdm is installed.
 
@@ -204,16 +205,25 @@ def profile(
     check_kind(OWNER, "lengths", lengths, (list, tuple, range), "a list of ints")
     for length in lengths:
         check_integer(OWNER, "lengths", length, 1)
+    found = named(OWNER, patterns, max(lengths, default=1))
+    if patterns is None:
+        found = _usual(found)
     rows = []
     with torch.no_grad(), evaluating(model), Progress(3 * len(lengths), progress) as bar:
         for length in lengths:
             bar.step(f"{length} positions", 0)
-            rows.append(_at(model, resized(call, length), length, patterns, bar))
+            rows.append(_at(model, resized(call, length), length, found, bar))
     return Profile(tuple(rows), type(model).__name__)
 
 
+def _usual(found: dict[str, Pattern]) -> dict[str, Pattern]:
+    """Return the first candidate of each kind, and dense attention last."""
+    first = {type(pattern): name for name, pattern in reversed(found.items())}
+    return {name: pattern for name, pattern in found.items() if name in first.values()}
+
+
 def _at(
-    model: nn.Module, call: dict[str, Any], length: int, patterns: Any, bar: Progress
+    model: nn.Module, call: dict[str, Any], length: int, found: dict[str, Pattern], bar: Progress
 ) -> AtLength:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     whole = seconds_of(OWNER, model, call, Full())
@@ -221,11 +231,6 @@ def _at(
     with replacing(_copy):
         without = seconds_of(OWNER, model, call, Full())
     bar.step(f"{length} positions")
-    found = named(OWNER, patterns, length)
-    if patterns is None:
-        few = [name for name in found if name.startswith("band")][1:2]
-        few += [name for name in found if ", " in name][1:2]
-        found = {name: found[name] for name in (*few, "dense")}
     layers, peak = _Layers(found), None
     with bound(OWNER, model, Full()):
         if device.type == "cuda":
