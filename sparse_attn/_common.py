@@ -7,77 +7,30 @@ like is the ops' to check.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import torch
 
 from . import ops
 from ._allowed import with_mask_of
-from ._checks import Integer, Number, as_float, check_kind, check_tensor, clamped
+from ._checks import Integer, Number, as_float, check_kind, check_tensor, clamped, refuse
 from ._pattern import Pattern
 from ._warn import warn_once
 
-__all__ = ["Common", "FusedCommon", "Result", "attend", "documented", "op_arguments"]
+__all__ = ["Common", "Result", "attend", "given", "op_arguments"]
 
 #: A tensor, or the pair (out, lse) with return_lse: known to the caller, not to the type.
 Result = Any
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_COMMON_SECTIONS = """attn_mask : Tensor, optional
-        What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
-        broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
-    is_causal : bool
-        Keys ``j <= p`` only, with the lower-right alignment ``p = i + Skv - Sq``. For ``Sq != Skv``
-        this differs from SDPA, whose ``is_causal`` aligns the upper left corner.
-    scale : float, optional
-        Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
-    key_bounds : Tensor, optional
-        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
-    query_offset : int or Tensor, optional
-        Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
-        default ``Skv - Sq``.
-    key_origin : Tensor, optional
-        int32 ``(B,)`` on the device: the key at which the entry's text begins, 0 by default. Sinks,
-        the first global tokens, strided columns and forced first blocks count from it; positions,
-        and so windows, do not change. Below 0 in a cache that dropped its first keys.
-    softcap : float
-        Scores become ``c * tanh(s / c)`` before the mask; 0 is off.
-    sink_logits : Tensor, optional
-        ``(Hq,)``: a logit for each head that joins the softmax's denominator only.
-    return_lse : bool
-        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
-    out : Tensor, optional
-        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
-        Refused in grad mode when an input requires grad.
-    engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
-        ``auto`` takes the fastest that serves the case; see `can_use`.
-
-    Returns
-    -------
-    Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
-        A row without keys is zero, its lse -inf.
-
-    Raises
-    ------
-    TypeError
-        An argument of a wrong kind.
-    ValueError
-        A wrong call, in one sentence: the argument, what was expected, what came.
-    NotImplementedError
-        A right call that no engine serves."""
-
-_COMMON_TENSORS = """query : Tensor
-        ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
-        dimension. D is a multiple of 8 up to 256.
-    key, value : Tensor
-        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy."""
 
 
-class FusedCommon(TypedDict, total=False):
-    """Common keywords of `fused_attention`, which has SDPA's own by name."""
+class Common(TypedDict, total=False):
+    """SDPA's and the common keywords of the attention functions."""
 
+    attn_mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
     key_bounds: torch.Tensor | None
     query_offset: int | torch.Tensor | None
     key_origin: torch.Tensor | None
@@ -88,18 +41,12 @@ class FusedCommon(TypedDict, total=False):
     engine: str
 
 
-class Common(FusedCommon, total=False):
-    """Common keywords of the attention functions."""
-
-    attn_mask: torch.Tensor | None
-    is_causal: bool
-    scale: float | None
-
-
 _OPTIONAL_TENSOR = ((torch.Tensor, type(None)), "a tensor or None")
 _KINDS: dict[str, tuple[Any, str]] = {
     "attn_mask": _OPTIONAL_TENSOR,
+    "dropout_p": (Number, "a float"),
     "is_causal": (bool, "a bool"),
+    "enable_gqa": (bool, "a bool"),
     "key_bounds": _OPTIONAL_TENSOR,
     "key_origin": _OPTIONAL_TENSOR,
     "softcap": (Number, "a float"),
@@ -108,14 +55,29 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "out": _OPTIONAL_TENSOR,
     "engine": (str, "a str"),
 }
+#: Defaults of the functions' parameters, in their order: values that are one object wherever they
+#: are written, so that a glance tells whether an argument was given.
+_OTHER_DEFAULTS = {
+    "dropout_p": 0,
+    "is_causal": False,
+    "enable_gqa": False,
+    "softcap": 0,
+    "return_lse": False,
+    "engine": "auto",
+}
+_DEFAULTS = tuple((name, _OTHER_DEFAULTS.get(name)) for name in Common.__annotations__)
 
 
-def documented(function: _Function) -> _Function:
-    """Fill in what the docstrings of all attention functions share: {tensors} and {common}."""
-    doc = function.__doc__ or ""
-    doc = doc.replace("{tensors}", _COMMON_TENSORS)
-    function.__doc__ = doc.replace("{common}", _COMMON_SECTIONS)
-    return function
+def given(*values: Any) -> dict[str, Any]:
+    """Return SDPA's and the common arguments of a call, in the order of the table, by name.
+
+    Those that are left at their defaults are left out: a call pays for what it says.
+    """
+    return {
+        name: value
+        for (name, default), value in zip(_DEFAULTS, values, strict=True)
+        if value is not default
+    }
 
 
 def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +104,9 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
     if "softcap" in arguments:
         arguments["softcap"] = as_float(arguments["softcap"])
+    if arguments.pop("dropout_p", 0) != 0:
+        raise refuse(owner, "dropout_p of 0 (inference only)", common["dropout_p"])
+    arguments.pop("enable_gqa", None)
     return arguments
 
 
@@ -215,5 +180,4 @@ def _ask_about_layout(
         f"sparse_attn.{owner}: the first {empty} of {query.shape[2]} queries see none of "
         f"{key.shape[2]} keys (query i stands at key i + Skv - Sq) and give zeros; expected is the "
         f"layout (B, H, S, D): are these tensors (B, S, H, D)? Then pass .transpose(1, 2)",
-        stacklevel=4,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
@@ -9,11 +10,15 @@ import torch
 __all__ = ["warn_once"]
 
 _given: set[str] = set()
+_PACKAGE = __name__.partition(".")[0]
 
 
-def warn_once(key: str, sentence: str, stacklevel: int) -> None:
-    """Warn with `sentence` unless that of `key` was given; `stacklevel` counts from the caller."""
+def warn_once(key: str, sentence: str) -> None:
+    """Warn with `sentence`, at the line that called the package, unless that of `key` was given."""
     if torch.compiler.is_compiling() or key in _given:
         return
     _given.add(key)
-    warnings.warn(sentence, stacklevel=stacklevel + 1)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__package__", "").startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, stacklevel=level)

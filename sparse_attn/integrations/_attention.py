@@ -238,7 +238,6 @@ def warn_of_weights(module: nn.Module, extras: dict[str, Any]) -> None:
             "output_attentions",
             "sparse_attn makes no attention weights: output_attentions=True gives none; load the "
             "model with attn_implementation='eager' to see them",
-            stacklevel=3,
         )
 
 

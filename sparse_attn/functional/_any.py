@@ -1,0 +1,47 @@
+"""Calls whose pattern is an argument: by head, and with any pattern on the naive op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._checks import check_tensor
+from .._common import Result, attend
+from .._pattern import check_pattern
+from ..by_head import ByHead, attend_by_head
+from ..patterns import BlockSparse, BlockTopK, Full, Pattern
+from ..tools import select_blocks
+
+__all__ = ["attend_any"]
+
+#: What a selection of blocks takes of a call.
+_PLACING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
+
+
+def attend_any(
+    owner: str,
+    pattern: Pattern | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    common: dict[str, Any],
+    op: str | None = None,
+) -> Result:
+    """Call the pattern's op, or `op`, for the function `owner`; by head where the pattern is so."""
+    if pattern is None and op == "naive":
+        pattern = Full()
+    check_pattern(owner, pattern)
+    assert pattern is not None
+    if isinstance(pattern, ByHead):
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            check_tensor(owner, name, tensor)
+
+        def of_heads(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
+            return attend_any(owner, own, q, k, v, part, op)
+
+        return attend_by_head(pattern, query, key, value, common, of_heads)
+    if op == "naive" and isinstance(pattern, BlockTopK):
+        placing: Any = {name: value for name, value in common.items() if name in _PLACING}
+        pattern = BlockSparse(select_blocks(query, key, pattern, **placing))
+    return attend(owner, pattern, query, key, value, common, op)

@@ -1,0 +1,207 @@
+"""`dilated_attention`: every n-th key of a window.
+
+Written by ``scripts/write_functions.py`` from the template of this name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from .._common import Result, attend, given
+from ..patterns import Dilated
+from ..windows import Window
+
+__all__ = ["dilated_attention"]
+
+
+@overload
+def dilated_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: Window,
+    dilation: int,
+    *,
+    sinks: int = 0,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> torch.Tensor: ...
+
+
+@overload
+def dilated_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: Window,
+    dilation: int,
+    *,
+    sinks: int = 0,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def dilated_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: Window,
+    dilation: int,
+    *,
+    sinks: int = 0,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: bool,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def dilated_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: Window,
+    dilation: int,
+    *,
+    sinks: int = 0,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> Result:
+    """Attention to every dilation-th key of a window; see `Dilated`.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
+        dimension. D is a multiple of 8 up to 256.
+    key, value : Tensor
+        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy.
+    window : int or (int or None, int or None)
+        Taps left and right: ``j = p + t * dilation`` with ``-left <= t <= right``.
+    dilation : int
+        Distance of neighbouring taps, at least 1.
+    sinks : int
+        Also every key ``j < sinks``, undilated.
+    attn_mask : Tensor, optional
+        What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
+        broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
+    dropout_p : float
+        Must be 0: inference only.
+    is_causal : bool
+        Keys ``j <= p`` only, with the lower-right alignment ``p = i + Skv - Sq``. For ``Sq != Skv``
+        this differs from SDPA, whose ``is_causal`` aligns the upper left corner.
+    scale : float, optional
+        Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
+    enable_gqa : bool
+        Accepted and never needed: fewer key heads are always shared.
+    key_bounds : Tensor, optional
+        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
+    query_offset : int or Tensor, optional
+        Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
+        default ``Skv - Sq``.
+    key_origin : Tensor, optional
+        int32 ``(B,)`` on the device: the key at which the entry's text begins, 0 by default. Sinks,
+        the first global tokens, strided columns and forced first blocks count from it; positions,
+        and so windows, do not change. Below 0 in a cache that dropped its first keys.
+    softcap : float
+        Scores become ``c * tanh(s / c)`` before the mask; 0 is off.
+    sink_logits : Tensor, optional
+        ``(Hq,)``: a logit for each head that joins the softmax's denominator only.
+    return_lse : bool
+        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
+    out : Tensor, optional
+        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
+        Refused in grad mode when an input requires grad.
+    engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
+        ``auto`` takes the fastest that serves the case; see `can_use`.
+
+    Returns
+    -------
+    Tensor or (Tensor, Tensor)
+        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
+        A row without keys is zero, its lse -inf.
+
+    Raises
+    ------
+    TypeError
+        An argument of a wrong kind.
+    ValueError
+        A wrong call, in one sentence: the argument, what was expected, what came.
+    NotImplementedError
+        A right call that no engine serves.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import dilated_attention
+    >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+    >>> dilated_attention(q, k, v, (7, 0), 2).shape
+    torch.Size([1, 2, 64, 16])
+
+    Notes
+    -----
+    The dilated sliding window of Beltagy et al. 2020 (Longformer), section 3.1.
+    """
+    pattern = Dilated(window, dilation, sinks)
+    common = given(
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        key_bounds,
+        query_offset,
+        key_origin,
+        softcap,
+        sink_logits,
+        return_lse,
+        out,
+        engine,
+    )
+    return attend("dilated_attention", pattern, query, key, value, common)
