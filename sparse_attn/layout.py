@@ -9,7 +9,7 @@ that are given indices check them and keep no alias. Those from masks of tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -113,9 +113,13 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts):
     ) -> BlockLayout:
         """Make a layout of tensors that our own kernels wrote: no checks, no sync."""
         layout = object.__new__(cls)
-        values = (counts, indices, block_q, block_kv, num_kv_blocks, partial, bits)
-        for field, value in zip(fields(cls), values, strict=True):
-            object.__setattr__(layout, field.name, value)
+        object.__setattr__(layout, "counts", counts)
+        object.__setattr__(layout, "indices", indices)
+        object.__setattr__(layout, "block_q", block_q)
+        object.__setattr__(layout, "block_kv", block_kv)
+        object.__setattr__(layout, "num_kv_blocks", num_kv_blocks)
+        object.__setattr__(layout, "partial", partial)
+        object.__setattr__(layout, "bits", bits)
         return layout
 
     @classmethod
