@@ -4,6 +4,7 @@
 # make test-gpu   the suite on the GPU           make bench    the benchmark report
 # make quality    what patterns cost a real model
 # make gpu-evidence   does the recorded GPU run belong to this tree?
+# make docs       the site of docs/ in build/site, links checked
 # make wheel      one wheel for every Python and torch, in dist/
 # make hub        the folder that Hugging Face's kernel builder takes, in build/hub
 # make versions   tries that wheel with every Python and torch at hand
@@ -33,7 +34,7 @@ CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))
 
-.PHONY: all build test lint format demo quality test-gpu gpu-evidence bench wheel hub versions clean
+.PHONY: all build test lint format demo quality docs test-gpu gpu-evidence bench wheel hub versions clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -74,6 +75,10 @@ $(STAMPS)/lint: $(STAMPS)/torch pyproject.toml
 	$(PIP) $(LINTERS)
 	touch $@
 
+$(STAMPS)/docs: $(STAMPS)/package
+	$(PIP_SAFE) --no-build-isolation --editable ".[docs]"
+	touch $@
+
 build: $(STAMPS)/package
 	$(PY) -m scripts.build
 
@@ -109,6 +114,9 @@ quality: $(STAMPS)/quality build
 test-gpu: $(if $(ASKED_VENV),$(STAMPS)/test)
 	$(PY_AT_HAND) -m scripts.build
 	$(IN_TREE) $(PY_AT_HAND) -m scripts.run_gpu_suite $(SUITE)
+
+docs: $(STAMPS)/docs build
+	NO_MKDOCS_2_WARNING=1 $(IN_TREE) $(PY) -m mkdocs build
 
 gpu-evidence:
 	@$(PYTHON) -m scripts.gpu_evidence

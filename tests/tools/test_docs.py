@@ -1,11 +1,13 @@
-"""Every example in a docstring runs, and every public name has one line of help."""
+"""Every example in a docstring, the README and the docs runs; every public name has its help."""
 
 import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,45 @@ MODULES = [
     for module in pkgutil.walk_packages(sa.__path__, "sparse_attn.")
     if not module.name.startswith(("sparse_attn._C", "sparse_attn._info", "sparse_attn.integr"))
 ]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+#: Python of a page, in the order of the page; what stands in a comment is not shown to readers.
+SNIPPET = re.compile(
+    r"(?:^```python\n(.*?)^```$)|(?:^<!-- python\n(.*?)^-->$)", re.DOTALL | re.MULTILINE
+)
+
+
+def snippets(page):
+    """The page's Python, each piece at the line where it stands, so that a failure names it."""
+    text = page.read_text()
+    for found in SNIPPET.finditer(text):
+        group = found.lastindex
+        yield "\n" * text.count("\n", 0, found.start(group)) + found.group(group)
+
+
+WITH_SNIPPETS = {str(page.relative_to(ROOT)): page for page in PAGES if any(snippets(page))}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WITH_SNIPPETS)
+def test_snippets_run(device, tmp_path, monkeypatch, name):
+    """A page's snippets run in its order, the later ones with what the earlier ones made."""
+    if device != "cpu":
+        pytest.skip("examples make CPU tensors")
+    monkeypatch.chdir(tmp_path)
+    known = {"__name__": "__main__"}
+    for snippet in snippets(WITH_SNIPPETS[name]):
+        exec(compile(snippet, name, "exec"), known)
+
+
+def test_every_page_is_in_the_menu():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.parent != ROOT}
+    assert {page for page in pages if not page.startswith("results/")} == set(
+        re.findall(r": ([\w/]+\.md)$", menu, re.MULTILINE)
+    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

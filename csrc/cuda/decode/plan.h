@@ -108,7 +108,7 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   plan.max_chunks = imax(plan.max_chunks, 1);
 
   int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
-  constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernel_ladder.md
+  constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernels/decode.md
   while (blocks * plan.splits * 2 <= int64_t{kWaves} * device.resident &&
          plan.splits < plan.max_chunks) {
     plan.splits *= 2;

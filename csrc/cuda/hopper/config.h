@@ -45,7 +45,7 @@ struct Config {
   static constexpr int kQueryBytes = kConsumerRows * HEAD_DIM * 2;  // of one consumer
   static constexpr int kKeyBytes = BLOCK_KV * HEAD_DIM * 2;
 
-  // Schedule; figures in docs/kernel_ladder.md.
+  // Schedule; figures in docs/kernels/hopper.md.
   static constexpr bool kWide = HEAD_DIM > 128;
   // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory,
   // for which half tiles have no room but at head dim 64.
