@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--length", type=int, help="tokens of each text (2048; 8192 on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the installed one")
+    parser.add_argument(
+        "--advise", type=float, nargs="*", default=[], metavar="KEEP", help="also what advise finds"
+    )
+    parser.add_argument("--minutes", type=float, help="of each search")
     parser.add_argument("--only", default="", help="policies with this in their names")
     parser.add_argument(
         "--untimed", action="store_true", help="leave times out: on a machine that others use"
@@ -73,19 +78,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
     options = parser.parse_args(arguments)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    path = options.model or real_model.find()
-    if path is None:
+    file = options.model or real_model.find()
+    if file is None:
         print(f"quality: expected the package {real_model.PACKAGE}, got none", file=sys.stderr)
         return 1
     length = options.length or LENGTH[device.type]
-    model, tokenizer = real_model.load(path, device)
+    model, tokenizer = real_model.load(file, device)
     judged = {name: p for name, p in policies(length).items() if options.only in name}
+    path = options.output / f"quality-{slug(device)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for keep in options.advise:
+        advice = sa.advise(
+            model,
+            real_model.tokens(tokenizer, "calibration", length),
+            keep,
+            validate=real_model.tokens(tokenizer, "probe", length),
+            minutes=options.minutes,
+        )
+        print(advice, flush=True)
+        advice.save(path.with_name(f"{path.name}-advice-{keep}.json"))
+        advice.report(path.with_name(f"{path.name}-advice-{keep}.html"))
+        judged[f"advised, keep {keep}"] = advice.policy
     found: dict[str, sa.quality.ModelQuality] = {}
     for name in TEXTS:
         ids = real_model.tokens(tokenizer, name, length)
         found[name] = sa.quality.model(model, ids, judged, timed=not options.untimed)
         print(f"\n{name}, {length} tokens\n{found[name]}", flush=True)
-    write(options.output / f"quality-{slug(device)}", found, length, device, judged)
+    write(path, found, length, device, judged)
     return 0
 
 
@@ -94,7 +113,7 @@ def write(
     found: dict[str, sa.quality.ModelQuality],
     length: int,
     device: torch.device,
-    judged: dict[str, Any],
+    judged: Mapping[str, sa.Policy | sa.Pattern],
 ) -> None:
     """Write JSON, picture and page."""
     from matplotlib import pyplot
@@ -105,10 +124,9 @@ def write(
         "model": real_model.NAME,
         "length": length,
         "machine": machine,
-        "policies": {name: repr(policy) for name, policy in judged.items()},
+        "policies": {name: str(policy) for name, policy in judged.items()},
         "texts": texts,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(held, indent=1) + "\n")
     figure, axes = pyplot.subplots(1, len(found), figsize=(15, 6), layout="constrained")
     for ax, (name, quality) in zip(axes, found.items(), strict=True):
