@@ -104,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
                 help="text the search does not see (by default the next N tokens of --text)",
             )
             command.add_argument("--minutes", type=float, help="about how long the search may take")
+            command.add_argument(
+                "--resume",
+                type=Path,
+                metavar="FILE",
+                help="keeps what was measured; a search that was cut off goes on from it",
+            )
     return parser
 
 
@@ -171,6 +177,7 @@ def _advise(options: argparse.Namespace) -> None:
         options.keep,
         validate=other,
         minutes=options.minutes,
+        resume=options.resume,
         progress=not options.quiet,
     )
     print(advice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..quality._model import Judge, PolicyQuality, as_inputs, call_model, evalua
 from ._advice import Advice, Tried
 from ._candidates import named
 from ._local import Local, Unit
+from ._memory import Memory
 from ._search import Choice, Outcome, Search
 from ._times import resized, seconds_of
 
@@ -43,6 +45,7 @@ def advise(
     patterns: Any = None,
     lengths: Any = None,
     minutes: float | None = None,
+    resume: str | PathLike[str] | None = None,
     progress: bool = True,
 ) -> Advice:
     """Find a policy by layer and key head that keeps the model's answers at the fewest pairs.
@@ -78,6 +81,9 @@ def advise(
         validation text.
     minutes : float, optional
         Stages are cut short so that the search takes about this long.
+    resume : path, optional
+        A file that keeps what was measured: a search of the same model, inputs and patterns that
+        was cut off goes on from it.
     progress : bool
         Show a progress bar, with the time left, where tqdm is installed.
 
@@ -120,7 +126,8 @@ def advise(
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     wanted = _lengths(lengths, calls)
     found = named(OWNER, patterns, _length(calls[0]))
-    run = _Run(model, calls, other, found, float(keep), minutes)
+    memory = Memory(resume, model, calls, found)
+    run = _Run(model, calls, other, found, float(keep), minutes, memory)
     with torch.no_grad(), evaluating(model):
         return run.advice(wanted, progress)
 
@@ -136,10 +143,12 @@ class _Run:
         found: dict[str, Pattern],
         keep: float,
         minutes: float | None,
+        memory: Memory,
     ) -> None:
         self.model, self.calls, self.other = model, calls, other
         self.found, self.keep, self.minutes = found, keep, minutes
         self.began = time.monotonic()
+        self.memory = memory
         self.local = Local(found)
         self.judge = Judge(OWNER, model, calls, hold=self._holds())
 
@@ -161,11 +170,14 @@ class _Run:
         steps = len(self.calls) * self._evaluations()
         with Progress(steps, progress) as bar:
             self.step = bar.step
-            with bound(OWNER, self.model, Full()), watching(self.local):
-                for call in self.calls:
-                    call_model(self.model, call)
-                    bar.step("local errors")
-            self.local.finish(OWNER)
+            if not self.memory.recall(self.local):
+                with bound(OWNER, self.model, Full()), watching(self.local):
+                    for call in self.calls:
+                        bar.step("local errors", 0)
+                        call_model(self.model, call)
+                self.local.finish(OWNER)
+                self.memory.keep(self.local)
+            bar.step("local errors", len(self.calls))
             search = Search(self.local, self._judge)
             self._search(search)
             best = search.find(self._with_margin(), STEPS, self.out_of_time(SEARCHED))
@@ -195,10 +207,14 @@ class _Run:
     def _judge(self, name: str, choice: Choice) -> tuple[float, float]:
         """Return what a choice keeps of the model's output, and its loss."""
         self.step(name, 0)
-        policy = policy_of(choice, self.found, self._shape())
-        (row,) = self.judge.rows({name: policy}, counted=False)
+        figures = self.memory.judged(choice)
+        if figures is None:
+            policy = policy_of(choice, self.found, self._shape())
+            (row,) = self.judge.rows({name: policy}, counted=False)
+            figures = _kept(row), row.rel_l1 if row.kl is None else row.kl
+            self.memory.add(choice, figures)
         self.step(name, len(self.calls))
-        return _kept(row), row.rel_l1 if row.kl is None else row.kl
+        return figures
 
     def _shape(self) -> tuple[int, int]:
         layers = {unit[0] for unit in self.local.figures} | self.local.skipped
@@ -206,7 +222,7 @@ class _Run:
 
     def _with_margin(self) -> float:
         """Return `keep` and a standard error of a share of the positions."""
-        positions = max(1, self.judge.positions)
+        positions = max(1, sum(_size(call) for call in self.calls))
         return min(1.0, self.keep + math.sqrt(self.keep * (1 - self.keep) / positions))
 
     def _validated(

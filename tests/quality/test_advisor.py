@@ -117,6 +117,35 @@ def test_little_time_still_gives_an_answer(llama, ids):
     assert advice.pairs < 1 and len(advice.tried) < 4
 
 
+def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
+    from sparse_attn.quality._model import Judge
+
+    file = tmp_path / "search.json"
+    whole = advise(llama, ids)
+    judged, real = [], Judge.rows
+
+    def cut_off_after(count):
+        def rows(self, policies, **options):
+            if len(judged) == count:
+                raise KeyboardInterrupt
+            judged.append(list(policies))
+            return real(self, policies, **options)
+
+        monkeypatch.setattr(Judge, "rows", rows)
+
+    cut_off_after(4)
+    with pytest.raises(KeyboardInterrupt):
+        advise(llama, ids, resume=file)
+    cut_off_after(10**6)
+    resumed = advise(llama, ids, resume=file)
+    assert resumed.policy == whole.policy and resumed.tried == whole.tried
+    judged.clear()
+    assert advise(llama, ids, resume=file).policy == whole.policy
+    assert len(judged) <= 3  # the validation alone
+    other = advise(llama, ids.flip(1), resume=file)
+    assert other.tried == advise(llama, ids.flip(1)).tried
+
+
 def test_windows_of_the_model_are_left_alone(on_device, ids):
     config = CONFIGS["qwen3_sliding"]()
     config.layer_types = ["sliding_attention", "full_attention"]

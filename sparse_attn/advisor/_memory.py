@@ -1,0 +1,104 @@
+"""What a search has measured, kept in a file, so that one that was cut off goes on where it stood.
+
+The file belongs to one model, text and list of candidates; another one's is begun anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..patterns import Pattern
+from ._local import Local, Unit
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Local figures and judged choices, in memory and, with a path, in a file.
+
+    Parameters
+    ----------
+    path : path, optional
+        Read where it exists and belongs to the same search; written after every step.
+    model, calls, found
+        What the search is about.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None,
+        model: nn.Module,
+        calls: Iterable[dict[str, Any]],
+        found: Mapping[str, Pattern],
+    ) -> None:
+        self._path = None if path is None else Path(path)
+        self._held: dict[str, Any] = {"of": "", "judged": {}}
+        if self._path is None:
+            return
+        self._held["of"] = _fingerprint(model, calls, found)
+        if self._path.exists():
+            old = json.loads(self._path.read_text())
+            if old.get("of") == self._held["of"]:
+                self._held = old
+
+    def recall(self, local: Local) -> bool:
+        """Fill in local figures that were measured before; False where there are none."""
+        if "local" not in self._held:
+            return False
+        for layer, head, allowed, figures in self._held["local"]:
+            local.allowed[layer, head] = allowed
+            local.figures[layer, head] = {name: tuple(row) for name, row in figures.items()}
+        local.skipped = set(self._held["skipped"])
+        return True
+
+    def keep(self, local: Local) -> None:
+        """Keep local figures."""
+        self._held["local"] = [
+            [*unit, local.allowed[unit], figures] for unit, figures in local.figures.items()
+        ]
+        self._held["skipped"] = sorted(local.skipped)
+        self._write()
+
+    def judged(self, choice: Mapping[Unit, str]) -> tuple[float, float] | None:
+        """Return what a choice kept and lost, None where it was not judged."""
+        figures = self._held["judged"].get(_key(choice))
+        return None if figures is None else (figures[0], figures[1])
+
+    def add(self, choice: Mapping[Unit, str], figures: tuple[float, float]) -> None:
+        """Keep what a choice kept and lost."""
+        self._held["judged"][_key(choice)] = figures
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            beside = self._path.with_name(self._path.name + ".new")
+            beside.write_text(json.dumps(self._held))
+            beside.replace(self._path)  # a run that is cut off leaves the old file or the new one
+
+
+def _key(choice: Mapping[Unit, str]) -> str:
+    named = ";".join(f"{layer}.{head}={choice[layer, head]}" for layer, head in sorted(choice))
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def _fingerprint(
+    model: nn.Module, calls: Iterable[dict[str, Any]], found: Mapping[str, Pattern]
+) -> str:
+    """Return a digest of the model's class and first weights, the inputs and the candidates."""
+    digest = hashlib.sha256(f"{type(model).__name__} {dict(found)!r}".encode())
+    for name, parameter in model.named_parameters():
+        first = parameter.detach().flatten()[:16].float().tolist()
+        digest.update(f"{name} {tuple(parameter.shape)} {first}".encode())
+    for call in calls:
+        for name, value in call.items():
+            held = value.tolist() if isinstance(value, torch.Tensor) else value
+            digest.update(f"{name} {held}".encode())
+    return digest.hexdigest()
