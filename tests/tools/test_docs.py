@@ -79,6 +79,16 @@ def test_public_names_are_documented(name):
         assert "{" not in doc.replace('{"auto"', "").replace('{"mean"', "")
 
 
+def test_public_names_are_in_the_reference():
+    named = re.findall(
+        r"^::: sparse_attn\.([\w.]+)$", (ROOT / "docs/reference.md").read_text(), re.M
+    )
+    modules = {name for name in sa.__all__ if inspect.ismodule(getattr(sa, name))}
+    assert set(sa.__all__) - modules == {
+        name for name in named if name != "testing" and "." not in name
+    }
+
+
 def test_import_is_light():
     code = (
         "import sys, sparse_attn; "
