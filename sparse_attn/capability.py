@@ -128,4 +128,4 @@ def can_use(
     except (ValueError, NotImplementedError) as error:
         return Capability(None, (str(error),), False)
     engine, *reasons = answer.split("\n")
-    return Capability(engine, tuple(reasons), True)
+    return Capability(engine or None, tuple(reasons), bool(engine))

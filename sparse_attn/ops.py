@@ -157,7 +157,7 @@ def ask_engine(name: str, arguments: dict[str, Any]) -> str:
     Returns
     -------
     str
-        The engine, and behind it the reasons, a line each.
+        The engine, empty for none, then the reasons, a line each.
 
     Raises
     ------

@@ -38,11 +38,16 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   return c;
 }
 
-/// The engine of a call whose features are known; raises where none serves it.
-Choice pick_engine(const Op& op, const CallArguments& args, const AttentionParams& params) {
+/// The choice for a call whose features are known.
+Choice choice_for(const Op& op, const CallArguments& args, const AttentionParams& params) {
   const std::string requested = op.kind == PatternKind::kAny ? "naive" : args.engine;
-  Choice choice = choose_engine(case_of(params, *args.query), requested);
-  if (!choice.engine.empty()) return choice;
+  return choose_engine(case_of(params, *args.query), requested);
+}
+
+/// The engine of a call; raises where none serves it.
+const Engine& pick_engine(const Op& op, const CallArguments& args, const AttentionParams& params) {
+  const Choice choice = choice_for(op, args, params);
+  if (!choice.engine.empty()) return backend().engine(choice.engine);
   std::string reasons;
   for (const std::string& reason : choice.reasons) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
@@ -100,7 +105,7 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
   params.features = features_of(params);
   params.device = args.query->get_device_index();
   params.stream = backend().stream(params.device);
-  const Engine& engine = backend().engine(pick_engine(op, args, params).engine);
+  const Engine& engine = pick_engine(op, args, params);
 
   std::tuple<MaybeTensor, MaybeTensor> list;
   if (op.kind == PatternKind::kBlockTopK) {
@@ -153,7 +158,8 @@ void with_outputs(StableIValue* stack, uint64_t, uint64_t) {
   run(op, args, std::move(prepared), *args.out, args.lse);
 }
 
-/// Answers which engine would serve the call: its name, then the reasons, a line each.
+/// Answers which engine would serve the call: its name, empty for none, then the reasons, a line
+/// each.
 template <int kIndex>
 void engine_question(StableIValue* stack, uint64_t, uint64_t) {
   const Op& op = op_at(kIndex);
@@ -165,7 +171,7 @@ void engine_question(StableIValue* stack, uint64_t, uint64_t) {
     set_outputs(*args.out, {}, &params);
   }
   params.features = features_of(params);
-  const Choice choice = pick_engine(op, args, params);
+  const Choice choice = choice_for(op, args, params);
   std::string answer = choice.engine;
   for (const std::string& reason : choice.reasons) answer += "\n" + reason;
   stack[0] = from(answer);

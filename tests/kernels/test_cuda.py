@@ -123,7 +123,7 @@ def test_ragged_shapes_stay_inside_their_tensors(attend, device, name, dtype):
     """
     shape = attend.fit(Shape(1, 4, 2, 67, 131))
     tensors = shape.make(device, dtype, "transposed")
-    bounds = torch.tensor([3, 129], dtype=torch.int32).expand(1, 1, 67, 2)
+    bounds = torch.tensor([3, 129], dtype=torch.int32).expand(1, 1, shape.Sq, 2)
     common = dict(is_causal=True, return_lse=True)
     torch.manual_seed(0)  # for layouts that are drawn
     result = attend(PATTERNS[name](shape, device), *tensors, key_bounds=bounds.to(device), **common)

@@ -32,11 +32,13 @@ def test_heights_of_query_blocks(attend, device, block_q, head_dim, common):
 @pytest.mark.parametrize("block_q", (16, 32, 64))
 def test_low_blocks_under_bounds_masks_and_odd_strides(attend, device, block_q, dtype):
     shape = attend.fit(Shape(1, 2, 1, 150, 270, 128))
-    bounds = torch.randint(0, 270, (1, 1, 150, 2), device=device, dtype=torch.int32).sort(-1)[0]
-    mask = torch.randn(150, 270, device=device, dtype=dtype)
+    bounds = torch.randint(0, 270, (1, 1, shape.Sq, 2), device=device, dtype=torch.int32).sort(-1)[
+        0
+    ]
+    mask = torch.randn(shape.Sq, 270, device=device, dtype=dtype)
     for memory in ("contiguous", "transposed", "gaps"):
         tensors = shape.make(device, dtype, memory)
-        pattern = sa.BlockSparse(random_layout(150, 270, block_q, block_q, device))
+        pattern = sa.BlockSparse(random_layout(shape.Sq, 270, block_q, block_q, device))
         for common in ({"key_bounds": bounds}, {"attn_mask": mask}):
             result = attend(pattern, *tensors, return_lse=True, **common)
             assert_close_to_reference(result, *tensors, pattern, **common)

@@ -65,7 +65,7 @@ def test_mask_in_the_dtype_of_the_query_or_float32(attend, device, dtype):
     shape = attend.fit(SHAPE)
     query, key, value = shape.make(device, dtype)
     for mask_dtype in (dtype, torch.float32):
-        mask = torch.randn(34, 67, device=device).to(mask_dtype)
+        mask = torch.randn(shape.Sq, 67, device=device).to(mask_dtype)
         out = attend(sa.Full(), query, key, value, attn_mask=mask)
         assert_close_to_reference(out, query, key, value, attn_mask=mask)
 
