@@ -21,10 +21,10 @@ from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Str
 from ..policy import Policy
 from ._masks import Note, is_intervals, note_of
 from ._positions import (
-    counts_from_first,
-    first_key,
-    from_first_key,
+    counts_from_origin,
+    has_origin,
     narrowed_mask,
+    origin_of,
     query_positions,
 )
 
@@ -215,19 +215,18 @@ def _placed(
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
     if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
         pattern = Full()  # the causal cut says it all
-    first = _first_key(module, pattern, note, query.shape[2], key.shape[2])
-    moved = from_first_key(pattern, first)
-    if moved is not None:
-        pattern = moved
-    elif mask is not None:  # no argument of the op says it
-        mask = narrowed_mask(mask, pattern, first, is_causal, query.shape[0], key.shape[2])
-        pattern, note = Full(), None
+    origin = _origin(module, pattern, mask, note, query, key)
+    if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
+        # The op's index tensors are key positions, alike for all texts.
+        mask = narrowed_mask(mask, pattern, origin, is_causal, key.shape[2])
+        pattern, note, origin = Full(), None, None
     narrowed = _joined(pattern, note)
     if narrowed is not None:
         pattern, mask = narrowed, None
-    if mask is None:
-        return pattern, {"is_causal": is_causal}
-    return pattern, _masked(module, mask, query, key, pattern, is_causal)
+    placing: dict[str, Any] = {"is_causal": is_causal}
+    if mask is not None:
+        placing = _masked(module, mask, query, key, pattern, is_causal)
+    return pattern, placing if origin is None else placing | {"key_origin": origin}
 
 
 def warn_of_weights(module: nn.Module, extras: dict[str, Any]) -> None:
@@ -255,15 +254,32 @@ def _chosen(module: nn.Module, seq_q: int, seq_kv: int) -> Pattern:
     return layer.policy.choose(layer.number, seq_q, seq_kv)
 
 
-def _first_key(
-    module: nn.Module, pattern: Pattern, note: Note | None, seq_q: int, seq_kv: int
-) -> int:
-    """Return the position of the first key in the text, 0 for patterns that do not ask."""
-    if not counts_from_first(pattern):
-        return 0
+def _scattered(pattern: Pattern) -> bool:
+    """Whether a pattern holds an index tensor of global tokens."""
+    return isinstance(pattern, Band) and isinstance(pattern.global_tokens, torch.Tensor)
+
+
+def _origin(
+    module: nn.Module,
+    pattern: Pattern,
+    mask: torch.Tensor | None,
+    note: Note | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the key of each text's first token for patterns that count from it, else None."""
     name = type(pattern).__name__
-    first = first_key(module, note, seq_q, seq_kv)
-    if first is None:
+    if note is not None and note.dropped and isinstance(pattern, (BlockSparse, BlockTopK)):
+        raise layer_error(
+            module,
+            "pattern",
+            f"{name} in a sliding cache that has dropped {note.dropped} keys",
+            "give the policy decode=Full(), or list the layer in its dense_layers",
+        )
+    by_blocks = isinstance(pattern, BlockSparse)  # of key positions, whatever they hold
+    if not by_blocks and not counts_from_origin(pattern):
+        return None
+    if not has_origin(module, note, query.shape[2], key.shape[2]):
         raise layer_error(
             module,
             "pattern",
@@ -271,14 +287,7 @@ def _first_key(
             "leave the mask to the model and do not compile it (generate: disable_compile=True), "
             "or list the layer in the policy's dense_layers",
         )
-    if first > 0 and isinstance(pattern, (BlockSparse, BlockTopK)):
-        raise layer_error(
-            module,
-            "pattern",
-            f"{name} in a sliding cache that has dropped {first} keys",
-            "give the policy decode=Full(), or list the layer in its dense_layers",
-        )
-    return first
+    return None if by_blocks else origin_of(note, mask, query.shape[0])
 
 
 def _joined(pattern: Pattern, note: Note | None) -> Pattern | None:

@@ -32,13 +32,14 @@ class Note(NamedTuple):
     """What a mask is, written on it beside its values.
 
     The values are the model's whole mask without it (a copy of the mask loses it, a compiled graph
-    does not see it). It spares the ops to read them, and says which keys a cache has dropped.
+    does not see it). It spares the ops to read them, and says where each text begins.
     """
 
     causal: bool | None  # None: a dense mask, which does not say it
     sides: tuple[int | None, int | None] | None  # set: nothing but this window, queries at the end
     kv_length: int
-    first_key: int  # position of key 0 in the text
+    dropped: int  # keys that a sliding cache has dropped
+    origin: torch.Tensor | None  # int32 (B,): key of each text's first token; None: key 0 in all
 
 
 class _Band(NamedTuple):
@@ -105,31 +106,46 @@ def attention_mask(
         use_vmap=use_vmap,
         device=device,
     )
+    compiling = torch.compiler.is_compiling()
+    dense = Note(None, None, kv_length, kv_offset, None)
+    if not compiling:
+        origin = _origin(attention_mask, batch_size, kv_offset, device)
+        dense = dense._replace(origin=origin)
     if config is not None:
         if not calls_attention(type(config)):
             raise refuse_model(type(config).__name__.removesuffix("Config"))
         if reads_mask(type(config)):
-            return _noted(eager_mask(**call, dtype=dtype), Note(None, None, kv_length, kv_offset))
-    compiling = torch.compiler.is_compiling()
+            return _noted(eager_mask(**call, dtype=dtype), dense)
     band = None if use_vmap else _recognised(mask_function, compiling)
     run = _token_run(attention_mask, kv_length, kv_offset) if band is not None else None
     if band is None or run is None:
         mask = sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-        return _noted(mask, Note(None, None, kv_length, kv_offset))
+        return _noted(mask, dense)
     position = torch.arange(q_length, device=device) + (q_offset - kv_offset)
     mask = _intervals(band, position, run, batch_size, kv_length)
     at_end = not isinstance(q_offset, torch.Tensor) and (
         q_offset + q_length == kv_offset + kv_length
     )
     plain = run.whole and (at_end or band.sides() == (None, None))
-    note = Note(band.causal, band.sides() if plain else None, kv_length, kv_offset)
-    return _noted(mask, note)
+    return _noted(mask, dense._replace(causal=band.causal, sides=band.sides() if plain else None))
 
 
 def _noted(mask: torch.Tensor, note: Note) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         setattr(mask, _NOTE, note)
     return mask
+
+
+def _origin(
+    tokens: torch.Tensor | None, batch: int, dropped: int, device: torch.device | str
+) -> torch.Tensor | None:
+    """Find the key of each text's first token; before key 0 where a cache has dropped it."""
+    if tokens is None:
+        kind: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        return torch.full((batch,), -dropped, **kind) if dropped else None
+    index = torch.arange(tokens.shape[1], device=tokens.device)
+    first = torch.where(tokens.bool(), index, tokens.shape[1]).amin(-1)
+    return (first - dropped).to(torch.int32)
 
 
 def is_intervals(mask: torch.Tensor) -> bool:

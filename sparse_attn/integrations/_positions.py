@@ -1,39 +1,56 @@
-"""Where the queries and keys of a call stand in the text.
+"""Where the queries of a call and the beginnings of its texts stand among the keys.
 
-A sliding cache has dropped its oldest keys: key j of the call is key ``first + j`` of the text.
-Windows and taps count from the query and do not notice; sinks, global tokens, strided columns and
-blocks count from the beginning of the text, so the pattern moves by `first`. The mask function
-knows `first` and writes it on its masks.
+Windows and taps count from the query. Sinks, global tokens, strided columns and first blocks count
+from a text's first token, which left padding moves to a later key and a sliding cache, that has
+dropped its oldest keys, to one before key 0: the op's ``key_origin``. The mask function knows it
+and writes it on its masks; elsewhere the mask itself tells.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Pattern, Strided
+from ..patterns import Band, BlockTopK, Dilated, Pattern, Strided
 from ._masks import Note, is_intervals
 
-__all__ = ["counts_from_first", "first_key", "from_first_key", "narrowed_mask", "query_positions"]
+__all__ = ["counts_from_origin", "has_origin", "narrowed_mask", "origin_of", "query_positions"]
 
 
-def counts_from_first(pattern: Pattern) -> bool:
+def counts_from_origin(pattern: Pattern) -> bool:
     """Whether a pattern names positions of the text, beside distances from the query."""
     if isinstance(pattern, Band):
         return pattern.sinks > 0 or pattern.global_tokens is not None
     if isinstance(pattern, Dilated):
         return pattern.sinks > 0
-    return isinstance(pattern, (Strided, BlockSparse, BlockTopK))
+    return isinstance(pattern, (Strided, BlockTopK))
 
 
-def first_key(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> int | None:
-    """Return the position of the first key in the text, None where nothing says it."""
-    if note is not None:
-        return note.first_key
-    return 0 if seq_q == seq_kv or not _slides(module) else None
+def has_origin(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> bool:
+    """Whether anything says where the texts begin."""
+    return note is not None or seq_q == seq_kv or not _slides(module)
+
+
+def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch.Tensor | None:
+    """Return the key of each text's first token, int32 (B,); None is key 0 in all.
+
+    Without a note it is the first key that any row sees.
+    """
+    if note is not None or mask is None:
+        return None if note is None else note.origin
+    if is_intervals(mask):
+        low, high = mask.unbind(-1)
+        first = torch.where(low < high, low, high.amax()).amin((1, 2))
+    else:
+        first = _allowed(mask).any(1).any(1).int().argmax(-1)
+    return first.to(torch.int32).expand(batch).contiguous()
+
+
+def _allowed(mask: torch.Tensor) -> torch.Tensor:
+    """View a dense mask, bool or additive, as bool."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def _slides(module: nn.Module) -> bool:
@@ -46,30 +63,18 @@ def _slides(module: nn.Module) -> bool:
     return any(getattr(config, name, None) is not None for name in windows)
 
 
-def from_first_key(pattern: Pattern, first: int) -> Pattern | None:
-    """Let a pattern that counts from the text count from the first key; None if no pattern can."""
-    if first == 0:
-        return pattern
-    if isinstance(pattern, (Band, Dilated)):
-        pattern = replace(pattern, sinks=max(0, pattern.sinks - first))
-    if isinstance(pattern, Band) and pattern.global_tokens is not None:
-        if isinstance(pattern.global_tokens, torch.Tensor):
-            return None
-        return replace(pattern, global_tokens=max(0, pattern.global_tokens - first))
-    return None if isinstance(pattern, Strided) and first % pattern.stride else pattern
-
-
 def narrowed_mask(
-    mask: torch.Tensor, pattern: Pattern, first: int, is_causal: bool, batch: int, seq_kv: int
+    mask: torch.Tensor, pattern: Pattern, origin: torch.Tensor, is_causal: bool, seq_kv: int
 ) -> torch.Tensor:
-    """Cut a mask, intervals or dense, to what a pattern allows at positions of the text."""
-    seq_q = mask.shape[2]
+    """Cut a mask, intervals or dense, to what a pattern allows at positions of the texts."""
+    batch, seq_q = origin.shape[0], mask.shape[2]
     row = torch.arange(seq_q, device=mask.device)[:, None]
     key = torch.arange(seq_kv, device=mask.device)
     position = row + (seq_kv - seq_q)
     if is_causal:
         position = row + query_positions(mask, batch, seq_q)[:, None, None, None]
-    allowed = pattern.allows(row, position + first, key + first)
+    first = origin.long()[:, None, None, None]
+    allowed = pattern.allows(row, position - first, key - first)
     if is_intervals(mask):
         return allowed & (mask[..., :1] <= key) & (key < mask[..., 1:])
     return mask & allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, -torch.inf)
@@ -84,7 +89,7 @@ def query_positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
     if is_intervals(mask):
         last = mask[..., 1] - 1
     else:
-        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        allowed = _allowed(mask)
         index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
         last = (allowed * index).amax(-1) - 1
     row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)

@@ -64,8 +64,9 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     """Run a policy in the self-attention layers of a loaded model, in place.
 
     A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
-    layer is the model's own attention. Positions count from the first token, padding included, also
-    where a sliding cache has dropped keys. Layers are the self-attention modules in module order;
+    layer is the model's own attention. Sinks, global tokens and strided columns count from each
+    row's first token, past its left padding, also where a sliding cache has dropped keys; blocks
+    lie on key positions. Layers are the self-attention modules in module order;
     cross attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes
     bands that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the
     one that is meant, as ``model.language_model``.

@@ -60,7 +60,7 @@ def test_calls_with_a_cache_equal_the_whole_text(name, pattern, cache, calls):
 @pytest.mark.parametrize("padding", ["left", "holes"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("pattern", ["sinks", "strided"])
-def test_padding_counts_as_text(pattern, cache, padding):
+def test_calls_with_padding_equal_the_whole_text(pattern, cache, padding):
     model = bound("mistral", PATTERNS[pattern])
     assert_calls_equal_the_whole_text(model, cache, CALLS["long prompt"], padding)
 

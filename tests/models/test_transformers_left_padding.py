@@ -1,0 +1,134 @@
+"""A left-padded row equals the row alone, for every pattern and cache, in prefill and decode."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from tiny_models import CONFIGS, VOCABULARY, assert_same, build, output
+
+import sparse_attn as sa
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+apply = sa.integrations.transformers.apply
+LENGTH = 40
+PATTERNS = {
+    "sinks": lambda: sa.Band((3, 0), sinks=4),
+    "first global tokens": lambda: sa.Band((3, 0), global_tokens=3),
+    "scattered global tokens": lambda: sa.Band(
+        (3, 0), global_tokens=torch.tensor([9, 0, 4], dtype=torch.int32)
+    ),
+    "dilated with sinks": lambda: sa.Dilated((2, 0), 2, sinks=3),
+    "strided": lambda: sa.Strided(2, 3),
+    "by head": lambda: sa.ByHead({0: sa.Band((3, 0), sinks=4)}, rest=sa.Strided(2, 5)),
+    "topk": lambda: sa.TopK(5),
+    "block top-k": lambda: sa.BlockTopK(
+        16, mass=None, budget_blocks=1, selector="mean", local_blocks=1
+    ),
+}
+#: Pads of the first row: whole blocks where the pattern has blocks.
+PADS = {name: 16 if name == "block top-k" else 5 for name in PATTERNS}
+CALLS = {
+    "prefill": [(0, LENGTH)],
+    "decode": [(0, 30), *((n, n + 1) for n in range(30, LENGTH))],
+    "chunks": [(0, 16), (16, 32), (32, LENGTH)],
+}
+
+
+def padded_text(pads):
+    ids = torch.randint(3, VOCABULARY, (2, LENGTH))
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :pads] = 0
+    return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def in_calls(model, cache, calls, ids, mask, positions):
+    past = None
+    if cache == "dynamic":
+        past = transformers.DynamicCache(config=model.config)
+    elif cache == "static":
+        past = transformers.StaticCache(config=model.config, max_cache_len=48)
+    parts = []
+    for begin, end in calls:
+        inputs = dict(input_ids=ids[:, begin:end], position_ids=positions[:, begin:end])
+        inputs["attention_mask"] = mask[:, :end]
+        inputs |= {"past_key_values": past} if past is not None else {"use_cache": False}
+        parts.append(output(model, **inputs))
+    return torch.cat(parts, 1)
+
+
+def assert_padded_equals_alone(name, pattern, cache, calls):
+    model = apply(build(CONFIGS[name]()), sa.Policy(PATTERNS[pattern](), dense_below=0))
+    pads = PADS[pattern]
+    ids, mask, positions = padded_text(pads)
+    batch = in_calls(model, cache, calls, ids, mask, positions)
+    alone = output(model, input_ids=ids[:1, pads:], use_cache=False)
+    assert_same(batch[:1, pads:], alone)
+    whole = output(model, input_ids=ids[1:], use_cache=False)
+    assert_same(batch[1:], whole)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("cache", ["none", "dynamic", "static"])
+def test_prefill(cache, pattern):
+    assert_padded_equals_alone("llama", pattern, cache, CALLS["prefill"])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("calls", ["decode", "chunks"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_decode(cache, calls, pattern):
+    if pattern == "block top-k":  # alone, a block's queries choose together
+        calls = "prefill"
+    assert_padded_equals_alone("llama", pattern, cache, CALLS[calls])
+
+
+@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "block top-k"])
+@pytest.mark.parametrize("calls", ["decode", "chunks"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_sliding_caches(name, cache, calls, pattern):
+    assert_padded_equals_alone(name, pattern, cache, CALLS[calls])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_encoders(pattern):
+    model = apply(build(CONFIGS["bert"]()), sa.Policy(PATTERNS[pattern](), dense_below=0))
+    pads = PADS[pattern]
+    ids, mask, positions = padded_text(pads)
+    batch = output(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+    alone = output(model, input_ids=ids[:1, pads:], attention_mask=mask[:1, pads:])
+    assert_same(batch[:1, pads:], alone)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_a_dense_mask_of_ones_own_tells_where_the_text_begins(kind):
+    model = apply(build(CONFIGS["llama"]()), sa.Policy(PATTERNS["sinks"](), dense_below=0))
+    ids, mask, positions = padded_text(5)
+    allowed = torch.ones(LENGTH, LENGTH).tril().bool() & mask.bool()[:, None, None, :]
+    own = allowed if kind == "bool" else torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+    batch = output(model, input_ids=ids, attention_mask=own, position_ids=positions)
+    alone = output(model, input_ids=ids[:1, 5:], use_cache=False)
+    assert_same(batch[:1, 5:], alone)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generated_tokens_of_a_padded_row_are_its_own(cache):
+    model = apply(build(CONFIGS["llama"]()), sa.Policy(PATTERNS["sinks"](), dense_below=0))
+    ids, mask, _ = padded_text(5)
+    options = dict(
+        max_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True
+    )
+    with torch.no_grad():
+        batch = model.generate(ids, attention_mask=mask, **options)
+        alone = model.generate(ids[:1, 5:], attention_mask=mask[:1, 5:], **options)
+    assert batch[0, LENGTH:].tolist() == alone[0, LENGTH - 5 :].tolist()
+
+
+def test_a_compiled_model_reads_the_mask():
+    model = apply(build(CONFIGS["llama"]()), sa.Policy(PATTERNS["sinks"](), dense_below=0))
+    ids, mask, positions = padded_text(5)
+    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    compiled = torch.compile(model, backend="eager")
+    assert_same(output(compiled, **inputs)[:1, 5:], output(model, **inputs)[:1, 5:])
