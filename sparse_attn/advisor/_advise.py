@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import Number, check_integer, check_kind, check_share, refuse
+from .._checks import Number, check_kind, check_share, refuse
 from .._observe import watching
 from .._progress import Progress
 from ..patterns import Full, Pattern
@@ -23,7 +23,7 @@ from ._candidates import named
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search
-from ._times import resized, seconds_of
+from ._times import checked_lengths, length_of, resized, seconds_of
 
 __all__ = ["advise", "policy_of"]
 
@@ -124,8 +124,9 @@ def advise(
         if minutes <= 0:
             raise refuse(OWNER, "minutes above 0", minutes)
     calls, other = _split(as_inputs(OWNER, inputs), validate)
-    wanted = _lengths(lengths, calls)
-    found = named(OWNER, patterns, _length(calls[0]))
+    length = length_of(OWNER, calls[0])
+    wanted = [length] if lengths is None else checked_lengths(OWNER, lengths)
+    found = named(OWNER, patterns, length)
     memory = Memory(resume, model, calls, found)
     run = _Run(model, calls, other, found, float(keep), minutes, memory)
     with torch.no_grad(), evaluating(model):
@@ -170,14 +171,15 @@ class _Run:
         steps = len(self.calls) * self._evaluations()
         with Progress(steps, progress) as bar:
             self.step = bar.step
-            if not self.memory.recall(self.local):
+            if self.memory.recall(self.local):
+                bar.step("local errors", len(self.calls) * self._layers())
+            else:
+                self.local.step = bar.step
                 with bound(OWNER, self.model, Full()), watching(self.local):
                     for call in self.calls:
-                        bar.step("local errors", 0)
                         call_model(self.model, call)
                 self.local.finish(OWNER)
                 self.memory.keep(self.local)
-            bar.step("local errors", len(self.calls))
             search = Search(self.local, self._judge)
             self._search(search)
             best = search.find(self._with_margin(), STEPS, self.out_of_time(SEARCHED))
@@ -187,9 +189,12 @@ class _Run:
         return self._made(search, chosen, rows, times)
 
     def _evaluations(self) -> int:
-        """Count runs over the inputs: local errors, layers, candidates, search."""
-        layers = getattr(getattr(self.model, "config", None), "num_hidden_layers", 0)
-        return 1 + layers + len(self.found) + STEPS
+        """Count steps over the inputs: local errors, layers alone, candidates, search."""
+        return 2 * self._layers() + len(self.found) + STEPS
+
+    def _layers(self) -> int:
+        """Return the model's layers where its configuration says, for the progress bar alone."""
+        return getattr(getattr(self.model, "config", None), "num_hidden_layers", 1)
 
     def _search(self, search: Search) -> None:
         """Weigh the layers, and judge every candidate alone."""
@@ -277,7 +282,7 @@ class _Run:
             choice=dict(sorted(chosen.choice.items())),
             skipped=tuple(sorted(self.local.skipped)),
             model=type(self.model).__name__,
-            length=_length(self.calls[0]),
+            length=length_of(OWNER, self.calls[0]),
             seconds=time.monotonic() - self.began,
         )
 
@@ -316,26 +321,11 @@ def _split(
     if len(calls) > 1:
         return calls[:-1], calls[-1:]
     (call,) = calls
-    length = _length(call)
+    length = length_of(OWNER, call)
     if list(call) != ["input_ids"] or length < 2 * _LEAST_TOKENS:
         return calls, []
     first, second = call["input_ids"].split(length - length // 2, dim=1)
     return [{"input_ids": first}], [{"input_ids": second}]
-
-
-def _lengths(lengths: Any, calls: list[dict[str, Any]]) -> list[int]:
-    if lengths is None:
-        return [_length(calls[0])]
-    check_kind(OWNER, "lengths", lengths, (list, tuple, range), "a list of ints")
-    return [check_integer(OWNER, "lengths", length, 1) for length in lengths]
-
-
-def _length(call: dict[str, Any]) -> int:
-    """Return the second size of the first tensor: that of a text."""
-    for value in call.values():
-        if isinstance(value, torch.Tensor) and value.dim() > 1:
-            return int(value.shape[1])
-    raise refuse(OWNER, "inputs with a tensor (B, S, ...)", ", ".join(call) or "none")
 
 
 def _size(call: dict[str, Any]) -> int:

@@ -72,7 +72,7 @@ class Local:
                 rows = figures.unflatten(2, (heads, -1)).mean((1, 3)).T.tolist()
             for head, row in enumerate(rows):
                 self._add((layer, head), name, row, seen)
-            self.step(f"layer {layer}")
+        self.step(f"local errors, layer {layer}")
         shares = reference.allowed.unflatten(1, (heads, -1)).sum((0, 2)).tolist()
         for head, share in enumerate(shares):
             self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share

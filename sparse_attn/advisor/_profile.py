@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import check_integer, check_kind
+from .._checks import check_kind
 from .._observe import replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ..quality._model import as_inputs, call_model, evaluating
 from ._candidates import named
-from ._times import RUNS, resized, seconds_of, stopwatch
+from ._times import RUNS, checked_lengths, length_of, resized, seconds_of, stopwatch
 
 __all__ = ["Profile", "profile"]
 
@@ -199,13 +199,11 @@ def profile(
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
     call = as_inputs(OWNER, inputs)[0]
-    own = next(v.shape[1] for v in call.values() if isinstance(v, torch.Tensor) and v.dim() > 1)
+    own = length_of(OWNER, call)
     if lengths is None:
         lengths = sorted({max(1, own // 4), max(1, own // 2), own})
-    check_kind(OWNER, "lengths", lengths, (list, tuple, range), "a list of ints")
-    for length in lengths:
-        check_integer(OWNER, "lengths", length, 1)
-    found = named(OWNER, patterns, max(lengths, default=1))
+    lengths = checked_lengths(OWNER, lengths)
+    found = named(OWNER, patterns, max(lengths))
     if patterns is None:
         found = _usual(found)
     rows = []

@@ -10,13 +10,30 @@ import torch
 from torch import nn
 
 from .._binding import bound
+from .._checks import check_integer, check_kind, refuse
 from ..patterns import Pattern
 from ..policy import Policy
 from ..quality._model import call_model
 
-__all__ = ["resized", "seconds_of", "stopwatch"]
+__all__ = ["checked_lengths", "length_of", "resized", "seconds_of", "stopwatch"]
 
 RUNS = 3
+
+
+def length_of(owner: str, call: dict[str, Any]) -> int:
+    """Return the second size of the first tensor: the length of a text."""
+    for value in call.values():
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
+            return int(value.shape[1])
+    raise refuse(owner, "inputs with a tensor (B, S, ...)", ", ".join(call) or "none")
+
+
+def checked_lengths(owner: str, lengths: Any) -> list[int]:
+    """Return lengths to measure at, at least one."""
+    check_kind(owner, "lengths", lengths, (list, tuple, range), "a list of ints")
+    if not lengths:
+        raise refuse(owner, "at least one of lengths", "none")
+    return [check_integer(owner, "lengths", length, 1) for length in lengths]
 
 
 def resized(call: dict[str, Any], length: int) -> dict[str, Any]:

@@ -43,9 +43,8 @@ def row_counts(
     by_head |= _heads(placing.get("key_bounds")) > 1 or _heads(placing.get("attn_mask")) > 1
     batch, heads_q, seq_q, _ = query.shape
     heads = heads_q if by_head else 1
-    zeros = query.new_zeros((1, 1, 1, _HEAD_DIM))
-    rows = zeros.expand(batch, heads, seq_q, -1)
-    keys = zeros.expand(batch, key.shape[1] if by_head else 1, key.shape[2], -1)
+    rows = query.new_zeros((batch, heads, seq_q, _HEAD_DIM))
+    keys = key.new_zeros((batch, key.shape[1] if by_head else 1, key.shape[2], _HEAD_DIM))
     _, lse = sparse_attention(rows, keys, keys, pattern, return_lse=True, **placing)
     return lse.double().exp().round()
 

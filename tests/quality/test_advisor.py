@@ -249,6 +249,20 @@ def test_profile_measures_and_leaves_the_model(llama, ids):
     assert len({tuple(row.patterns) for row in usual.rows}) == 1
 
 
+@pytest.mark.parametrize(
+    ("inputs", "lengths", "sentence"),
+    [
+        ({"name": "text"}, None, r"inputs with a tensor \(B, S, ...\), got name"),
+        (torch.ones(1, 8), [], "at least one of lengths, got none"),
+        (torch.ones(1, 8), [0], "lengths of at least 1, got 0"),
+        (torch.ones(1, 8), 3, "lengths to be a list of ints, got int"),
+    ],
+)
+def test_profile_refuses_what_it_cannot_measure(llama, inputs, lengths, sentence):
+    with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.profile: .*{sentence}"):
+        sa.profile(llama, inputs, lengths, progress=False)
+
+
 def test_profile_says_when_it_is_not_worth_it():
     def row(length, without, dense, band):
         return AtLength(length, 1.0, without, {0: dense}, {"band": band}, None)
