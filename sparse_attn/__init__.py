@@ -23,7 +23,7 @@ from .functional import (
     topk_attention,
 )
 from .layout import BlockLayout
-from .nn import swap_attention
+from .nn import restore_attention, swap_attention
 from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 from .policy import Policy
 from .sdpa import PatchedSDPA, patch_sdpa
@@ -64,6 +64,7 @@ __all__ = [
     "profile",
     "quality",
     "quantize_cache",
+    "restore_attention",
     "select_blocks",
     "sparse_attention",
     "strided_attention",

@@ -133,6 +133,10 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         check_kind(owner, name, window, Integer, what)
         left = right = window
     sides = (("left", left), ("right", right))
+    for side, value in sides:
+        if isinstance(value, Integer) and value == -1:  # "no limit", as others write it
+            what = f"{name}'s {side} side of at least 0"
+            raise refuse(owner, what, f"{value}; None means no limit")
     left, right = (
         None if value is None else check_integer(owner, f"{name}'s {side} side", value, 0)
         for side, value in sides

@@ -8,6 +8,7 @@ that depend on the data have no ``allows``.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -163,6 +164,36 @@ class Pattern(abc.ABC):
         allowed = self._allowed(row, position, key)
         allowed = allowed.expand(*allowed.shape[:-2], Sq, Skv)
         return allowed & (key <= position) if is_causal else allowed
+
+    def mask_mod(self) -> Callable[..., torch.Tensor]:
+        """Return the pattern as FlexAttention's ``mask_mod``: train with it there, serve it here.
+
+        For ``Sq == Skv``, where query i stands at key i. Causal masking is left to the caller.
+
+        Returns
+        -------
+        callable
+            ``mask_mod(b, h, q_idx, kv_idx)``.
+
+        Raises
+        ------
+        NotImplementedError
+            When the pattern depends on the data (top-k, block top-k).
+
+        Examples
+        --------
+        >>> from torch.nn.attention.flex_attention import create_block_mask
+        >>> from sparse_attn import Band, BlockLayout
+        >>> mask = create_block_mask(Band((9, 0)).mask_mod(), 1, 1, 64, 64, "cpu", BLOCK_SIZE=16)
+        >>> BlockLayout.from_flex(mask).counts.tolist()
+        [[[1, 2, 2, 2]]]
+        """
+        self.mask(0, 0)  # refuses patterns without a mask
+
+        def mask_mod(b: Any, h: Any, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+            return self.allows(q_idx, q_idx, kv_idx)
+
+        return mask_mod
 
     def density(self, Sq: int, Skv: int, is_causal: bool = False) -> float:
         """Return the share of the ``Sq * Skv`` pairs that are allowed.

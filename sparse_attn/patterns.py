@@ -8,6 +8,7 @@ pattern carries are checked by the ops.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -104,6 +105,11 @@ class BlockSparse(Pattern):
         """Allow the keys of listed blocks, of partial ones by bits: ``(B|1, Hq|1, Sq, Skv)``."""
         self.layout.check_lengths(row.shape[-2], key.shape[-1])
         return self.layout.to(key.device).allows(row.flatten(), key.flatten())
+
+    def mask_mod(self) -> Callable[..., torch.Tensor]:
+        """Return FlexAttention's ``mask_mod`` of the layout; see `BlockLayout.to_flex`."""
+        mask_mod: Callable[..., torch.Tensor] = self.layout.to_flex().mask_mod
+        return mask_mod
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         layout = self.layout

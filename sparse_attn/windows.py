@@ -187,7 +187,9 @@ class Band(Pattern):
         """Allow the window, the sinks, the global columns and every key of global rows."""
         window = _in_window(key - position, self.sides)
         columns = _is_sink(key, self.sinks) | self._is_global(key)
-        rows = self._is_global(position) & (position <= key[..., -1:])  # a token is a key
+        rows = self._is_global(position)
+        if key.dim():  # FlexAttention asks about one pair
+            rows = rows & (position <= key[..., -1:])  # a token is a key
         return window | columns | rows
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:

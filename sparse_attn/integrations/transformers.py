@@ -74,7 +74,7 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     Parameters
     ----------
     model : PreTrainedModel
-        Changed in place.
+        Changed in place; or a module that holds one, such as a SentenceTransformer.
     policy : Policy or Pattern, optional
         A bare pattern runs in every call, whatever its length. Default ``Full()``.
 
@@ -105,8 +105,8 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     Source: attention functions by name, transformers' ``AttentionInterface``.
     """
     if not isinstance(model, PreTrainedModel):
-        kind = type(model).__name__
-        raise TypeError(f"sparse_attn.apply: expected a transformers model, got {kind}")
+        apply(_held(model), policy)
+        return model
     chosen = as_policy(Full() if policy is None else policy)
     name = type(model).__name__
     layers = [
@@ -132,6 +132,17 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
             module.__class__ = SparseBigBirdAttention
             module.bind()
     return model
+
+
+def _held(model: object) -> PreTrainedModel:
+    """Return the transformers model that another module holds, as a SentenceTransformer does."""
+    inside = list(model.named_modules()) if isinstance(model, nn.Module) else []
+    paths = [path for path, module in inside if isinstance(module, PreTrainedModel)]
+    tops = [path for path in paths if not any(path.startswith(f"{top}.") for top in paths)]
+    if len(tops) == 1:
+        return model.get_submodule(tops[0])  # type: ignore[attr-defined]
+    got = type(model).__name__ + (f" with {len(tops)}: {', '.join(tops)}" if tops else "")
+    raise TypeError(f"sparse_attn.apply: expected a transformers model, got {got}")
 
 
 def _key_heads(model: PreTrainedModel) -> int | None:

@@ -165,7 +165,24 @@ class SparseMultiheadAttention(nn.Module):
         twin.in_proj_weight = module.in_proj_weight
         twin.in_proj_bias = module.in_proj_bias
         twin.out_proj = module.out_proj
+        object.__setattr__(twin, "_dense", module)  # no part of it: kept for `dense`
         return twin.train(module.training)
+
+    def dense(self) -> nn.MultiheadAttention | None:
+        """Return the module that this one was made from, with its parameters of now.
+
+        Returns
+        -------
+        nn.MultiheadAttention or None
+            None for a module that `from_dense` did not make.
+        """
+        module: nn.MultiheadAttention | None = vars(self).get("_dense")
+        if module is not None:
+            module.in_proj_weight = self.in_proj_weight
+            module.register_parameter("in_proj_bias", self.in_proj_bias)
+            module.out_proj = self.out_proj  # type: ignore[assignment]
+            module.train(self.training)
+        return module
 
     def forward(
         self,

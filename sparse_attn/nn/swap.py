@@ -1,8 +1,10 @@
-"""`swap_attention`: every ``torch.nn.MultiheadAttention`` of a model replaced, in place."""
+"""`swap_attention`: the ``torch.nn.MultiheadAttention`` of a model replaced, in place, and back."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from torch import nn
@@ -12,20 +14,32 @@ from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
 
-__all__ = ["swap_attention"]
+__all__ = ["restore_attention", "swap_attention"]
 
+#: Where an encoder keeps whether it used nested tensors before the swap.
+_NESTED = "_nested_before_swap"
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 _CROSS = re.compile(r"cross|multihead_attn$|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 
-def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
+def _dense_of(module: nn.Module) -> nn.MultiheadAttention | None:
+    """Return a module's dense form, None where it is neither dense nor a twin of one."""
+    if isinstance(module, SparseMultiheadAttention):
+        return module.dense()
+    return module if isinstance(module, nn.MultiheadAttention) else None
+
+
+def swap_attention(
+    model: AnyModule, policy: Policy | Pattern, only: str | Sequence[str] | None = None
+) -> AnyModule:
     """Replace every ``nn.MultiheadAttention`` of a model, in place.
 
     Modules are numbered in module order, which makes their number in the policy; they share the
     parameters of those they replace. Cross attention (``multihead_attn`` of
     ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") gives queries and keys
-    no common positions: it runs ``Full()`` and is not numbered.
+    no common positions: it runs ``Full()`` and is not numbered. A model that was swapped may be
+    swapped again, to another policy; `restore_attention` undoes it.
 
     Parameters
     ----------
@@ -33,6 +47,9 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
         Holds the modules, also in ``nn.TransformerEncoder`` and ``nn.TransformerDecoder``.
     policy : Policy or Pattern
         A bare pattern runs in every call, whatever its length.
+    only : str or sequence of str, optional
+        Names of the modules to replace, such as ``"encoder.layers.*"`` (as `fnmatch` has it); the
+        policy numbers these alone, and the others stay as they are.
 
     Returns
     -------
@@ -55,13 +72,15 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
     """
     check_kind("swap_attention", "model", model, nn.Module, "an nn.Module")
     chosen = as_policy(policy)
-    found = [
-        (path, module)
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.MultiheadAttention)
-    ]
+    found = _found(model, only)
     if not found:
-        raise refuse("swap_attention", f"nn.MultiheadAttention in {type(model).__name__}", "none")
+        where = type(model).__name__ + (f" under the names {only}" if only is not None else "")
+        raise refuse(
+            "swap_attention",
+            f"nn.MultiheadAttention in {where}",
+            "none; transformers models take sparse_attn.integrations.transformers.apply, modules "
+            "that call torch's SDPA take sparse_attn.patch_sdpa",
+        )
     layers = {id(module) for path, module in found if not _CROSS.search(path)}
     heads = {module.num_heads for _, module in found if id(module) in layers}
     same = heads.pop() if len(heads) == 1 else None
@@ -80,11 +99,69 @@ def swap_attention(model: AnyModule, policy: Policy | Pattern) -> AnyModule:
         twins[id(module)] = twin
         number += not cross
     if found[0][0] == "":
-        return twins[id(model)]  # type: ignore[return-value]
+        return twins[id(found[0][1])]  # type: ignore[return-value]
     for path, module in found:
         model.set_submodule(path, twins[id(module)])
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             # Its nested tensors are for the fused path alone.
+            vars(part).setdefault(_NESTED, part.use_nested_tensor)
             part.use_nested_tensor = False
+    return model
+
+
+def _found(
+    model: nn.Module, only: str | Sequence[str] | None
+) -> list[tuple[str, nn.MultiheadAttention]]:
+    """List the dense modules, and those of twins, under the names that are asked for."""
+    if only is not None:
+        check_kind("swap_attention", "only", only, Sequence, "a name or a sequence of names")
+    names = [only] if isinstance(only, str) else only
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if names is not None and not any(fnmatchcase(path, name) for name in names):
+            continue
+        dense = _dense_of(module)
+        if dense is not None:
+            found.append((path, dense))
+    return found
+
+
+def restore_attention(model: AnyModule) -> AnyModule:
+    """Undo `swap_attention`, in place: the model has its own modules again, with its parameters.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Modules that were not swapped stay as they are.
+
+    Returns
+    -------
+    nn.Module
+        `model`; its dense form when it is itself a twin.
+
+    Raises
+    ------
+    TypeError
+        No model.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    >>> model = sa.swap_attention(layer, sa.Band(16))
+    >>> type(sa.restore_attention(model).self_attn).__name__
+    'MultiheadAttention'
+    """
+    check_kind("restore_attention", "model", model, nn.Module, "an nn.Module")
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        dense = _dense_of(module)
+        if dense is None or dense is module:
+            continue
+        if path == "":
+            return dense  # type: ignore[return-value]
+        model.set_submodule(path, dense)
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder) and _NESTED in vars(part):
+            part.use_nested_tensor = vars(part).pop(_NESTED)
     return model

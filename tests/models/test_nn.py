@@ -300,7 +300,7 @@ def test_policy_by_layer():
 def test_layers_of_the_policy_are_checked():
     with pytest.raises(ValueError, match="3 layers"):
         sa.swap_attention(encoder(), sa.Policy.dense_on_top(sa.Band(1), num_layers=4))
-    with pytest.raises(ValueError, match="expected nn.MultiheadAttention in Linear, got none$"):
+    with pytest.raises(ValueError, match="expected nn.MultiheadAttention in Linear, got none;"):
         sa.swap_attention(nn.Linear(2, 2), sa.Full())
 
 

@@ -264,3 +264,22 @@ def test_register_alone_leaves_other_models():
     sa.integrations.transformers.register()
     eager, _ = pair("llama")
     assert eager.config._attn_implementation == "eager"
+
+
+class Holder(torch.nn.Module):
+    """As a SentenceTransformer: models inside modules."""
+
+    def __init__(self, *models):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.ModuleDict({"auto_model": m}) for m in models)
+
+
+def test_the_model_inside_another_module_is_found():
+    inner = build(CONFIGS["bert"]())
+    holder = Holder(inner)
+    assert sa.integrations.transformers.apply(holder, sa.Band(3)) is holder
+    assert inner.config._attn_implementation == "sparse_attn"
+    with pytest.raises(TypeError, match="got Holder with 2: parts.0.auto_model, parts.1.auto_m"):
+        sa.integrations.transformers.apply(Holder(inner, build(CONFIGS["bert"]())), sa.Band(3))
+    with pytest.raises(TypeError, match="expected a transformers model, got Linear$"):
+        sa.integrations.transformers.apply(torch.nn.Linear(2, 2), sa.Band(3))

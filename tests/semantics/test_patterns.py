@@ -264,3 +264,30 @@ def test_numbers_of_numpy_become_ints():
     query = torch.zeros(1, 1, 4, 16)
     with pytest.raises(TypeError, match=r"is_causal to be a bool, got numpy\.bool"):
         sa.fused_attention(query, query, query, is_causal=numpy.bool_(True))
+
+
+MASK_MODS = [
+    sa.Full(),
+    sa.Band((4, 1), sinks=2, global_tokens=3),
+    sa.Dilated((2, 1), 3, sinks=1),
+    sa.Strided(3, 5),
+    sa.BlockSparse(sa.BlockLayout.local(64, 64, 16, 16, 1)),
+    sa.BlockSparse(sa.BlockLayout.from_token_mask(torch.ones(64, 64).tril(5).bool(), 16, 16)),
+]
+
+
+@pytest.mark.parametrize("pattern", MASK_MODS, ids=lambda pattern: type(pattern).__name__)
+def test_mask_mod_is_the_mask(pattern):
+    layout = sa.BlockLayout.from_mask_mod(pattern.mask_mod(), 1, 1, 64, 64, 16, 16, device="cpu")
+    want = pattern.mask(64, 64)
+    assert torch.equal(sa.BlockSparse(layout).mask(64, 64)[0, 0], want.reshape(64, 64))
+
+
+def test_a_pattern_of_the_data_has_no_mask_mod():
+    with pytest.raises(NotImplementedError, match="no mask without data"):
+        sa.TopK(3).mask_mod()
+
+
+def test_minus_one_is_told_of_none():
+    with pytest.raises(ValueError, match="left side of at least 0, got -1; None means no limit"):
+        sa.Band((-1, 0))
