@@ -55,6 +55,7 @@ inline Features features_of(const AttentionParams& params) {
   features.add(Feature::kSoftcap, scores.softcap != 0.0f);
   features.add(Feature::kOddScale, !cuda::is_common_scale(scores.scale));
   features.add(Feature::kSinkLogits, scores.sink_logits != nullptr);
+  features.add(Feature::kAlibi, scores.alibi.slopes != nullptr);
   features.add(Feature::kWindow, window);
   features.add(Feature::kDilation, pattern.dilation > 1);
   features.add(Feature::kLead, pattern.has_lead());

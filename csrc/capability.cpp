@@ -13,8 +13,8 @@ using F = Feature;
 /// What calls of (B, H, S, D) tensors bring, whatever their pattern.
 constexpr Features kContiguous = Features::of(
     F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets, F::kKeyOrigins,
-    F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kWindow, F::kDilation, F::kLead, F::kColumns,
-    F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK);
+    F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow, F::kDilation, F::kLead,
+    F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK);
 
 struct EngineLimits {
   const char* name;
@@ -28,7 +28,8 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous},
     {"naive", false, 0, kContiguous},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kGlobalIndices))},
+     kContiguous.without(
+         Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi, F::kGlobalIndices))},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK))},
     {"portable", true, 75, kContiguous},
@@ -56,6 +57,8 @@ const char* words_of(Feature feature) {
       return "scale that is not above 0 and below 1024";
     case F::kSinkLogits:
       return "sink_logits";
+    case F::kAlibi:
+      return "alibi_slopes";
     case F::kWindow:
       return "window";
     case F::kDilation:

@@ -20,6 +20,7 @@ enum class Feature : int32_t {
   kSoftcap,        // softcap
   kOddScale,       // a scale that is not positive, or very large
   kSinkLogits,     // sink_logits
+  kAlibi,          // alibi_slopes
   kWindow,         // a window with a limit on some side
   kDilation,       // every d-th key
   kLead,           // leading keys: sinks, columns of global tokens, strided columns

@@ -52,6 +52,19 @@ struct BoundsView {
   }
 };
 
+/// alibi_slopes float32 [B|1, Hq] (Press et al. 2021): -slope * |p - j| joins the score of key j in
+/// the row at position p, after scale and softcap.
+struct AlibiView {
+  const float* slopes = nullptr;
+  int64_t stride_b = 0, stride_h = 0;
+
+  SPARSE_ATTN_HD float bias(int64_t batch, int64_t head, int32_t p, int32_t j) const {
+    if (slopes == nullptr) return 0.0f;
+    const int32_t distance = p < j ? j - p : p - j;
+    return -slopes[batch * stride_b + head * stride_h] * static_cast<float>(distance);
+  }
+};
+
 /// Sizes of a call. Sequences may be shorter than the lengths here.
 struct Problem {
   int32_t batch = 0, heads_q = 0, heads_kv = 0;
@@ -98,6 +111,7 @@ struct Scores {
   float scale = 1.0f;                  // scores are scale * q.k
   float softcap = 0.0f;                // s = softcap * tanh(s / softcap) before the mask; 0 is off
   const float* sink_logits = nullptr;  // [Hq], joins the softmax denominator only
+  AlibiView alibi;
   MaskView mask;
   BoundsView bounds;
 };

@@ -115,6 +115,14 @@ COMMON = (
     ``(Hq,)``: a logit for each head that joins the softmax's denominator only.""",
     ),
     Argument(
+        "alibi_slopes",
+        TENSOR,
+        "None",
+        """alibi_slopes : Tensor, optional
+    ``(Hq,)`` or ``(B, Hq)``: adds ``-slope * |p - j|`` to the score of key j, after softcap
+    (Press et al. 2021, ALiBi).""",
+    ),
+    Argument(
         "return_lse",
         "bool",
         "False",

@@ -14,10 +14,10 @@ import torch
 from ._pattern import Pattern
 from .windows import Band, Dilated, Strided
 
-__all__ = ["allowed_by", "with_mask_of"]
+__all__ = ["allowed_by", "positions", "with_mask_of"]
 
 
-def _positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
+def positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
     """Key position of every query, ``(B|1, 1, Sq, 1)``."""
     row = torch.arange(query.shape[2], device=query.device)[:, None]
     if isinstance(query_offset, torch.Tensor):
@@ -58,7 +58,7 @@ def allowed_by(
     """Keys that the pattern and the causal cut allow, bool ``(B, Hq, Sq, Skv)``."""
     row = torch.arange(query.shape[2], device=query.device)[:, None]
     column = torch.arange(key.shape[2], device=query.device)[None, :]
-    position = _positions(query, key, query_offset)
+    position = positions(query, key, query_offset)
     allowed = _allowed_from(key_origin, pattern, row, position, column)
     if allowed.dim() == 4 and 1 < allowed.shape[1] < query.shape[1]:  # lists of key heads
         allowed = allowed.repeat_interleave(query.shape[1] // allowed.shape[1], 1)

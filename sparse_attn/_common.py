@@ -36,6 +36,7 @@ class Common(TypedDict, total=False):
     key_origin: torch.Tensor | None
     softcap: float
     sink_logits: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
     return_lse: bool
     out: torch.Tensor | None
     engine: str
@@ -51,6 +52,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "key_origin": _OPTIONAL_TENSOR,
     "softcap": (Number, "a float"),
     "sink_logits": _OPTIONAL_TENSOR,
+    "alibi_slopes": _OPTIONAL_TENSOR,
     "return_lse": (bool, "a bool"),
     "out": _OPTIONAL_TENSOR,
     "engine": (str, "a str"),

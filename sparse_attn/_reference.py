@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ._allowed import allowed_by
+from ._allowed import allowed_by, positions
 from ._common import Common
 from .functional import sparse_attention
 from .patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
@@ -87,7 +87,7 @@ def choice_of(
     pattern: TopK, query: torch.Tensor, key: torch.Tensor, common: Common
 ) -> torch.Tensor:
     """Which keys our own top-k attends to, read off its output on one-hot values."""
-    ignored = ("out", "return_lse", "softcap", "sink_logits")
+    ignored = ("out", "return_lse", "softcap", "sink_logits", "alibi_slopes")
     calls: Any = {name: value for name, value in common.items() if name not in ignored}
     mask = common.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
@@ -123,16 +123,17 @@ def _top_keys(
     return torch.where(undecided, choice, top)
 
 
-def _scores(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scale: float,
-    softcap: float,
-    attn_mask: torch.Tensor | None,
-) -> torch.Tensor:
+def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, common: Common) -> torch.Tensor:
+    """Scores of all pairs, with one key head for each query head."""
+    softcap, attn_mask = common.get("softcap", 0.0), common.get("attn_mask")
+    slopes = common.get("alibi_slopes")
     scores = (query @ key.mT) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        distance = positions(query, key, common.get("query_offset"))
+        distance = (distance - torch.arange(key.shape[2], device=key.device)).abs()
+        scores = scores - (slopes.double()[..., None, None] * distance).to(scores.dtype)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores = scores + attn_mask.to(scores.dtype)
     return scores
@@ -211,7 +212,7 @@ def reference_attention(
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
     q = query.double()
     k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
-    scores = _scores(q, k, scale, common.get("softcap", 0.0), common.get("attn_mask"))
+    scores = _scores(q, k, scale, common)
     weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float64)
     return weights @ v, scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
 
@@ -249,6 +250,6 @@ def math_attention(
     """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
     k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
-    scores = _scores(query, k, scale, common.get("softcap", 0.0), common.get("attn_mask"))
+    scores = _scores(query, k, scale, common)
     weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float32)
     return weights.to(value.dtype) @ v

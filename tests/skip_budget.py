@@ -26,6 +26,7 @@ BUDGET = {
         ("naive", "counts the memory of fused engines|shows what fused kernels do"): 40,
         ("hopper", "takes no float32"): 10,
         ("hopper", "takes no attn_mask"): 150,
+        ("hopper", "takes no alibi_slopes"): 40,
         ("hopper", "takes no global_tokens given as indices"): 100,
         ("hopper", "multiples of 16 bytes"): 40,
         ("hopper", "query blocks that are multiples of"): 30,

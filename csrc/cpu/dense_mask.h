@@ -1,7 +1,8 @@
-// Rows of attn_mask as float32 terms of the scores, in a chunk's columns: 0 and -inf from a bool
-// mask. A mask that is one row for all queries is read once per chunk.
+// What joins the scores of a row in a chunk's columns, as float32 terms: attn_mask (0 and -inf from
+// a bool mask) and ALiBi's slopes. A mask that is one row for all queries is read once per chunk.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "keys.h"
@@ -14,31 +15,31 @@ class DenseMask {
   /// `buffer` holds a chunk's columns.
   DenseMask(const AttentionParams& params, const Pattern& pattern, const VectorMath& math,
             float* buffer)
-      : mask_(params.scores.mask), pattern_(pattern), math_(math), buffer_(buffer) {}
+      : mask_(params.scores.mask),
+        alibi_(params.scores.alibi),
+        pattern_(pattern),
+        math_(math),
+        buffer_(buffer) {}
 
-  bool present() const { return mask_.kind != MaskKind::kNone; }
+  bool present() const { return masks() || slopes(); }
 
   /// Forgets the row in the buffer; to be called before a new chunk.
   void begin_chunk() { loaded_ = nullptr; }
 
   /// The terms of the tile's row, [chunk.columns].
   const float* row(const Tile& tile, const Chunk& chunk, int32_t row) {
-    int64_t offset = tile.batch * mask_.stride_b + tile.head_of(row) * mask_.stride_h +
-                     tile.query_of(row) * mask_.stride_q;
-    const char* start = static_cast<const char*>(mask_.data) + offset * bytes();
-    if (start == loaded_) return buffer_;
-    loaded_ = start;
-    float* target = buffer_;
-    for (int32_t i = 0; i < chunk.num_runs; ++i) {
-      load(tile.slice, chunk.axis, chunk.runs[i], start, target);
-      target += chunk.runs[i].length;
+    if (!masks()) std::fill_n(buffer_, chunk.columns, 0.0f);
+    if (masks()) load_mask(tile, chunk, row);
+    if (slopes()) {
+      add_slopes(tile, chunk, row);
+      loaded_ = nullptr;
     }
     return buffer_;
   }
 
   /// Whether one row serves the whole tile and hides every key of the chunk.
   bool hides_all(const Tile& tile, const Chunk& chunk) {
-    if (!present() || mask_.stride_q != 0 || (mask_.stride_h != 0 && tile.num_heads > 1)) {
+    if (!masks() || mask_.stride_q != 0 || (mask_.stride_h != 0 && tile.num_heads > 1)) {
       return false;
     }
     const float* terms = row(tile, chunk, 0);
@@ -49,6 +50,40 @@ class DenseMask {
   }
 
  private:
+  bool masks() const { return mask_.kind != MaskKind::kNone; }
+  bool slopes() const { return alibi_.slopes != nullptr; }
+
+  /// Loads the row of attn_mask to the buffer, unless it lies there.
+  void load_mask(const Tile& tile, const Chunk& chunk, int32_t row) {
+    int64_t offset = tile.batch * mask_.stride_b + tile.head_of(row) * mask_.stride_h +
+                     tile.query_of(row) * mask_.stride_q;
+    const char* start = static_cast<const char*>(mask_.data) + offset * bytes();
+    if (start == loaded_) return;
+    loaded_ = start;
+    float* target = buffer_;
+    for (int32_t i = 0; i < chunk.num_runs; ++i) {
+      load(tile.slice, chunk.axis, chunk.runs[i], start, target);
+      target += chunk.runs[i].length;
+    }
+  }
+
+  /// Adds -slope * |p - j| to the buffer.
+  void add_slopes(const Tile& tile, const Chunk& chunk, int32_t row) {
+    const int32_t position = tile.slice.position(tile.slice_row(row));
+    float* target = buffer_;
+    for (int32_t i = 0; i < chunk.num_runs; ++i) {
+      for (int32_t x = 0; x < chunk.runs[i].length; ++x) {
+        const int32_t key = key_of(tile.slice, chunk.axis, chunk.runs[i].begin + x);
+        *target++ += alibi_.bias(tile.batch, tile.head_of(row), position, key);
+      }
+    }
+  }
+
+  int32_t key_of(const Slice& slice, Axis axis, int32_t element) const {
+    if (axis == Axis::kGlobal) return pattern_.global_tiles[element];
+    return axis == Axis::kLead ? slice.lead.view.at(element) : slice.keys.at(element);
+  }
+
   int64_t bytes() const {
     return mask_.kind == MaskKind::kBool ? 1 : mask_.kind == MaskKind::kFloat32 ? 4 : 2;
   }
@@ -85,6 +120,7 @@ class DenseMask {
   }
 
   const MaskView& mask_;
+  const AlibiView& alibi_;
   const Pattern& pattern_;
   const VectorMath& math_;
   float* buffer_;

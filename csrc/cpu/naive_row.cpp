@@ -96,12 +96,14 @@ float NaiveRow::softmax(const AttentionParams& params, const Pattern& pattern, i
     float term = mask_term(params.scores.mask, batch, head, i, j);
     scores[j] = seen[j] && term != kHidden ? params.scores.scale * scores[j] : kHidden;
   }
+  const int32_t position = i + params.sequences.offset(batch);
   if (pattern.topk > 0) keep_topk(pattern.topk, params.problem.seq_kv, scores);
   float max = kHidden;
   for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
     if (scores[j] == kHidden) continue;
     if (params.scores.softcap != 0)
       scores[j] = params.scores.softcap * std::tanh(scores[j] / params.scores.softcap);
+    scores[j] += params.scores.alibi.bias(batch, head, position, j);
     scores[j] += mask_term(params.scores.mask, batch, head, i, j);
     if (!(scores[j] <= max)) max = scores[j];
   }

@@ -25,7 +25,8 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   rows = arena->take<Row>(max_rows);
   visible = arena->take<Span>(max_rows);
   read = arena->take<Span>(max_rows);
-  if (params.scores.mask.kind != MaskKind::kNone) mask = arena->take<float>(plan.chunk_keys);
+  if (params.scores.mask.kind != MaskKind::kNone || params.scores.alibi.slopes != nullptr)
+    mask = arena->take<float>(plan.chunk_keys);
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(chunk);
     value = arena->take<float>(plan.pack.panels ? 0 : chunk);

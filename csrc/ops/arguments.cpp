@@ -111,6 +111,26 @@ BoundsView check_bounds(const std::string& op, const MaybeTensor& bounds, const 
   return view;
 }
 
+/// (Hq,) or (B, Hq), of any dtype that sink_logits has.
+AlibiView check_alibi(const std::string& op, const CallArguments& args, CheckedCall* call) {
+  const Tensor& slopes = *args.alibi_slopes;
+  const Tensor& query = *args.query;
+  check_same_device(op, "alibi_slopes", slopes, query);
+  if (!is_attention_dtype(slopes)) {
+    fail_expected(op, "alibi_slopes of dtype float32, float16 or bfloat16", dtype_of(slopes));
+  }
+  if (!has_shape(slopes, {query.size(1)}) && !has_shape(slopes, {query.size(0), query.size(1)})) {
+    fail_expected(op,
+                  text("alibi_slopes of shape ", shape_text({query.size(1)}), " or ",
+                       shape_text({query.size(0), query.size(1)})),
+                  shape_of(slopes));
+  }
+  call->alibi_slopes = torch::stable::contiguous(torch::stable::to(slopes, ScalarType::Float));
+  const int64_t heads = query.size(1);
+  return {static_cast<const float*>(call->alibi_slopes->const_data_ptr()),
+          slopes.dim() == 2 ? heads : 0, 1};
+}
+
 float check_softcap(const std::string& op, double softcap) {
   float checked = static_cast<float>(softcap);
   if (softcap != 0 && !(std::isnormal(checked) && checked > 0)) {
@@ -245,6 +265,7 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
         torch::stable::contiguous(torch::stable::to(*args.sink_logits, ScalarType::Float));
     scores.sink_logits = static_cast<const float*>(call.sink_logits->const_data_ptr());
   }
+  if (args.alibi_slopes) scores.alibi = check_alibi(op, args, &call);
   fill_pattern(op, kind, args, &call);
   return call;
 }

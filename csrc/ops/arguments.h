@@ -46,7 +46,7 @@ struct CallArguments {
   MaybeInt query_offset;
   MaybeTensor query_offsets, key_origin;
   double softcap = 0;
-  MaybeTensor sink_logits;
+  MaybeTensor sink_logits, alibi_slopes;
   bool return_lse = false;
   std::string engine = "auto";
 
@@ -59,7 +59,7 @@ enum class PatternKind { kFull, kBand, kDilated, kStrided, kBlockSparse, kTopK, 
 /// A checked call: parameters and the tensors that own what they point to.
 struct CheckedCall {
   AttentionParams params;
-  MaybeTensor sink_logits, global_tokens;  // converted copies
+  MaybeTensor sink_logits, alibi_slopes, global_tokens;  // converted copies
 };
 
 /// The same for a selection.

@@ -97,6 +97,7 @@ void check_no_overlap(const std::string& op, const char* name, const Tensor& out
       {"query_offset", &args.query_offsets},
       {"key_origin", &args.key_origin},
       {"sink_logits", &args.sink_logits},
+      {"alibi_slopes", &args.alibi_slopes},
       {"counts", &args.counts},
       {"indices", &args.indices},
       {"global_tokens", &args.global_tokens},

@@ -62,6 +62,7 @@ const Argument kArguments[] = {
     {"key_origin", "Tensor? key_origin=None", read<&A::key_origin>},
     {"softcap", "float softcap=0.0", read<&A::softcap>},
     {"sink_logits", "Tensor? sink_logits=None", read<&A::sink_logits>},
+    {"alibi_slopes", "Tensor? alibi_slopes=None", read<&A::alibi_slopes>},
     {"return_lse", "bool return_lse=False", read<&A::return_lse>},
     {"engine", "str engine=\"auto\"", read<&A::engine>},
     {"out", "Tensor(a!) out", read_tensor<&A::out>},
@@ -130,7 +131,7 @@ std::vector<const Argument*> arguments_of(const Op& op, OpForm form) {
   append(&list, {"query", "key", "value"});
   append(&list, op.pattern_arguments);
   append(&list, {"attn_mask", "is_causal", "scale", "key_bounds", "query_offset", "query_offsets",
-                 "key_origin", "softcap", "sink_logits"});
+                 "key_origin", "softcap", "sink_logits", "alibi_slopes"});
   if (form == OpForm::kFunctional) append(&list, {"return_lse", "engine"});
   if (form == OpForm::kOut) append(&list, {"engine", "out", "lse"});
   if (form == OpForm::kEngine) append(&list, {"engine", "given_out", "given_lse"});

@@ -35,6 +35,7 @@ def band_attention(
     key_origin: torch.Tensor | None = None,
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -60,6 +61,7 @@ def band_attention(
     key_origin: torch.Tensor | None = None,
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: Literal[True],
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -85,6 +87,7 @@ def band_attention(
     key_origin: torch.Tensor | None = None,
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: bool,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -109,6 +112,7 @@ def band_attention(
     key_origin: torch.Tensor | None = None,
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -153,6 +157,9 @@ def band_attention(
         Scores become ``c * tanh(s / c)`` before the mask; 0 is off.
     sink_logits : Tensor, optional
         ``(Hq,)``: a logit for each head that joins the softmax's denominator only.
+    alibi_slopes : Tensor, optional
+        ``(Hq,)`` or ``(B, Hq)``: adds ``-slope * |p - j|`` to the score of key j, after softcap
+        (Press et al. 2021, ALiBi).
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
@@ -196,6 +203,7 @@ def band_attention(
         key_origin,
         softcap,
         sink_logits,
+        alibi_slopes,
         return_lse,
         out,
         engine,

@@ -160,6 +160,16 @@ def test_softcap_and_sink_logits(attend, device, name):
     check(attend, device, name, softcap=30.0, sink_logits=3 * sinks, scale=2.0)
 
 
+@pytest.mark.parametrize("by_entry", [False, True], ids=["heads", "entries"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_alibi_slopes(attend, device, name, by_entry):
+    slopes = 2.0 ** -torch.arange(1.0, 9.0, device=device).view(2, 4)
+    slopes = slopes if by_entry else slopes[0]
+    check(attend, device, name, alibi_slopes=slopes, is_causal=True)
+    offset = torch.tensor([-3, 40], dtype=torch.int32, device=device)
+    check(attend, device, name, alibi_slopes=slopes, softcap=1.5, query_offset=offset)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 def test_a_large_softcap_leaves_small_scores_exact(attend, device, head_dim):
     """Rows of one to three keys: their lse is near 0, where its error may be 2^-18 at most."""

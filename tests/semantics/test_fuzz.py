@@ -90,6 +90,9 @@ def commons(draw, shape, device, dtype, masked):
     elif offset == "tensor":
         offsets = torch.randint(-50, 150, (shape.B,), dtype=torch.int32)
         common["query_offset"] = offsets.to(device)
+    if masked and draw(st.integers(0, 3)) == 0:
+        heads = draw(st.sampled_from([(shape.Hq,), (shape.B, shape.Hq)]))
+        common["alibi_slopes"] = torch.rand(heads, device=device)
     if draw(st.booleans()):
         origin = torch.randint(-40, shape.Skv + 20, (shape.B,), dtype=torch.int32)
         common["key_origin"] = origin.to(device)

@@ -8,7 +8,7 @@ namespace sparse_attn::cuda {
 
 /// What brings more than a scaled product to the softmax.
 constexpr Features kTransforms =
-    Features::of(Feature::kMask, Feature::kSoftcap, Feature::kOddScale);
+    Features::of(Feature::kMask, Feature::kSoftcap, Feature::kOddScale, Feature::kAlibi);
 
 /// Whether the softmax takes q.k times a positive scale of common size and nothing else: no
 /// softcap, no attn_mask.

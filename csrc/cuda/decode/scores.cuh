@@ -54,6 +54,8 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
     int32_t j = view.at(step.start + column);
     if (score == -INFINITY || r >= work.rows || j >= params.problem.seq_kv) return score;
     score = capped(params.scores.scale * score, params.scores.softcap);
+    score += params.scores.alibi.bias(work.batch, state.rows[r].head,
+                                      state.rows[r].query + work.slice.offset, j);
     if (params.scores.mask.kind != MaskKind::kNone) {
       score +=
           mask_bias(params.scores.mask, work.batch, state.rows[r].head, state.rows[r].query, j);

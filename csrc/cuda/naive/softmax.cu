@@ -46,12 +46,14 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
   Threshold threshold;
   if (topk > 0) threshold = find_row_threshold(scores, params.problem.seq_kv, topk);
 
+  const int32_t position = i + params.sequences.offset(batch);
   float m = -INFINITY;
   for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
     float score = scores[j];
     if (score == -INFINITY) continue;
     bool kept = topk == 0 || threshold.keeps(ordered_key(score), j);
     score = kept ? capped(score, params.scores.softcap) +
+                       params.scores.alibi.bias(batch, head, position, j) +
                        mask_bias(params.scores.mask, batch, head, i, j)
                  : -INFINITY;
     scores[j] = score;

@@ -87,6 +87,21 @@ __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
   }
 }
 
+/// Adds ALiBi's bias; scores of -inf stay.
+template <typename Config>
+__device__ __forceinline__ void add_alibi(typename Config::Scores& rS,
+                                          const QueryTile<Config>& tile,
+                                          const typename Config::Step& step) {
+  const Work& work = tile.work;
+  for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+    const int32_t r = work.rows.begin + lane_row<Config>(mt, h);
+    const int32_t j = tile.key_position(step, lane_column(k));
+    if (score != -INFINITY) {
+      score += tile.params.scores.alibi.bias(work.batch, work.head, work.slice.position(r), j);
+    }
+  });
+}
+
 /// All of it, in the contract's order.
 template <typename Config>
 __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
@@ -101,6 +116,7 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
       score = score == -INFINITY ? score : capped(score, params.scores.softcap);
     });
   }
+  if (params.scores.alibi.slopes != nullptr) add_alibi<Config>(rS, tile, step);
   join_mask<false, Config>(rS, tile, step);
 }
 
