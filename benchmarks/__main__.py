@@ -129,7 +129,7 @@ def _band_call(device: torch.device) -> Callable[[int], object]:
 
     def call(length: int) -> object:
         query, key, value = torch.randn(3, 1, 4, length, 64, device=device, dtype=dtype)
-        sa.block_topk_attention(query, key, value, block_size=64, budget_share=0.25, is_causal=True)
+        sa.block_topk_attention(query, key, value, block_size=64, mass=0.9, is_causal=True)
         return sa.band_attention(query, key, value, (63, 0), sinks=4, is_causal=True)
 
     return call

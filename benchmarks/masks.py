@@ -242,7 +242,7 @@ class BlockTopK(Spec):
     budget: float
 
     def pattern(self, mask: torch.Tensor | None) -> Any:
-        return sa.BlockTopK(block_size=self.block_size, budget_share=self.budget)
+        return sa.BlockTopK(self.block_size, None, "mean", budget_share=self.budget, local_blocks=1)
 
     @property
     def label(self) -> str:

@@ -86,7 +86,9 @@ def variants(length: int, window: int, block: int, device: torch.device) -> list
         Variant("block-sparse", sa.BlockSparse(layout), f"BigBird, blocks of {block}"),
         Variant("top-k", sa.TopK(window), f"best {window} keys of each query"),
         Variant(
-            "block top-k", sa.BlockTopK(block, budget_share=0.2), f"best fifth of blocks of {block}"
+            "block top-k",
+            sa.BlockTopK(block, None, budget_share=0.2, local_blocks=1),
+            f"best fifth of blocks of {block}",
         ),
     ]
 

@@ -241,20 +241,20 @@ class BlockTopK(Pattern):
     Examples
     --------
     >>> from sparse_attn import BlockTopK
-    >>> BlockTopK(64, mass=0.95, selector="mixed")
-    BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=32, sink_blocks=1, local_blocks=1)
-    >>> BlockTopK(128, budget_blocks=8)
+    >>> BlockTopK(mass=0.95)
+    BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=32, sink_blocks=1, local_blocks=4)
+    >>> BlockTopK(128, mass=None, budget_blocks=8, selector="mean", local_blocks=1)
     BlockTopK(128, mass=None, selector='mean', budget_blocks=8, sink_blocks=1, local_blocks=1)
     """
 
-    block_size: int | tuple[int, int] = 128
-    mass: float | None = None
-    selector: str | torch.Tensor = "mean"
+    block_size: int | tuple[int, int] = 64
+    mass: float | None = 0.9
+    selector: str | torch.Tensor = "mixed"
     budget_blocks: int | None = None
     budget_share: float | None = None
     group: str = "q"
     sink_blocks: int = 1
-    local_blocks: int | None = 1
+    local_blocks: int | None = None
     groups: int | None = None
     row_step: int = 32
     stride: int = 8
@@ -280,7 +280,7 @@ class BlockTopK(Pattern):
         if None not in budgets:
             raise refuse(owner, "budget_blocks or budget_share", "both")
         if self.mass is None and budgets == (None, None):
-            object.__setattr__(self, "budget_share", 0.1)
+            raise refuse(owner, "mass, budget_blocks or budget_share", "none of them")
         if not isinstance(self.selector, torch.Tensor):
             check_choice(owner, "selector", self.selector, SELECTORS)
         check_choice(owner, "group", self.group, ("q", "kv"))

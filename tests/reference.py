@@ -80,5 +80,5 @@ PATTERNS = {
         random_layout(s.Sq, s.Skv, max(s.block, 64), 16, device, s.B, s.Hq)
     ),
     "topk": lambda s, device: sa.TopK(7),
-    "block-topk": lambda s, device: sa.BlockTopK(s.block, budget_share=0.4),
+    "block-topk": lambda s, device: sa.BlockTopK(s.block, budget_share=0.4, local_blocks=1),
 }

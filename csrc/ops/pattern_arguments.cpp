@@ -259,10 +259,6 @@ void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& 
 void fill_selection(const std::string& op, const CallArguments& args, CheckedSelection* selection) {
   SelectParams& params = selection->params;
   params.selector = args.scores ? Selector::kScores : check_selector(op, args.selector);
-  const bool served = params.selector == Selector::kMean || params.selector == Selector::kScores;
-  if (args.query->is_cuda() && !served) {
-    fail_not_served(op, text("the selector ", args.selector, " on CUDA"));
-  }
   fill_blocks(op, args, &params);
   if (args.group != "q" && args.group != "kv") {
     fail_expected(op, "group q or kv", args.group);

@@ -22,7 +22,7 @@ LONG = {
     "blocks-of-heads": lambda s, device: sa.BlockSparse(
         random_layout(s.Sq, s.Skv, 128, 128, device, s.B, s.Hq, 0.3)
     ),
-    "block-topk": lambda s, device: sa.BlockTopK(64, budget_share=0.2),
+    "block-topk": lambda s, device: sa.BlockTopK(64, budget_share=0.2, local_blocks=1),
 }
 
 

@@ -144,7 +144,7 @@ def test_tools_run_on_the_second_device():
     for device in ("cuda:0", "cuda:1"):
         q, k = query.to(device), key.to(device)
         layouts = [
-            sa.select_blocks(q, k, sa.BlockTopK(16, budget_share=0.4)),
+            sa.select_blocks(q, k, sa.BlockTopK(16, budget_share=0.4, local_blocks=1)),
             sa.BlockLayout.from_mask(mask.to(device), 16, 16),
         ]
         merged = sa.merge_states(

@@ -56,7 +56,7 @@ def test_tools_wait(device, copy_late):
     state = (query, query[..., 0].contiguous(), key, key[..., 0].contiguous())
     want = sa.merge_states(*state)
     assert all(map(torch.equal, sa.merge_states(*copy_late(state)), want))
-    pattern = sa.BlockTopK(16, budget_share=0.3)
+    pattern = sa.BlockTopK(16, budget_share=0.3, local_blocks=1)
     want = sa.select_blocks(query, key, pattern)
     assert sa.select_blocks(*copy_late((query, key)), pattern) == want
     mask = value > 0

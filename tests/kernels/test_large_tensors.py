@@ -25,7 +25,7 @@ LOCK = Path(tempfile.gettempdir()) / "sparse_attn_large_tensors.lock"
 LARGE_PATTERNS = {
     name: PATTERNS[name]
     for name in ("full", "band-globals", "dilated-sinks", "strided", "blocks-of-heads", "topk")
-} | {"block-topk-64": lambda s, device: sa.BlockTopK(64, budget_share=0.3)}
+} | {"block-topk-64": lambda s, device: sa.BlockTopK(64, budget_share=0.3, local_blocks=1)}
 SIZES = {"prefill": Shape(2, 4, 2, 300, 300, 64), "few": Shape(2, 4, 2, 5, 1100, 64)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 AXES = (0, 1, 2)  # batch, head, row
@@ -201,7 +201,7 @@ def test_layout_of_more_than_two_to_the_31_blocks(device, gpu):
 def test_selection_of_more_than_two_to_the_31_block_pairs(device, gpu):
     length = 16 * 46500
     query, key, _ = Shape(1, 1, 1, length, length, 16).make(device, torch.bfloat16)
-    pattern = sa.BlockTopK(16, budget_blocks=8)
+    pattern = sa.BlockTopK(16, budget_blocks=8, local_blocks=1)
     layout = sa.select_blocks(query, key, pattern)
     last = sa.select_blocks(query[:, :, -160:], key, pattern)
     assert torch.equal(layout.counts[:, :, -10:], last.counts)

@@ -34,7 +34,7 @@ def test_calls_of_mixed_lengths_reserve_no_more(device, attend):
         sa.Full(),
         sa.Band((100, 0), sinks=4),
         sa.TopK(50),
-        sa.BlockTopK(64, budget_share=0.2),
+        sa.BlockTopK(64, budget_share=0.2, local_blocks=1),
     )
 
     def calls():

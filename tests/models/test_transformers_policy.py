@@ -160,7 +160,9 @@ def test_cross_attention_stays_dense():
     assert_same(output(ours, **inputs), output(make(), **inputs), mask)
 
 
-@pytest.mark.parametrize("pattern", [sa.TopK(6), sa.BlockTopK(16, budget_blocks=1)], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [sa.TopK(6), sa.BlockTopK(16, budget_blocks=1, local_blocks=1)], ids=repr
+)
 def test_patterns_that_select_run_with_padding(pattern):
     ours = apply(build(CONFIGS["llama"]()), exactly(pattern))
     ids, mask = text("left", length=40)

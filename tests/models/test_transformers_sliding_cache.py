@@ -89,9 +89,11 @@ def test_blocks_that_the_cache_has_moved_are_refused_by_name():
     with pytest.raises(
         NotImplementedError, match=r"layer 0 .*pattern=BlockTopK.*dropped 17 keys; .*decode=Full"
     ):
-        decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1)))
+        decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1, local_blocks=1)))
     assert (
-        decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1), decode=sa.Full()))
+        decode(
+            bound("mistral", sa.BlockTopK(16, budget_blocks=1, local_blocks=1), decode=sa.Full())
+        )
         .isfinite()
         .all()
     )

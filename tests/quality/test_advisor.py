@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("without_windows")
 PATTERNS = {
     "narrow": sa.Band((3, 0), sinks=1),
     "wide": sa.Band((31, 0), sinks=4),
-    "blocks": sa.BlockTopK(16, budget_blocks=2),
+    "blocks": sa.BlockTopK(16, budget_blocks=2, local_blocks=1),
 }
 
 

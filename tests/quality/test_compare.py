@@ -80,7 +80,10 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
 
 @pytest.mark.parametrize(
     "pattern",
-    [sa.BlockTopK(16, budget_blocks=3), sa.BlockTopK(16, mass=0.7, selector="mixed")],
+    [
+        sa.BlockTopK(16, budget_blocks=3, local_blocks=1),
+        sa.BlockTopK(16, mass=0.7, selector="mixed"),
+    ],
     ids=["budget", "mass"],
 )
 def test_chosen_blocks_are_counted(device, pattern):

@@ -19,7 +19,8 @@ PATTERNS = {
     "alternating": lambda d: sa.ByHead({1: BAND, 3: BAND}),
     "one": lambda d: sa.ByHead({2: BAND}, rest=BAND),
     "all-different": lambda d: sa.ByHead(
-        {0: sa.Strided(5, 8), 1: layout(d), 2: sa.TopK(5)}, rest=sa.BlockTopK(16, budget_blocks=2)
+        {0: sa.Strided(5, 8), 1: layout(d), 2: sa.TopK(5)},
+        rest=sa.BlockTopK(16, 0.5, local_blocks=1),
     ),
 }
 

@@ -126,7 +126,7 @@ FUNCTIONS = {
         lambda *t, **c: sa.block_topk_attention(
             *t, block_size=16, budget_blocks=2, sink_blocks=0, **c
         ),
-        sa.BlockTopK(16, budget_blocks=2, sink_blocks=0),
+        sa.BlockTopK(16, budget_blocks=2, local_blocks=1, sink_blocks=0),
     ),
 }
 

@@ -60,7 +60,7 @@ def patterns(draw, shape, device):
                 block, budget_blocks=draw(st.sampled_from([1, 3])), sink_blocks=sinks
             )
         share = draw(st.sampled_from([0.1, 0.5, 1.0]))
-        return sa.BlockTopK(block, budget_share=share, sink_blocks=sinks)
+        return sa.BlockTopK(block, budget_share=share, local_blocks=1, sink_blocks=sinks)
     return sa.Full()
 
 

@@ -60,7 +60,7 @@ def test_masks_of_every_dtype(device, mask):
 
 def test_selection_sees_what_attention_sees(device):
     query, key, _ = Shape(1, 2, 1, 64, 320, 64).make(device)
-    pattern = sa.BlockTopK(16, budget_blocks=3)
+    pattern = sa.BlockTopK(16, budget_blocks=3, local_blocks=1)
     want = sa.select_blocks(query.bfloat16(), key.bfloat16(), pattern)
     with torch.autocast(device, torch.bfloat16):
         assert sa.select_blocks(query, key.half(), pattern) == want

@@ -50,9 +50,11 @@ FUNCTIONS = {
     "strided": lambda *t, **c: sa.strided_attention(*t, 3, 4, **c),
     "block-sparse": blocks,
     "topk": lambda *t, **c: sa.topk_attention(*t, 5, **c),
-    "block-topk": lambda *t, **c: sa.block_topk_attention(*t, block_size=16, budget_share=0.5, **c),
+    "block-topk": lambda *t, **c: sa.block_topk_attention(
+        *t, block_size=16, budget_share=0.5, local_blocks=1, **c
+    ),
     "naive-block-topk": lambda *t, **c: sa.naive_attention(
-        *t, sa.BlockTopK(16, budget_blocks=2), **c
+        *t, sa.BlockTopK(16, budget_blocks=2, local_blocks=1), **c
     ),
     "sparse": lambda *t, **c: sa.sparse_attention(*t, sa.Dilated(5, 2), **c),
     "lse": lambda *t, **c: torch.cat(

@@ -190,7 +190,7 @@ def test_meta_tensors_beside_others_are_refused(device, name):
 def test_select_blocks_refuses_meta_keys(device):
     query, key, _ = Shape(1, 2, 1, 20, 37, 64).make(device)
     with pytest.raises(ValueError, match="expected key on query's device .*, got meta$"):
-        sa.select_blocks(query, key.to("meta"), sa.BlockTopK(16, budget_blocks=1))
+        sa.select_blocks(query, key.to("meta"), sa.BlockTopK(16, budget_blocks=1, local_blocks=1))
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -12,18 +12,17 @@ namespace {
 constexpr int kPoolThreads = 128;
 constexpr int kScanThreads = 1024;
 
-/// means[b, h, block] over the keys of the block that exist; NaN where none does. A query always
+/// Means of `size` neighbours, of those keys that exist; NaN where none does. A query always
 /// exists.
-template <typename T, bool kKeys>
+template <typename T, typename Out, bool kKeys>
 __global__ void __launch_bounds__(kPoolThreads)
-    pool_blocks(const SelectParams params, const int32_t* marks, float* means) {
+    pool_means(const SelectParams params, const int32_t* marks, int32_t size, int32_t num_means,
+               Out* means) {
   const TensorView& tensor = kKeys ? params.key : params.query;
   const int32_t heads = kKeys ? params.heads_kv : params.heads_q;
-  const int32_t size = kKeys ? params.block_kv : params.block_q;
-  const int32_t num_blocks = kKeys ? params.num_kv : params.num_q;
-  const int64_t head_index = blockIdx.x / num_blocks;
+  const int64_t head_index = blockIdx.x / num_means;
   const int64_t batch = head_index / heads;
-  const int32_t begin = static_cast<int32_t>(blockIdx.x % num_blocks) * size;
+  const int32_t begin = static_cast<int32_t>(blockIdx.x % num_means) * size;
   const int32_t end = imin(begin + size, kKeys ? params.seq_kv : params.seq_q);
   const T* rows = static_cast<const T*>(tensor.data) + batch * tensor.stride_b +
                   head_index % heads * tensor.stride_h;
@@ -37,7 +36,32 @@ __global__ void __launch_bounds__(kPoolThreads)
       sum += exists ? x : 0.0f;
       count += exists;
     }
-    means[int64_t{blockIdx.x} * params.head_dim + d] = count > 0 ? sum / count : NAN;
+    means[int64_t{blockIdx.x} * params.head_dim + d] =
+        from_float<Out>(count > 0 ? sum / count : NAN);
+  }
+}
+
+/// The greatest and the least elements of a key block's keys that exist, [B, Hkv, num_kv, 2, D].
+template <typename T>
+__global__ void __launch_bounds__(kPoolThreads)
+    pool_extremes(const SelectParams params, const int32_t* marks, T* extremes) {
+  const int64_t head_index = blockIdx.x / params.num_kv;
+  const int64_t batch = head_index / params.heads_kv;
+  const int32_t begin = static_cast<int32_t>(blockIdx.x % params.num_kv) * params.block_kv;
+  const int32_t end = imin(begin + params.block_kv, params.seq_kv);
+  const T* rows = static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
+                  head_index % params.heads_kv * params.key.stride_h;
+  T* out = extremes + int64_t{blockIdx.x} * 2 * params.head_dim;
+  for (int32_t d = threadIdx.x; d < params.head_dim; d += kPoolThreads) {
+    float greatest = -INFINITY, least = INFINITY;
+    for (int32_t j = begin; j < end; ++j) {
+      if (!key_exists(params, marks, batch, j)) continue;
+      float x = to_float(rows[j * params.key.stride_s + d]);
+      greatest = fmaxf(greatest, x);
+      least = fminf(least, x);
+    }
+    out[d] = from_float<T>(greatest);
+    out[params.head_dim + d] = from_float<T>(least);
   }
 }
 
@@ -90,16 +114,43 @@ Status launch_marks(const SelectParams& params, int32_t* marks) {
   return launched();
 }
 
-Status launch_pool(const SelectParams& params, const SelectWorkspace& workspace) {
+Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace) {
   cudaStream_t stream = to_stream(params.stream);
-  int64_t query_blocks = int64_t{params.batch} * params.heads_q * params.num_q;
-  int64_t key_blocks = int64_t{params.batch} * params.heads_kv * params.num_kv;
+  int64_t queries = int64_t{params.batch} * params.heads_q * params.num_q;
+  int64_t keys = int64_t{params.batch} * params.heads_kv * params.num_kv;
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_blocks<T, false><<<static_cast<uint32_t>(query_blocks), kPoolThreads, 0, stream>>>(
-        params, nullptr, workspace.pooled_query);
-    pool_blocks<T, true><<<static_cast<uint32_t>(key_blocks), kPoolThreads, 0, stream>>>(
-        params, workspace.key_marks, workspace.pooled_key);
+    pool_means<T, float, false><<<static_cast<uint32_t>(queries), kPoolThreads, 0, stream>>>(
+        params, nullptr, params.block_q, params.num_q, workspace.query_means);
+    pool_means<T, float, true><<<static_cast<uint32_t>(keys), kPoolThreads, 0, stream>>>(
+        params, workspace.key_marks, params.block_kv, params.num_kv, workspace.key_means);
+    return launched();
+  });
+}
+
+Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace) {
+  cudaStream_t stream = to_stream(params.stream);
+  const int32_t num_q = params.num_q * params.groups, num_kv = params.num_kv * params.groups;
+  int64_t queries = int64_t{params.batch} * params.heads_q * num_q;
+  int64_t keys = int64_t{params.batch} * params.heads_kv * num_kv;
+  return with_type(params.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    pool_means<T, T, false><<<static_cast<uint32_t>(queries), kPoolThreads, 0, stream>>>(
+        params, nullptr, params.block_q / params.groups, num_q,
+        static_cast<T*>(workspace.query_vectors));
+    pool_means<T, T, true><<<static_cast<uint32_t>(keys), kPoolThreads, 0, stream>>>(
+        params, workspace.key_marks, params.block_kv / params.groups, num_kv,
+        static_cast<T*>(workspace.key_vectors));
+    return launched();
+  });
+}
+
+Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace) {
+  int64_t keys = int64_t{params.batch} * params.heads_kv * params.num_kv;
+  return with_type(params.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    pool_extremes<T><<<static_cast<uint32_t>(keys), kPoolThreads, 0, to_stream(params.stream)>>>(
+        params, workspace.key_marks, static_cast<T*>(workspace.key_vectors));
     return launched();
   });
 }

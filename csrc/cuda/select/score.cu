@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(kProductThreads)
   int64_t batch = head_index / params.heads_q;
   int64_t head_kv = head_index % params.heads_q / params.group();
   int32_t depth = params.head_dim;
-  const float* query = workspace.pooled_query + head_index * params.num_q * depth;
+  const float* query = workspace.query_means + head_index * params.num_q * depth;
   const float* key =
-      workspace.pooled_key + (batch * params.heads_kv + head_kv) * params.num_kv * depth;
+      workspace.key_means + (batch * params.heads_kv + head_kv) * params.num_kv * depth;
 
   float acc[kProductRows][kProductRows];
   tile_product(

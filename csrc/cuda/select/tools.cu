@@ -1,4 +1,6 @@
 // The tools' table, and block selection as its launches: estimate, by selector, then choose.
+#include <type_traits>
+
 #include "../cache/append.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
@@ -10,27 +12,60 @@ namespace {
 /// Lays the workspace out from `base` and returns its size in bytes.
 int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace) {
   int64_t used = 0;
-  auto take = [&](int64_t elements) {
-    char* at = base + used;
-    used += aligned_bytes(elements * static_cast<int64_t>(sizeof(float)));
-    return at;
+  auto take = [&](auto** pointer, int64_t elements) {
+    using Element = std::remove_reference_t<decltype(**pointer)>;
+    *pointer = reinterpret_cast<Element*>(base + used);
+    used += aligned_bytes(elements * static_cast<int64_t>(sizeof(Element)));
   };
-  int64_t query_rows = int64_t{params.batch} * params.heads_q * params.num_q;
-  int64_t key_rows = int64_t{params.batch} * params.heads_kv * params.num_kv;
-  workspace->pooled_query = reinterpret_cast<float*>(take(query_rows * params.head_dim));
-  workspace->pooled_key = reinterpret_cast<float*>(take(key_rows * params.head_dim));
-  workspace->scores = reinterpret_cast<float*>(take(query_rows * params.num_kv));
+  const int64_t heads_q = int64_t{params.batch} * params.heads_q;
+  const int64_t heads_kv = int64_t{params.batch} * params.heads_kv;
+  const int64_t query_blocks = heads_q * params.num_q, key_blocks = heads_kv * params.num_kv;
+  const int64_t row_bytes = int64_t{params.head_dim} * size_of(params.dtype);
+  take(&workspace->scores, query_blocks * params.num_kv);
   if (params.bounds.data != nullptr) {
-    int64_t marks = int64_t{params.batch} * (params.seq_kv + 1);
-    workspace->key_marks = reinterpret_cast<int32_t*>(take(marks));
+    take(&workspace->key_marks, int64_t{params.batch} * (params.seq_kv + 1));
+  }
+  const Selector selector = params.selector;
+  if (selector == Selector::kMean) {
+    take(&workspace->query_means, query_blocks * params.head_dim);
+    take(&workspace->key_means, key_blocks * params.head_dim);
+  }
+  auto take_vectors = [&](void** pointer, int64_t vectors) {
+    char* bytes = nullptr;
+    take(&bytes, vectors * row_bytes);
+    *pointer = bytes;
+  };
+  if (selector == Selector::kMixed) {
+    take_vectors(&workspace->query_vectors, query_blocks * params.groups);
+    take_vectors(&workspace->key_vectors, key_blocks * params.groups);
+  }
+  if (selector == Selector::kMinMax) take_vectors(&workspace->key_vectors, 2 * key_blocks);
+  if (selector == Selector::kVerticalSlash) {
+    LineWorkspace& lines = workspace->lines;
+    take(&lines.partial, heads_q * ceil_div(params.seq_kv, kLastRows) * kLastRows);
+    take(&lines.lse, heads_q * kLastRows);
+    take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.seq_kv + kLastRows));
+    take(&lines.slashes, heads_q * num_slashes(params));
+  } else if (selector != Selector::kMean && selector != Selector::kScores) {
+    const int64_t blocks = query_blocks < kEstimateBlocks ? query_blocks : kEstimateBlocks;
+    take(&workspace->masses, blocks * params.num_kv * kEstimateRows);
   }
   return used;
 }
 
 Status launch_estimates(const SelectParams& params, const SelectWorkspace& workspace) {
-  if (params.selector == Selector::kScores) return launch_given_scores(params, workspace);
-  Status status = launch_pool(params, workspace);
-  return status.ok() ? launch_block_scores(params, workspace) : status;
+  switch (params.selector) {
+    case Selector::kScores:
+      return launch_given_scores(params, workspace);
+    case Selector::kVerticalSlash:
+      return launch_lines(params, workspace);
+    case Selector::kMean: {
+      Status status = launch_block_means(params, workspace);
+      return status.ok() ? launch_block_scores(params, workspace) : status;
+    }
+    default:
+      return launch_products(params, workspace);
+  }
 }
 
 }  // namespace

@@ -3,16 +3,36 @@
 // (the best blocks as a list).
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <numeric>
+
 #include "../../select_params.h"
 
 namespace sparse_attn::cuda {
 
+constexpr int32_t kEstimateRows = 64;     // query vectors of a thread block's tile
+constexpr int32_t kEstimateBlocks = 264;  // thread blocks, each with its own masses
+constexpr int32_t kLastRows = 64;         // whose columns and diagonals speak for all rows
+
+/// The last rows' probabilities, and their sums by column and diagonal in units of 2^-32.
+struct LineWorkspace {
+  float2* partial = nullptr;           // [B, Hq, key tiles, kLastRows], maximum and sum
+  float* lse = nullptr;                // [B, Hq, kLastRows]
+  unsigned long long* sums = nullptr;  // [B, Hq, num_kv + Skv + kLastRows], columns by block first
+  float* slashes = nullptr;            // [B, Hq, num_slashes], by difference of first row and key
+};
+
 /// Where block selection keeps what its launches hand on.
 struct SelectWorkspace {
-  float* pooled_query = nullptr;  // [B, Hq, num_q, D]
-  float* pooled_key = nullptr;    // [B, Hkv, num_kv, D]
-  float* scores = nullptr;        // [B, Hq, num_q, num_kv]
+  float* scores = nullptr;        // [B, Hq, num_q, num_kv], scores or shares
   int32_t* key_marks = nullptr;   // [B, Skv + 1], with bounds: rows that may see the key
+  float* query_means = nullptr;   // mean: [B, Hq, num_q, D]
+  float* key_means = nullptr;     // mean: [B, Hkv, num_kv, D]
+  void* query_vectors = nullptr;  // mixed: [B, Hq, num_q * groups, D], of the inputs' type
+  void* key_vectors = nullptr;  // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
+  float* masses = nullptr;      // [kEstimateBlocks, num_kv, kEstimateRows], logarithms
+  LineWorkspace lines;          // vertical_slash
 };
 
 /// Whether some row of the batch entry may see key j.
@@ -22,6 +42,16 @@ __device__ __forceinline__ bool key_exists(const SelectParams& params, const int
   return j < params.seq_kv && marks[batch * (params.seq_kv + 1) + j] > 0;
 }
 
+/// Blocks of rows and of keys are multiples of it.
+inline int32_t slash_step(const SelectParams& params) {
+  return std::gcd(params.block_q, params.block_kv);
+}
+/// Differences of a query block's first row and a key block's first key, in steps.
+inline int64_t num_slashes(const SelectParams& params) {
+  int64_t rows = int64_t{params.num_q} * params.block_q;
+  return (rows + int64_t{params.num_kv} * params.block_kv) / slash_step(params);
+}
+
 Status list_from_mask(const ListParams& params);
 Status merge_states(const MergeParams& params);
 Status select_blocks(const SelectParams& params);
@@ -29,8 +59,13 @@ int64_t select_workspace_bytes(const SelectParams& params);
 
 /// Marks the keys that some row may see; with bounds only.
 Status launch_marks(const SelectParams& params, int32_t* marks);
-/// Means of query blocks and key blocks, over the keys that some row may see.
-Status launch_pool(const SelectParams& params, const SelectWorkspace& workspace);
+/// Means of blocks, means of groups, or extremes of key blocks, over the keys that exist.
+Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace);
+Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace);
+Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace);
+/// Shares by products of vectors (mixed, antidiagonal, minmax), or by lines (vertical_slash).
+Status launch_products(const SelectParams& params, const SelectWorkspace& workspace);
+Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace);
 /// scale * mean(Q_i) . mean(K_j) for every pair of blocks.
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace);
 /// The caller's scores as the kernels' own.

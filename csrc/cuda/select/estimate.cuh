@@ -1,0 +1,86 @@
+// What an estimate multiplies: vectors that stand for rows and vectors that stand for keys, by
+// selector. A vector is a slice of `slices` rows of tensors, whose products are added.
+//   groups        means of groups                              1 slice
+//   rows          every row_step-th row, every key             1 slice
+//   antidiagonal  squares: row s of one, key stride-1-s of the other    `stride` slices
+//   extremes      q > 0 with greatest, q < 0 with least        2 slices
+#pragma once
+
+#include "tools.h"
+
+namespace sparse_attn::cuda {
+
+enum class Vectors { kGroups, kRows, kAntidiagonal, kExtremes };
+
+struct Estimate {
+  Vectors kind = Vectors::kGroups;
+  TensorView query, key;  // that hold the vectors
+  int32_t rows = 1;       // of a query vector
+  int32_t keys = 1;       // of a key vector
+  int32_t slices = 1;
+  int32_t per_block = 1;  // key vectors of a key block
+  bool adds = false;      // to the shares that are there
+
+  /// Query vectors of the blocks [begin, end).
+  __device__ Interval vectors(const SelectParams& params, Interval blocks) const {
+    const int32_t end = imin(blocks.end * params.block_q, params.seq_q);
+    const int32_t first = blocks.begin * params.block_q / rows;
+    return {first, kind == Vectors::kRows ? end / rows : ceil_div(end, rows)};
+  }
+  /// The queries that a vector stands for.
+  __device__ Interval queries(const SelectParams& params, int32_t vector) const {
+    if (kind == Vectors::kRows) return {(vector + 1) * rows - 1, (vector + 1) * rows};
+    return {vector * rows, imin((vector + 1) * rows, params.seq_q)};
+  }
+  /// Row of the tensor of queries, and of keys, that is a slice of a vector.
+  __device__ int32_t query_row(int32_t vector, int32_t slice) const {
+    if (kind == Vectors::kRows) return (vector + 1) * rows - 1;
+    return kind == Vectors::kAntidiagonal ? vector * rows + slice : vector;
+  }
+  __device__ int32_t key_row(int32_t vector, int32_t slice) const {
+    if (kind == Vectors::kAntidiagonal) return (vector + 1) * keys - 1 - slice;
+    return kind == Vectors::kExtremes ? 2 * vector + slice : vector;
+  }
+};
+
+/// A tile of query vectors and a tile of key vectors of one head, as products read them: addresses
+/// of rows, null where there is none.
+template <typename T>
+struct VectorTile {
+  const SelectParams& params;
+  const Estimate& estimate;
+  const int32_t* marks;
+  const T* query;
+  const T* key;
+  int64_t batch;
+  Interval query_vectors, key_vectors;
+
+  __device__ const T* query_at(int row, int slice) const {
+    const int32_t vector = query_vectors.begin + row;
+    if (vector >= query_vectors.end) return nullptr;
+    const int32_t i = estimate.query_row(vector, slice);
+    if (estimate.kind == Vectors::kAntidiagonal && i >= params.seq_q) return nullptr;
+    return query + i * estimate.query.stride_s;
+  }
+  __device__ const T* key_at(int column, int slice) const {
+    const int32_t vector = key_vectors.begin + column;
+    if (vector >= key_vectors.end) return nullptr;
+    const int32_t j = estimate.key_row(vector, slice);
+    if (estimate.kind == Vectors::kAntidiagonal && !key_exists(params, marks, batch, j)) {
+      return nullptr;
+    }
+    if (estimate.kind == Vectors::kRows && j >= params.seq_kv) return nullptr;
+    return key + j * estimate.key.stride_s;
+  }
+  /// Extremes: the part of a query element that meets a slice; negative scales turn the sign.
+  __device__ float part(float x, int slice) const {
+    if (estimate.kind != Vectors::kExtremes) return x;
+    if (params.scale < 0) x = -x;
+    return slice == 0 ? fmaxf(x, 0.0f) : fminf(x, 0.0f);
+  }
+  __device__ float scale() const {
+    return estimate.kind == Vectors::kExtremes ? fabsf(params.scale) : params.scale;
+  }
+};
+
+}  // namespace sparse_attn::cuda
