@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/common/log2_units.h"
+#include "cuda/hopper/table.h"
 
 namespace sparse_attn {
 namespace {
@@ -104,16 +105,32 @@ std::string unlisted(Features features, Features listed) {
   return words_of(F::kCount);
 }
 
+/// The head dims that have a Hopper kernel of their own, as a sentence lists them.
+std::string head_dims_with(cuda::hopper::Tiling tiling) {
+  std::string list;
+  for (const cuda::hopper::HeadDimKernels& row : cuda::hopper::kTable) {
+    if (!row.has(tiling)) continue;
+    list += (list.empty() ? "" : " and ") + std::to_string(row.head_dim);
+  }
+  return list.empty() ? "none" : list;
+}
+
 /// Limits of the Hopper engine that are no single features.
 std::string hopper_refusal(const Case& c) {
+  using cuda::hopper::built_head_dim;
+  using cuda::hopper::Tiling;
   const int32_t head_dim = c.problem.head_dim;
-  if (head_dim != 64 && head_dim != 96 && head_dim != 128 && head_dim != 192 && head_dim != 256) {
-    return "hopper takes head dims 64, 96, 128, 192 and 256, not " + std::to_string(head_dim);
+  const Tiling least = c.features.has(F::kList) ? Tiling::kListed : Tiling::kGeneral;
+  if (built_head_dim(head_dim, least) == 0) {
+    return "hopper is built for head dims up to " +
+           std::to_string(cuda::hopper::largest_head_dim(least)) + ", not " +
+           std::to_string(head_dim);
   }
   if (c.features.has(F::kTopK)) {
     constexpr Features kWithTopK = Features::of(F::kTopK, F::kQueryOffsets, F::kSinkLogits);
-    if (head_dim != 64 && head_dim != 128) {
-      return "hopper takes token top-k at head dims 64 and 128, not " + std::to_string(head_dim);
+    if (built_head_dim(head_dim, Tiling::kTop) != head_dim) {
+      return "hopper takes token top-k at head dims " + head_dims_with(Tiling::kTop) + ", not " +
+             std::to_string(head_dim);
     }
     const std::string words = unlisted(c.features, kWithTopK);
     if (!words.empty()) return "hopper takes no " + words + " with token top-k";
@@ -122,7 +139,7 @@ std::string hopper_refusal(const Case& c) {
   if (kMovingColumns.within(c.features)) {
     return "hopper takes no key_origin with strided columns";
   }
-  const int32_t least_rows = head_dim > 128 ? 128 : 64;
+  const int32_t least_rows = built_head_dim(head_dim, Tiling::kHalfListed) == 0 ? 128 : 64;
   if (c.block_q % least_rows != 0) {
     return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
            " at head dim " + std::to_string(head_dim) + ", not " + std::to_string(c.block_q);

@@ -99,6 +99,22 @@ void test_hopper_takes_top_k_of_scaled_scores_alone() {
   }
 }
 
+/// Head dims between those of the table take the next one, whose lists may be of low blocks.
+void test_hopper_takes_every_head_dim() {
+  for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    Case c = plain_case(90, head_dim);
+    CHECK(engine_of(c) == "hopper", std::to_string(head_dim));
+    c.features.add(Feature::kList);
+    for (int32_t block_q : {32, 64, 128}) {
+      c.block_q = block_q;
+      const bool served = block_q == 128 || (block_q == 64 && head_dim <= 128);
+      CHECK(engine_of(c) == (served ? "hopper" : "portable"), std::to_string(head_dim));
+    }
+  }
+  const Choice choice = choose_engine(plain_case(90, 264), "hopper");
+  CHECK(choice.reasons[0] == "hopper is built for head dims up to 256, not 264", choice.reasons[0]);
+}
+
 void test_columns_that_move_leave_hopper() {
   Case c = plain_case(90, 128);
   c.features.add(Feature::kKeyOrigins);
@@ -116,6 +132,7 @@ int main() {
   test_few_queries_on_many_keys_are_split();
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();
+  test_hopper_takes_every_head_dim();
   test_columns_that_move_leave_hopper();
   return check::summary();
 }

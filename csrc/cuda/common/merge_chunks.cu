@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const bool exists = d < params.problem.head_dim;
   const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
   const float2* chunk_state = partials.state + partials.at(row, 0);
-  const float* chunk_out = partials.out + partials.at(row, 0) * params.problem.head_dim;
+  const float* chunk_out = partials.out + partials.at(row, 0) * partials.head_dim;
 
   SoftmaxState<1, false> state;
   float& m = state.m[0][0];
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(kMostThreads)
     float parts[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      parts[i] = begin + i < chunks ? from[i * params.problem.head_dim] : 0.0f;
+      parts[i] = begin + i < chunks ? from[i * partials.head_dim] : 0.0f;
     }
-    from += kAtOnce * params.problem.head_dim;
+    from += kAtOnce * partials.head_dim;
     if (begin == 0) m = find_maximum(chunk_state, chunks);
     int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
     float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};

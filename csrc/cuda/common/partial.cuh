@@ -15,7 +15,7 @@ struct Partials {
   int32_t* chunks = nullptr;  // [heads, rows], how many chunks were visited; null: all
   int32_t rows = 0;
   int32_t max_chunks = 0;
-  int32_t head_dim = 0;
+  int32_t head_dim = 0;   // D: the call's, or more where tiles are wider
   int32_t tile_rows = 0;  // 0: the rows are all queries; else those of query tiles of this height,
                           // from that of the first global row on
 

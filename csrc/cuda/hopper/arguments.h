@@ -20,10 +20,11 @@ struct TensorMaps {
   CUtensorMap value[3];
 };
 
-/// How tiles are named in the maps. Where each residue class begins a whole number of slabs behind
-/// the one before, it is that many slabs on; else the third dimension is the class, and the slab is
-/// an offset in the columns. One copy brings a whole tile unless slabs must be copied apart: for
-/// such classes, and for tiles made of several boxes.
+/// How tiles are named in the maps. Where rows are whole slabs and each residue class begins a
+/// whole number of slabs after the one before, the third dimension is the slab, and a class is so
+/// many slabs on; else the third dimension is the class, and the slab is an offset in the columns,
+/// whose end clips it. One copy brings a whole tile unless slabs must be copied apart: in the
+/// second form, and for tiles made of several boxes.
 struct TileCoordinates {
   int32_t query_copies = 1, key_copies = 1;  // of a tile of Q or O, of a box of K or V
   int32_t slab_columns = 0, slab_step = 1;   // from a slab to the next, in columns and slabs
@@ -56,7 +57,7 @@ struct Arguments {
   KeySplit split;  // its items come first
   Partials partials;
 
-  const Threshold* thresholds = nullptr;  // [B, Hq, Sq], for kTop
+  Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
 };
 
 }  // namespace sparse_attn::cuda::hopper

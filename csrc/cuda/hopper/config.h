@@ -1,11 +1,13 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
 // producers, of which one warp plans, two load and one may write masks, and kConsumers warpgroups
-// of 64 query rows each. Which configurations exist and when each is chosen stands in engine.cu.
+// of 64 query rows each. Which configurations exist stands in table.h, when each is chosen in
+// engine.cu.
 #pragma once
 
 #include <cstdint>
 
 #include "../../params.h"
+#include "table.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -16,12 +18,6 @@ constexpr int kWarpRows = 16;             // ... and those that one of its warps
 constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
 constexpr int kReservedBytes = 1024;      // ... from each block
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
-
-/// What a kernel is compiled for. A plain one serves ranges whose rows each see a window one key
-/// behind that of the row above, of scores that are only scaled: full, causal, band, dilated. kTop
-/// is a plain one that keeps the scores above thresholds: the second pass of token top-k. A listed
-/// one serves lists, a general one every other call.
-enum class KernelKind { kPlain, kGeneral, kListed, kTop };
 
 template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_, KernelKind kKind>
 struct Config {
@@ -40,10 +36,12 @@ struct Config {
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
-  static constexpr int kSlabColumns = HEAD_DIM % 64 == 0 ? 64 : 32;
+  // Products read the first HEAD_DIM columns alone.
+  static constexpr int kColumns = (HEAD_DIM + 31) / 32 * 32;
+  static constexpr int kSlabColumns = kColumns % 64 == 0 ? 64 : 32;
   static constexpr int kRowBytes = kSlabColumns * 2;
-  static constexpr int kQueryBytes = kConsumerRows * HEAD_DIM * 2;  // of one consumer
-  static constexpr int kKeyBytes = BLOCK_KV * HEAD_DIM * 2;
+  static constexpr int kQueryBytes = kConsumerRows * kColumns * 2;  // of one consumer
+  static constexpr int kKeyBytes = BLOCK_KV * kColumns * 2;
 
   // Schedule; figures in docs/kernels/hopper.md.
   static constexpr bool kWide = HEAD_DIM > 128;
@@ -51,7 +49,7 @@ struct Config {
   // for which half tiles have no room but at head dim 64.
   static constexpr bool kCrossTile = !kWide && (!kHalf || HEAD_DIM == 64);
   // O is rescaled while QK runs instead of behind PV.
-  static constexpr bool kEarlyRescale = HEAD_DIM == 256;
+  static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
   static constexpr int kKeyStages = kHalf && HEAD_DIM == 128 ? 1 : 2;  // V is held for longer
@@ -72,7 +70,7 @@ struct Config {
   // What every thread has at launch, of which the roles are given theirs.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocksPerSm) / 8 * 8;
 
-  static_assert(HEAD_DIM % kSlabColumns == 0, "the head is a whole number of slabs");
+  static_assert(HEAD_DIM % 16 == 0, "a wgmma sums 16 columns");
   static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 128,
                 "a wgmma sums 16 keys, and a mask word holds 32 of a thread's columns");
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=

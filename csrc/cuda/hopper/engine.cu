@@ -1,7 +1,9 @@
-// The Hopper engine: chooses the tile shape of a call and launches its kernel. What it does not
-// serve (capability.h keeps such calls away) is float32, other head dims, attn_mask, scattered
-// global tokens, lists of query blocks that no tile height divides.
+// The Hopper engine: chooses the kernel of a call from table.h and launches it. What it does not
+// serve (capability.h keeps such calls away) is float32, attn_mask, scattered global tokens, lists
+// of query blocks that no tile height divides.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
@@ -18,46 +20,60 @@ namespace {
 
 constexpr int64_t kCounterBytes = 256;
 
-/// Most keys for which tiles of 128 rows beat those of 192 under causal (hd 64 and 96).
+/// Most keys for which tiles of 128 rows beat those of 192 under causal.
 constexpr int32_t kShortCausal = 1536;
 
-/// By two consumers: lists on key tiles of their own, ranges by the plain kernel where it serves.
-template <Dtype kDtype, int HEAD_DIM, int kRangeKeys, int kListKeys>
-Status launch_pair(const Arguments& args) {
-  using K = KernelKind;
-  if (args.params.pattern.list.present()) {
-    return launch<Config<kDtype, HEAD_DIM, kListKeys, 2, K::kListed>>(args);
-  }
-  return args.plain ? launch<Config<kDtype, HEAD_DIM, kRangeKeys, 2, K::kPlain>>(args)
-                    : launch<Config<kDtype, HEAD_DIM, kRangeKeys, 2, K::kGeneral>>(args);
+/// A kernel of the table.
+struct Choice {
+  Tiling tiling;
+  int32_t head_dim;
+};
+
+/// Rows of all tiles of a (batch, head) that this many consumers work on, those past its end too.
+int32_t tile_rows(const AttentionParams& params, int32_t consumers) {
+  const int32_t height = consumers * kConsumerRows;
+  return ceil_div(ceil_div(params.problem.seq_q, params.pattern.classes(params.problem.seq_q)),
+                  height) *
+         height;
 }
 
-template <Dtype kDtype>
-Status launch_for_head_dim(const Arguments& args) {
-  using K = KernelKind;
+/// Whether three consumers are faster than two, which waste less of short calls.
+bool prefers_three(const AttentionParams& params) {
+  constexpr float kGain = 1.15f;
+  if (params.pattern.causal && params.problem.seq_kv <= kShortCausal) return false;
+  return tile_rows(params, 3) <= kGain * tile_rows(params, 2);
+}
+
+Choice choose(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
-  const bool half_tiles = list.present() && list.block_q % 128 != 0;  // 64 rows are one layout row
-  const bool three =
-      args.plain && !(params.pattern.causal && params.problem.seq_kv <= kShortCausal);
-  switch (params.problem.head_dim) {
-    case 64:
-      if (half_tiles) return launch<Config<kDtype, 64, 128, 1, K::kListed>>(args);
-      if (three) return launch<Config<kDtype, 64, 128, 3, K::kPlain>>(args);
-      return launch_pair<kDtype, 64, 128, 128>(args);
-    case 96:
-      if (half_tiles) return launch<Config<kDtype, 96, 128, 1, K::kListed>>(args);
-      if (three) return launch<Config<kDtype, 96, 96, 3, K::kPlain>>(args);
-      return launch_pair<kDtype, 96, 128, 128>(args);
-    case 128:
-      if (half_tiles) return launch<Config<kDtype, 128, 128, 1, K::kListed>>(args);
-      return launch_pair<kDtype, 128, 128, 128>(args);
-    case 192:
-      return launch_pair<kDtype, 192, 112, 64>(args);
-    case 256:
-      return launch_pair<kDtype, 256, 80, 64>(args);
+  auto least = [&](Tiling tiling) -> Choice {
+    return {tiling, built_head_dim(params.problem.head_dim, tiling)};
+  };
+  if (params.pattern.topk > 0) return least(Tiling::kTop);
+  // 64 rows are one row of the layout.
+  if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
+  if (!args.plain) return least(Tiling::kGeneral);
+  const Choice three = least(Tiling::kWidePlain), two = least(Tiling::kPlain);
+  if (three.head_dim == two.head_dim) return prefers_three(params) ? three : two;
+  return two.head_dim == 0 || (three.head_dim != 0 && three.head_dim < two.head_dim) ? three : two;
+}
+
+/// Launches the chosen kernel if it is of this row of the table.
+template <Dtype kDtype, std::size_t kRow>
+void launch_row(Choice choice, const Arguments& args, Status* status) {
+  constexpr HeadDimKernels kKernels = kTable[kRow];
+  if constexpr (kKernels.is_built()) {
+    if (kKernels.head_dim != choice.head_dim) return;
+    *status = launch_head_dim<kDtype, kKernels.head_dim>(choice.tiling, args);
   }
-  return {cudaErrorNotSupported, "the hopper engine has no kernel for this head dim"};
+}
+
+template <Dtype kDtype, std::size_t... kRow>
+Status launch(Choice choice, const Arguments& args, std::index_sequence<kRow...>) {
+  Status status = {cudaErrorNotSupported, "the hopper engine has no kernel for this head dim"};
+  (launch_row<kDtype, kRow>(choice, args, &status), ...);
+  return status;
 }
 
 /// Whether all query tiles take the same time, so that they may be dealt out in turn.
@@ -82,15 +98,6 @@ bool is_plain(const Arguments& args) {
   return args.params.features.within(kPlain) && (!args.raw || args.params.pattern.topk > 0);
 }
 
-/// Token top-k: plain calls of two head dims.
-template <Dtype kDtype>
-Status launch_topk_for_head_dim(const Arguments& args) {
-  auto* thresholds =
-      reinterpret_cast<Threshold*>(static_cast<char*>(args.params.workspace) + kCounterBytes);
-  return args.params.problem.head_dim == 64 ? launch_topk<kDtype, 64>(args, thresholds)
-                                            : launch_topk<kDtype, 128>(args, thresholds);
-}
-
 /// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
 /// where key tiles are smaller.
 int64_t most_partials(const AttentionParams& params) {
@@ -106,7 +113,8 @@ int64_t workspace_bytes(const AttentionParams& params) {
         int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
     return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
-  const int64_t partial_bytes = sizeof(float2) + params.problem.head_dim * sizeof(float);
+  const int64_t partial_bytes =
+      sizeof(float2) + built_head_dim(params.problem.head_dim, Tiling::kGeneral) * sizeof(float);
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
@@ -123,14 +131,15 @@ Status run(const AttentionParams& params) {
   args.raw = has_raw_values(params);
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
-  const bool half = params.problem.dtype == Dtype::kFloat16;
   if (params.pattern.topk > 0) {
     if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
-    return half ? launch_topk_for_head_dim<Dtype::kFloat16>(args)
-                : launch_topk_for_head_dim<Dtype::kBFloat16>(args);
+    char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
+    args.thresholds = reinterpret_cast<Threshold*>(memory);
   }
-  return half ? launch_for_head_dim<Dtype::kFloat16>(args)
-              : launch_for_head_dim<Dtype::kBFloat16>(args);
+  constexpr auto kRows = std::make_index_sequence<std::size(kTable)>();
+  const Choice choice = choose(args);
+  return params.problem.dtype == Dtype::kFloat16 ? launch<Dtype::kFloat16>(choice, args, kRows)
+                                                 : launch<Dtype::kBFloat16>(choice, args, kRows);
 }
 
 }  // namespace
@@ -150,7 +159,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     Partials& partials = args->partials;
     partials.rows = args->split.rows(tile);
     partials.max_chunks = args->split.chunks;
-    partials.head_dim = params.problem.head_dim;
+    partials.head_dim = tile.head_dim;
     partials.tile_rows = tile.block_q;
     const int64_t states = int64_t{problems} * partials.rows * partials.max_chunks;
     partials.state = reinterpret_cast<float2*>(memory);

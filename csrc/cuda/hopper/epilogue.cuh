@@ -1,10 +1,13 @@
 // The end of a query tile: O / l leaves through shared memory and the copy engine, lse straight
-// from registers. A warp stores its own 16 rows, so that the warps of a consumer need not meet.
+// from registers. A warp stores its own 16 rows, so that the warps of a consumer need not meet. Of
+// the tile in which a sequence ends it stores the sequence's rows alone, whatever follows them in
+// memory.
 #pragma once
 
 #include <type_traits>
 
 #include "../common/ptx/mbarrier.cuh"
+#include "../common/ptx/shared.cuh"
 #include "../common/ptx/stmatrix.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/ptx/warpgroup.cuh"
@@ -64,7 +67,7 @@ class Epilogue {
       write_partial(o, work);
       return;
     }
-    uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::HEAD_DIM * 2;
+    uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
     const uint32_t sO = ptx::smem_address(tile);
     if (C::kCrossTile) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
@@ -82,7 +85,13 @@ class Epilogue {
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) store(sO, work);
+    const int32_t rows = work.slice.rows.length - work.first_row - row_;  // of the warp's
+    if (__any_sync(~0u, rows < kWarpRows)) {  // a vote, so that the compiler knows it is uniform
+      store_first(rows, sO, work);
+    } else if (lane_ == 0) {
+      store(sO, work);
+    }
+    if (!C::kCrossTile) release_query();
     __syncwarp();
   }
 
@@ -128,10 +137,25 @@ class Epilogue {
                       work.head, work.batch});
     }
     ptx::tma_store_commit();
-    if (!C::kCrossTile) {
-      ptx::tma_store_wait_read();
-      release_query();
+    if (!C::kCrossTile) ptx::tma_store_wait_read();
+  }
+
+  /// The same for the first `rows` rows alone, by plain stores.
+  __device__ __forceinline__ void store_first(int32_t rows, uint32_t sO, const Work& work) {
+    const TensorView& out = args_.params.outputs.out;
+    const int32_t row = lane_ % kWarpRows;
+    if (row < rows) {
+      auto* to = static_cast<uint16_t*>(out.data) + work.batch * out.stride_b +
+                 work.head * out.stride_h +
+                 work.slice.rows.at(work.first_row + row_ + row) * out.stride_s;
+#pragma unroll 1
+      for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.head_dim;
+           chunk += 2) {
+        *reinterpret_cast<float4*>(to + chunk * 8) =
+            ptx::load_shared_float4(sO + chunk_offset(row, chunk));
+      }
     }
+    __syncwarp();  // before the tile is written anew
   }
 
   /// The consumer's Q may be loaded anew. Only lane 0 of each warp speaks.

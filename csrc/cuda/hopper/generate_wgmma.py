@@ -9,7 +9,7 @@ The fragment layouts are those of PTX ISA, "Register Fragments and Shared Memory
 import sys
 from pathlib import Path
 
-WIDTHS = (64, 80, 96, 112, 128, 192, 256)
+WIDTHS = range(16, 257, 16)
 TYPES = (("kBFloat16", "bf16"), ("kFloat16", "f16"))
 
 HEADER = """// Written by generate_wgmma.py.

@@ -11,6 +11,7 @@ namespace sparse_attn::cuda::hopper {
 
 struct TileShape {
   int32_t block_q, block_kv;
+  int32_t head_dim = 0;
 };
 
 struct KeySplit {

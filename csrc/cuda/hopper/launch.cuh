@@ -1,4 +1,4 @@
-// Launches one configuration; included by the files that instantiate it, one for each head dim.
+// Launches the kernel of one configuration.
 #pragma once
 
 #include <atomic>
@@ -29,10 +29,11 @@ Status launch(Arguments args) {
   static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
-  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV}, &args);
+  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM}, &args);
 
   TensorMaps maps;
-  BoxShape box = {C::kSlabColumns, kConsumerRows, kWarpRows, args.box_rows, C::BLOCK_KV};
+  BoxShape box = {C::kSlabColumns, C::kColumns,   kConsumerRows,
+                  kWarpRows,       args.box_rows, C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
   if (!status.ok()) return status;
   if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);

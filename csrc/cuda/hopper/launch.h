@@ -1,20 +1,21 @@
-// What the engine calls: one function for each configuration that is compiled, and the numbering of
+// What the engine calls: one function for each head dim that is compiled, and the numbering of
 // query tiles that they share.
 #pragma once
 
 #include "arguments.h"
+#include "table.h"
 
 namespace sparse_attn::cuda::hopper {
 
 /// Fills what Arguments say about tiles: how many, and in which order.
 void arrange_tiles(TileShape tile, Arguments* args);
 
-/// Launches the kernel of a Config; defined for those that engine.cu chooses from.
-template <class C>
-Status launch(Arguments args);
-
-/// Token top-k of a plain call; `thresholds` is room for [B, Hq, Sq].
+/// Launches a kernel of a built head dim, one that the table has.
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_topk(const Arguments& args, Threshold* thresholds);
+Status launch_head_dim(Tiling tiling, const Arguments& args);
+
+/// The same for token top-k, where the table has it.
+template <Dtype kDtype, int HEAD_DIM>
+Status launch_topk(const Arguments& args);
 
 }  // namespace sparse_attn::cuda::hopper

@@ -29,10 +29,15 @@ struct RowsView {
 
 class Encoder {
  public:
-  Encoder(const AttentionParams& params, int32_t slab) : params_(params), slab_(slab) {}
+  Encoder(const AttentionParams& params, const BoxShape& box)
+      : params_(params), slab_(box.slab), columns_(box.columns) {}
 
-  /// Whether every class begins a whole number of slabs behind the one before.
-  bool classes_are_slabs() const {
+  int32_t slabs() const { return columns_ / slab_; }
+
+  /// Whether slabs are a dimension of the maps: rows fill them, and every class begins a whole
+  /// number of slabs after the one before.
+  bool folds() const {
+    if (params_.problem.head_dim != columns_) return false;
     if (params_.pattern.dilation == 1) return true;
     for (const TensorView* tensor :
          {&params_.query, &params_.keys.key, &params_.keys.value, &params_.outputs.out}) {
@@ -48,10 +53,9 @@ class Encoder {
     auto stride = [](int64_t size, int64_t elements) -> cuuint64_t {
       return size > 1 ? elements * kElementBytes : kLeastStride;  // unused ones must be valid too
     };
-    const int64_t slabs = params_.problem.head_dim / slab_;
-    const bool folded = classes_are_slabs();
+    const bool folded = folds();
     const int64_t third =
-        folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs : view.classes;
+        folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs() : view.classes;
     cuuint64_t dims[5] = {static_cast<cuuint64_t>(folded ? slab_ : params_.problem.head_dim),
                           extent(view.rows), extent(third), extent(heads),
                           extent(params_.problem.batch)};
@@ -59,7 +63,7 @@ class Encoder {
         stride(view.rows, view.row_stride), stride(third, folded ? slab_ : view.class_stride),
         stride(heads, tensor.stride_h), stride(params_.problem.batch, tensor.stride_b)};
     cuuint32_t box[5] = {static_cast<cuuint32_t>(slab_), static_cast<cuuint32_t>(box_rows),
-                         static_cast<cuuint32_t>(slabs / copies), 1, 1};
+                         static_cast<cuuint32_t>(slabs() / copies), 1, 1};
     cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     auto function = encode_function();
     if (function == nullptr) {
@@ -82,7 +86,7 @@ class Encoder {
   void fail(CUresult code, const char* message) { status_ = {static_cast<int32_t>(code), message}; }
 
   const AttentionParams& params_;
-  int32_t slab_;
+  int32_t slab_, columns_;
   Status status_;
 };
 
@@ -90,12 +94,12 @@ class Encoder {
 
 Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, TensorMaps* maps,
                         TileCoordinates* coordinates) {
-  Encoder encoder(params, box.slab);
+  Encoder encoder(params, box);
   const Pattern& pattern = params.pattern;
   const int64_t d = pattern.dilation;
 
-  const int32_t slabs = params.problem.head_dim / box.slab;
-  const bool folded = encoder.classes_are_slabs();
+  const int32_t slabs = encoder.slabs();
+  const bool folded = encoder.folds();
   auto step = [&](const TensorView& tensor) -> int32_t {
     return folded ? static_cast<int32_t>(tensor.stride_s / box.slab) : 1;
   };

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_topk(const Arguments& args, Threshold* thresholds) {
+Status launch_topk(const Arguments& args) {
   using T = std::conditional_t<kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
   using Rank = RankConfig<T, HEAD_DIM>;
   static_assert(sizeof(RankMemory<Rank>) <= kSharedBytesOfSm - kReservedBytes,
@@ -61,10 +61,11 @@ Status launch_topk(const Arguments& args, Threshold* thresholds) {
   const AttentionParams& params = args.params;
   RankLaunch rank = {};
   rank.plan = portable::plan_grid<Rank::BLOCK_Q>(params);
-  rank.thresholds = thresholds;
+  rank.thresholds = args.thresholds;
   TensorMaps maps;
   TileCoordinates coordinates;
-  const BoxShape box = {kWarpgroup / 2, kConsumerRows, kWarpRows, Rank::BLOCK_KV, Rank::BLOCK_KV};
+  const BoxShape box = {kWarpgroup / 2, HEAD_DIM,       kConsumerRows,
+                        kWarpRows,      Rank::BLOCK_KV, Rank::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &coordinates);
   if (!status.ok()) return status;
   rank.keys = maps.key[kShortClass];
@@ -89,9 +90,7 @@ Status launch_topk(const Arguments& args, Threshold* thresholds) {
   hopper::rank_kernel<Rank><<<blocks, Rank::kThreads, kBytes, stream>>>(params, rank);
   status = launched();
   if (!status.ok()) return status;
-  Arguments top = args;
-  top.thresholds = thresholds;
-  return launch<Config<kDtype, HEAD_DIM, Rank::BLOCK_KV, 2, KernelKind::kTop>>(top);
+  return launch<Config<kDtype, HEAD_DIM, Rank::BLOCK_KV, 2, KernelKind::kTop>>(args);
 }
 
 }  // namespace sparse_attn::cuda::hopper

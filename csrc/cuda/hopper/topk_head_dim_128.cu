@@ -1,9 +1,0 @@
-// Token top-k for head dim 128.
-#include "topk_launch.cuh"
-
-namespace sparse_attn::cuda::hopper {
-
-template Status launch_topk<Dtype::kFloat16, 128>(const Arguments&, Threshold*);
-template Status launch_topk<Dtype::kBFloat16, 128>(const Arguments&, Threshold*);
-
-}  // namespace sparse_attn::cuda::hopper

@@ -1,0 +1,66 @@
+"""Every head dim: nothing beside a tensor is read, and nothing is written there."""
+
+import pytest
+import torch
+from reference import Shape, random_layout
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+HEAD_DIMS = range(8, 257, 8)
+SKV = 331
+
+
+def beside_nan(shape, device, dtype):
+    """A view, aligned to 16 bytes, of a buffer of NaN; and the buffer."""
+    batch, heads, length, head_dim = shape
+    size = (batch, heads + 1, length + 2, head_dim + 8)
+    buffer = torch.full(size, torch.nan, device=device, dtype=dtype)
+    return buffer[:, :heads, 1:-1, :head_dim], buffer
+
+
+def check(attend, device, Sq, head_dim, pattern, **common):
+    dtype = torch.bfloat16 if head_dim % 16 == 0 else torch.float16
+    tensors = []
+    for heads, length in ((4, Sq), (2, SKV), (2, SKV)):
+        view, _ = beside_nan((1, heads, length, head_dim), device, dtype)
+        tensors.append(view.copy_(torch.randn(view.shape, device=device)))
+    out, around = beside_nan(tensors[0].shape, device, dtype)
+    attend(pattern, *tensors, out=out, **common)
+    result = out.clone()
+    out.fill_(torch.nan)
+    assert around.isnan().all(), "the call wrote beside its output"
+    assert_close_to_reference(result, *tensors, pattern, **common)
+
+
+CASES = {
+    "full": (sa.Full(), {}),
+    "causal": (sa.Full(), {"is_causal": True}),
+    "sinks": (sa.Band((60, 0), sinks=5), {"is_causal": True}),
+    "dilated": (sa.Dilated((30, 7), 3), {}),
+    "softcap": (sa.Full(), {"softcap": 20.0}),
+}
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("Sq", [203])
+@pytest.mark.parametrize("pattern, common", CASES.values(), ids=CASES)
+def test_columns_beside_the_head(attend, device, Sq, head_dim, pattern, common):
+    check(attend, device, Sq, head_dim, pattern, **common)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("Sq", [203])
+@pytest.mark.parametrize("block_q", [64, 128])
+def test_columns_beside_the_head_under_lists(attend, device, Sq, head_dim, block_q):
+    check(attend, device, Sq, head_dim, sa.BlockSparse(random_layout(Sq, SKV, block_q, 48, device)))
+
+
+@pytest.mark.parametrize("head_dim", [24, 72, 104, 200])
+@pytest.mark.parametrize("Sq", [300])
+def test_merged_chunks(attend, device, Sq, head_dim):
+    """Rows of global tokens, whose keys engines may split, and whose partial results are wider."""
+    tensors = Shape(1, 2, 1, Sq, 4700, head_dim).make(device, torch.bfloat16)
+    pattern = sa.Band(40, global_tokens=3)
+    result = attend(pattern, *tensors, query_offset=0, return_lse=True)
+    assert_close_to_reference(result, *tensors, pattern, query_offset=0)
