@@ -7,6 +7,7 @@ runs in which layer of a model. ``integrations.transformers`` is imported only o
 
 from . import integrations, nn, quality
 from ._common import Common
+from ._nearest import nearest
 from .advisor import Advice, Profile, advise, profile
 from .by_head import ByHead
 from .cache import append_to_cache, quantize_cache
@@ -59,6 +60,7 @@ __all__ = [
     "integrations",
     "merge_states",
     "naive_attention",
+    "nearest",
     "nn",
     "patch_sdpa",
     "profile",

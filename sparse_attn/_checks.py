@@ -22,6 +22,7 @@ __all__ = [
     "Integer",
     "Number",
     "as_float",
+    "as_int32",
     "check_block",
     "check_choice",
     "check_integer",
@@ -65,6 +66,15 @@ def as_float(number: Any) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
+
+
+def as_int32(indices: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of whole numbers as int32, numbers beyond it at its ends; others as is."""
+    kind = indices.dtype
+    if kind == torch.int32 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
+        return indices
+    ends = torch.iinfo(torch.int32)
+    return indices.long().clamp(ends.min, ends.max).to(torch.int32)
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from . import ops
 from ._allowed import with_mask_of
-from ._checks import Integer, Number, as_float, check_kind, check_tensor, clamped, refuse
+from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tensor, clamped, refuse
 from ._pattern import Pattern
 from ._warn import warn_once
 
@@ -57,6 +57,8 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "out": _OPTIONAL_TENSOR,
     "engine": (str, "a str"),
 }
+#: Index tensors, int32 to the ops; others of whole numbers are converted.
+_INDICES = ("key_bounds", "query_offsets", "key_origin")
 #: Defaults of the functions' parameters, in their order: values that are one object wherever they
 #: are written, so that a glance tells whether an argument was given.
 _OTHER_DEFAULTS = {
@@ -106,6 +108,9 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
     if "softcap" in arguments:
         arguments["softcap"] = as_float(arguments["softcap"])
+    for name in _INDICES:
+        if isinstance(arguments.get(name), torch.Tensor):
+            arguments[name] = as_int32(arguments[name])
     if arguments.pop("dropout_p", 0) != 0:
         raise refuse(owner, "dropout_p of 0 (inference only)", common["dropout_p"])
     arguments.pop("enable_gqa", None)

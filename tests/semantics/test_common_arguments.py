@@ -254,3 +254,24 @@ def test_all_at_once(attend, device):
     }
     for name in PATTERNS:
         check(attend, device, name, **common)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16], ids=str)
+def test_index_arguments_of_other_whole_numbers_are_converted(device, dtype):
+    query, key, value = Shape(2, 4, 2, 33, 40, 16).make(device)
+    row = torch.arange(33, device=device)
+    bounds = torch.stack([row // 2, row + 9], -1).expand(2, 1, -1, -1)
+    calls = {
+        "key_bounds": bounds,
+        "query_offset": torch.tensor([3, 7], device=device),
+        "key_origin": torch.tensor([2, 0], device=device),
+    }
+    for name, argument in calls.items():
+        want = sa.band_attention(query, key, value, (5, 0), sinks=2, **{name: argument.int()})
+        given = {name: argument.to(dtype)}
+        assert torch.equal(sa.band_attention(query, key, value, (5, 0), sinks=2, **given), want)
+    if dtype == torch.int64:
+        far = bounds.long().clone()
+        far[..., 1] = 2**40
+        want = sa.fused_attention(query, key, value, key_bounds=far.clamp(max=40).int())
+        assert torch.equal(sa.fused_attention(query, key, value, key_bounds=far), want)

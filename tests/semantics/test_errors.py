@@ -90,8 +90,8 @@ WRONG = {
     ),
     "bounds-heads": (lambda c: c.band(key_bounds=c.ints(2, 2, 34, 2)), r"shape \(2, 4, 34, 2\)"),
     "bounds-dtype": (
-        lambda c: c.band(key_bounds=c.ints(2, 1, 34, 2).long()),
-        "key_bounds of dtype int32, got int64",
+        lambda c: c.band(key_bounds=c.ones(2, 1, 34, 2)),
+        "key_bounds of dtype int32, got float32",
     ),
     "offset-shape": (lambda c: c.band(query_offset=c.ints(3)), r"query_offset of shape \(2\)"),
     "offset-dtype": (

@@ -1,0 +1,43 @@
+"""The pattern nearest to a mask: patterns are found again, and what differs is told."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+PATTERNS = [
+    sa.Full(),
+    sa.Band((5, 0)),
+    sa.Band((5, 2)),
+    sa.Band((None, 0)),
+    sa.Band((0, 0)),
+    sa.Band((5, 3), sinks=2),
+    sa.Band(4, global_tokens=3),
+    sa.Dilated((6, 0), 3),
+    sa.Dilated((4, 4), 2),
+    sa.Strided(4, 8),
+]
+
+
+@pytest.mark.parametrize("Sq, Skv", [(64, 64), (48, 64)])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+def test_patterns_are_found_again(pattern, Sq, Skv):
+    found = sa.nearest(pattern.mask(Sq, Skv))
+    assert torch.equal(found.pattern.mask(Sq, Skv), pattern.mask(Sq, Skv))
+    assert found.missing == found.extra == 0
+
+
+def test_what_is_missing_and_what_is_extra():
+    mask = sa.Band((5, 0)).mask(64, 64)
+    pairs = int(mask.sum())
+    mask[40, 3] = True
+    mask[30, 30] = False
+    found = sa.nearest(mask)
+    assert found.pattern == sa.Band((5, 0))
+    assert found.missing == pytest.approx(1 / pairs) and found.extra == pytest.approx(1 / pairs)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(4, 4), torch.ones(4).bool(), torch.ones(0, 4).bool()])
+def test_wrong_masks(mask):
+    with pytest.raises(ValueError, match="^sparse_attn.nearest: expected mask of dtype bool and"):
+        sa.nearest(mask)
