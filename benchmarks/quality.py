@@ -129,7 +129,7 @@ def write(
         "texts": texts,
     }
     path.with_suffix(".json").write_text(json.dumps(held, indent=1) + "\n")
-    figure, axes = pyplot.subplots(1, len(found), figsize=(15, 6), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(found), figsize=(18, 6), layout="constrained")
     for ax, (name, quality) in zip(axes, found.items(), strict=True):
         quality.plot(ax)
         ax.set_title(f"{real_model.NAME}, {name}, {length} tokens")

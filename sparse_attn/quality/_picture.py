@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class Judged(Protocol):
 
 
 def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
-    """Draw one point a row: pairs across, KL (or relative L1) up, both small where it is good."""
+    """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small."""
     if ax is None:
         from matplotlib import pyplot
 
@@ -53,9 +54,13 @@ def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
                 best.append((x, y))
                 least = y
         ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
-    for row, (x, y) in zip(rows, points, strict=True):
-        ax.plot(x, y, "o", color=INK, markersize=5)
-        ax.annotate(
-            row.name, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=7, color=FAINT
-        )
+    near: dict[tuple[int, int], list[int]] = {}
+    for number, (x, y) in enumerate(points, 1):
+        ax.plot(x, y, "o", color=INK, markersize=5, label=f"{number}  {rows[number - 1].name}")
+        near.setdefault((round(x * 50), round(math.log10(y) * 10)), []).append(number)
+    for numbers in near.values():
+        text = ", ".join(map(str, numbers))
+        place = {"xytext": (5, 4), "textcoords": "offset points"}
+        ax.annotate(text, points[numbers[0] - 1], fontsize=8, color=FAINT, **place)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7, handlelength=0.8)
     return ax

@@ -130,7 +130,9 @@ def test_table_and_picture(on_device, llama):
     assert lines[0].split() == ["policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["dense", "narrow", "wide"]
     axes = got.plot()
-    assert {text.get_text() for text in axes.texts} == {"narrow", "wide"}
+    named = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert named == {"frontier", "1  narrow", "2  wide"}
+    assert [text.get_text() for text in axes.texts] == ["1", "2"]
     assert got.to_dict()["rows"][1]["name"] == "narrow"
 
 
