@@ -13,7 +13,11 @@ import sparse_attn as sa
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "exporting.md").read_text()
-TORCH = Path(torch.__file__).parent
+#: Compiles for 8 seconds instead of 30.
+QUICKLY = {
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.precompile_headers": False,
+}
 
 
 def block(language, words):
@@ -37,7 +41,8 @@ def test_layer_runs_in_cpp(device, tmp_path, monkeypatch):
     with torch.no_grad():
         example = torch.randn(3, 1, 4, 64, 64).unbind(0)
         program = torch.export.export(layer, example, dynamic_shapes=[{2: length}] * 3)
-        exec(block("py", "aoti_compile"), {"torch": torch, "program": program})
+        with torch._inductor.config.patch(QUICKLY):
+            exec(block("py", "aoti_compile"), {"torch": torch, "program": program})
         tensors = torch.randn(3, 1, 4, 300, 64).unbind(0)
         want = layer(*tensors)
     torch.save(torch.stack(tensors), "inputs.pt")
