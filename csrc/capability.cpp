@@ -17,6 +17,9 @@ constexpr Features kContiguous = Features::of(
     F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow, F::kDilation, F::kLead,
     F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK);
 
+/// Sequences that differ in length, packed or in pages, and keys of 8 bits.
+constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
+
 struct EngineLimits {
   const char* name;
   bool cuda;
@@ -26,15 +29,15 @@ struct EngineLimits {
 
 /// Of each device the fastest engines first.
 constexpr EngineLimits kEngines[] = {
-    {"tiled", false, 0, kContiguous},
-    {"naive", false, 0, kContiguous},
+    {"tiled", false, 0, kContiguous.with(kSequences)},
+    {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
      kContiguous.without(
          Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi, F::kGlobalIndices))},
     {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK))},
-    {"portable", true, 75, kContiguous},
-    {"naive", true, 0, kContiguous},
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
+    {"portable", true, 75, kContiguous.with(kSequences)},
+    {"naive", true, 0, kContiguous.with(kSequences)},
 };
 
 /// A feature's words in a sentence "<engine> takes no ...".
@@ -162,6 +165,10 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   const std::string words = unlisted(c.features, engine.accepts);
   if (!words.empty()) return name + " takes no " + words;
   if (name == "hopper") return hopper_refusal(c);
+  const bool strided = c.features.any(Features::of(F::kDilation, F::kColumns));
+  if (name == "decode" && c.features.has(F::kFloat8Keys) && strided) {
+    return "decode takes no keys of float8 with dilation or strided columns";
+  }
   if (name == "decode" && c.problem.seq_q > kFewQueries) {
     return "decode takes up to " + std::to_string(kFewQueries) + " queries, not " +
            std::to_string(c.problem.seq_q);

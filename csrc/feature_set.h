@@ -50,6 +50,9 @@ class Features {
     return (bits_ & ~listed.bits_) == 0;
   }
   SPARSE_ATTN_HD constexpr bool any(Features of) const { return (bits_ & of.bits_) != 0; }
+  SPARSE_ATTN_HD constexpr Features with(Features other) const {
+    return Features(bits_ | other.bits_);
+  }
   SPARSE_ATTN_HD constexpr Features without(Features other) const {
     return Features(bits_ & ~other.bits_);
   }

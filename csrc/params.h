@@ -76,16 +76,23 @@ struct Problem {
   SPARSE_ATTN_HD constexpr int32_t group() const { return heads_q / heads_kv; }
 };
 
+/// What keys or values of 8 bits are multiplied by: float32 [B|1, Hkv|1]; 1 without.
+struct ScaleView {
+  const float* data = nullptr;
+  int64_t stride_b = 0, stride_h = 0;
+
+  SPARSE_ATTN_HD float at(int64_t b, int64_t head) const {
+    return data == nullptr ? 1.0f : data[b * stride_b + head * stride_h];
+  }
+};
+
 /// Keys and values: tensors, or pages that a table lists for each sequence.
 struct KeySource {
   TensorView key;    // [B, Hkv, Skv, D]; [1, Hkv, T, D] where packed; [pages, Hkv, page_size, D]
   TensorView value;  // the same with value_dim columns
   Dtype dtype = Dtype::kFloat32;
 
-  // Keys of 8 bits: what was stored times a scale of the key head.
-  const float* key_scale = nullptr;    // [B|1, Hkv|1]
-  const float* value_scale = nullptr;  // [B|1, Hkv|1]
-  int64_t scale_stride_b = 0, scale_stride_h = 0;
+  ScaleView key_scale, value_scale;
 
   // Key j of sequence b lies in row j % page_size of page table[b, j / page_size].
   const int32_t* table = nullptr;  // [B, table_pages]
@@ -100,7 +107,7 @@ struct KeySource {
       return b * tensor.stride_b + head * tensor.stride_h +
              (int64_t{sequence.first_key} + j) * tensor.stride_s;
     }
-    const int32_t entry = imin(j / page_size, table_pages - 1);
+    const int32_t entry = imax(0, imin(j / page_size, table_pages - 1));
     const int32_t page = imax(0, imin(table[b * table_stride + entry], num_pages - 1));
     return page * tensor.stride_b + head * tensor.stride_h + j % page_size * tensor.stride_s;
   }
@@ -139,6 +146,13 @@ struct AttentionParams {
   void* stream = nullptr;     // cudaStream_t
   int32_t device = 0;         // CUDA device index
 
+  /// The factor of a query head's products q.k, and that of its output.
+  SPARSE_ATTN_HD float score_scale(int64_t b, int64_t head) const {
+    return scores.scale * keys.key_scale.at(b, head / problem.group());
+  }
+  SPARSE_ATTN_HD float value_scale(int64_t b, int64_t head) const {
+    return keys.value_scale.at(b, head / problem.group());
+  }
   /// How many keys of a sequence may be read: under causal none past its last query, where the tail
   /// of a cache may hold anything.
   SPARSE_ATTN_HD int32_t num_keys(const Sequence& sequence) const {

@@ -67,7 +67,8 @@ struct BlockList {
   SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
   SPARSE_ATTN_HD ListedRuns runs(int64_t batch, int64_t head, int32_t row, int32_t length) const {
     head /= heads_per_list;
-    int32_t said = counts[batch * count_stride_b + head * count_stride_h + row];
+    // Of sequences that differ in length some may have more blocks than the list has rows.
+    int32_t said = row < num_q ? counts[batch * count_stride_b + head * count_stride_h + row] : 0;
     int32_t count = imin(imax(said, 0), max_count);
     if (count != said) report_list("clamps the count", said);
     const int32_t* blocks =

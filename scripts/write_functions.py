@@ -123,6 +123,21 @@ COMMON = (
     (Press et al. 2021, ALiBi).""",
     ),
     Argument(
+        "key_scale",
+        TENSOR,
+        "None",
+        """key_scale : Tensor, optional
+    What keys of float8_e4m3fn are multiplied by: float32 on the device, 0-d, ``(Hkv,)`` or
+    ``(B, Hkv)``, above 0; 1 by default.""",
+    ),
+    Argument(
+        "value_scale",
+        TENSOR,
+        "None",
+        """value_scale : Tensor, optional
+    The same for values.""",
+    ),
+    Argument(
         "return_lse",
         "bool",
         "False",
@@ -152,7 +167,8 @@ TENSOR_WORDS = """query : Tensor
     ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
     dimension. D is a multiple of 8 up to 256.
 key, value : Tensor
-    ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy."""
+    ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy. Of query's
+    dtype, or float8_e4m3fn beside float16 and bfloat16."""
 
 OUTCOME_WORDS = """
 Returns

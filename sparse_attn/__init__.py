@@ -19,9 +19,11 @@ from .functional import (
     dilated_attention,
     fused_attention,
     naive_attention,
+    paged_attention,
     sparse_attention,
     strided_attention,
     topk_attention,
+    varlen_attention,
 )
 from .layout import BlockLayout
 from .nn import restore_attention, swap_attention
@@ -62,6 +64,7 @@ __all__ = [
     "naive_attention",
     "nearest",
     "nn",
+    "paged_attention",
     "patch_sdpa",
     "profile",
     "quality",
@@ -72,4 +75,5 @@ __all__ = [
     "strided_attention",
     "swap_attention",
     "topk_attention",
+    "varlen_attention",
 ]

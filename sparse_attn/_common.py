@@ -17,7 +17,7 @@ from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tens
 from ._pattern import Pattern
 from ._warn import warn_once
 
-__all__ = ["Common", "Result", "attend", "given", "op_arguments"]
+__all__ = ["Common", "Result", "attend", "call_op", "given", "op_arguments"]
 
 #: A tensor, or the pair (out, lse) with return_lse: known to the caller, not to the type.
 Result = Any
@@ -37,6 +37,8 @@ class Common(TypedDict, total=False):
     softcap: float
     sink_logits: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
+    key_scale: torch.Tensor | None
+    value_scale: torch.Tensor | None
     return_lse: bool
     out: torch.Tensor | None
     engine: str
@@ -53,6 +55,8 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "softcap": (Number, "a float"),
     "sink_logits": _OPTIONAL_TENSOR,
     "alibi_slopes": _OPTIONAL_TENSOR,
+    "key_scale": _OPTIONAL_TENSOR,
+    "value_scale": _OPTIONAL_TENSOR,
     "return_lse": (bool, "a bool"),
     "out": _OPTIONAL_TENSOR,
     "engine": (str, "a str"),
@@ -151,21 +155,30 @@ def attend(
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
     else:
         arguments = with_mask_of(pattern, query, key, arguments)
-    op = op or pattern._op
-    out = arguments.pop("out", None)
-    return_lse = arguments.get("return_lse", False)
-    if out is None:
-        out, lse = ops.call(f"{op}", query, key, value, **arguments)
-        result = (out, lse) if return_lse else out
-    else:
-        arguments.pop("return_lse", None)
-        lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
-        ops.call(f"{op}_out", query, key, value, **arguments, out=out, lse=lse)
-        result = (out, lse) if lse is not None else out
+    result = call_op(f"{op or pattern._op}", query, key, value, arguments)
     # A traced call has no shapes to ask about.
     if not torch.compiler.is_compiling() and query.shape[2] > key.shape[2]:
         _ask_about_layout(owner, pattern, query, key, common)
     return result
+
+
+def call_op(
+    op: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    arguments: dict[str, Any],
+) -> Result:
+    """Call an attention op, or its ``_out`` twin where the arguments have ``out``."""
+    out = arguments.pop("out", None)
+    return_lse = arguments.get("return_lse", False)
+    if out is None:
+        out, lse = ops.call(op, query, key, value, **arguments)
+        return (out, lse) if return_lse else out
+    arguments.pop("return_lse", None)
+    lse = query.new_empty(ops.lse_shape(query), dtype=torch.float32) if return_lse else None
+    ops.call(f"{op}_out", query, key, value, **arguments, out=out, lse=lse)
+    return (out, lse) if lse is not None else out
 
 
 def _ask_about_layout(

@@ -18,6 +18,8 @@ ATTENTION_OPS = (
     "block_sparse",
     "topk",
     "block_topk",
+    "varlen",
+    "paged",
 )
 #: Ops that prepare or combine; ``merge_states`` has a twin ``merge_states_out``.
 TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states", "append_to_cache")

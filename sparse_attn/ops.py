@@ -19,7 +19,7 @@ from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_ref
 from ._ops import add_op_namespace_prefix
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call", "lse_shape"]
 
 _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
@@ -45,12 +45,17 @@ def _check_meta(name: str, tensors: dict[str, Any]) -> None:
             )
 
 
+def lse_shape(query: torch.Tensor) -> tuple[int, ...]:
+    """Shape of the lse of a query, ``(B, Hq, Sq, D)`` or packed ``(T, Hq, D)``."""
+    return (query.shape[1], query.shape[0]) if query.dim() == 3 else tuple(query.shape[:3])
+
+
 def _attention_fake(op: Any) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         arguments = bound(op, args, kwargs)
         _check_meta(op._schema.name.partition("::")[2], arguments)
         query = arguments["query"]
-        shape = query.shape[:3] if arguments["return_lse"] else (0,)
+        shape = lse_shape(query) if arguments["return_lse"] else (0,)
         return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
 
     return fake

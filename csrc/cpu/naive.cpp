@@ -10,6 +10,7 @@
 #include "global_tokens.h"
 #include "keys.h"
 #include "naive_row.h"
+#include "sequences.h"
 #include "torch_host.h"
 
 namespace sparse_attn::cpu {
@@ -47,7 +48,7 @@ struct Workspace {
   }
 };
 
-int64_t workspace_bytes(const AttentionParams& params) {
+int64_t plain_workspace_bytes(const AttentionParams& params) {
   Arena arena(nullptr);
   Workspace(params, num_workers(), &arena);
   return arena.used();
@@ -142,6 +143,7 @@ class NaiveHead {
     int64_t head_dim = params_.problem.head_dim;
     const VectorMath& math = vector_math();
     Rows target = rows_of(params_.outputs.out, params_.problem.dtype, batch_, head_);
+    const float value_scale = params_.value_scale(batch_, head_);
     std::atomic<bool> ok{true};
     bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
       float* out = workspace_.out + begin * head_dim;
@@ -151,7 +153,7 @@ class NaiveHead {
         ok.store(false);
       }
       for (int32_t i = begin; i < end; ++i) {
-        math.from_float(target.element, out + (i - begin) * head_dim, 1.0f,
+        math.from_float(target.element, out + (i - begin) * head_dim, value_scale,
                         const_cast<void*>(strided(target, i, 1).data), head_dim);
       }
     });
@@ -164,7 +166,7 @@ class NaiveHead {
   int32_t workers_, batch_, head_;
 };
 
-Status run(const AttentionParams& params) {
+Status run_plain(const AttentionParams& params) {
   int32_t workers = num_workers();
   Arena arena(params.workspace);
   Workspace workspace(params, workers, &arena);
@@ -182,6 +184,14 @@ Status run(const AttentionParams& params) {
   }
   return {};
 }
+
+constexpr PlainEngine kPlain = {plain_workspace_bytes, run_plain};
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  return sequences_workspace_bytes(kPlain, params);
+}
+
+Status run(const AttentionParams& params) { return run_sequences(kPlain, params); }
 
 }  // namespace
 

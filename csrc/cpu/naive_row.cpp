@@ -92,9 +92,10 @@ void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
 float NaiveRow::softmax(const AttentionParams& params, const Pattern& pattern, int32_t batch,
                         int32_t head, int32_t i, float* scores) {
   find_seen(params, pattern, batch, head, i);
+  const float scale = params.score_scale(batch, head);
   for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
     float term = mask_term(params.scores.mask, batch, head, i, j);
-    scores[j] = seen[j] && term != kHidden ? params.scores.scale * scores[j] : kHidden;
+    scores[j] = seen[j] && term != kHidden ? scale * scores[j] : kHidden;
   }
   const int32_t position = i + params.sequences.offset(batch);
   if (pattern.topk > 0) keep_topk(pattern.topk, params.problem.seq_kv, scores);

@@ -63,6 +63,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
               rows_of(params.keys.value, params.problem.dtype, tile.batch, tile.head_kv),
               packed.value, packed.side_value),
       mask_(params, pattern, math, scratch.mask),
+      scale_(params.score_scale(tile.batch, tile.head)),
       bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
       row_by_row_(!panels_ && tile.rows.size() <= kFewRows),
@@ -70,7 +71,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       score_stride_(plan.score_stride) {}
 
 bool QueryTile::transforms() const {
-  return mask_.present() || params_.scores.softcap != 0 || !(params_.scores.scale > 0);
+  return mask_.present() || params_.scores.softcap != 0 || !(scale_ > 0);
 }
 
 bool QueryTile::run() {
@@ -218,7 +219,7 @@ SoftmaxTile QueryTile::softmax_tile() const {
   softmax.l = scratch_.l;
   softmax.out = scratch_.out;
   softmax.head_dim = params_.problem.head_dim;
-  softmax.factor = transforms() ? kLog2E : params_.scores.scale * kLog2E;
+  softmax.factor = transforms() ? kLog2E : scale_ * kLog2E;
   return softmax;
 }
 
@@ -233,7 +234,7 @@ bool QueryTile::run_online() {
     ran = score(chunk);
     if (transforms()) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        transform_row(chunk, row, scores_, params_.scores.scale);
+        transform_row(chunk, row, scores_, scale_);
       }
     }
     find_read(chunk.columns);
@@ -250,7 +251,8 @@ void QueryTile::clear_out() {
 
 /// Divides by l, with the learned sink's share in it, and stores rows and lse.
 void QueryTile::finish() {
-  double unit = transforms() ? 1.0 : params_.scores.scale;  // of m, in natural units
+  double unit = transforms() ? 1.0 : scale_;  // of m, in natural units
+  float value_scale = params_.value_scale(tile_.batch, tile_.head);
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int64_t head = tile_.head_of(row), query = tile_.query_of(row);
     double m = scratch_.m[row] * unit, sum = scratch_.l[row];
@@ -267,7 +269,7 @@ void QueryTile::finish() {
     if (empty) std::memset(out, 0, sizeof(float) * params_.problem.head_dim);
     Rows target =
         strided(rows_of(params_.outputs.out, params_.problem.dtype, tile_.batch, head), query, 1);
-    math_.from_float(target.element, out, empty ? 1.0f : static_cast<float>(1 / sum),
+    math_.from_float(target.element, out, empty ? 1.0f : static_cast<float>(value_scale / sum),
                      const_cast<void*>(target.data), params_.problem.head_dim);
   }
 }

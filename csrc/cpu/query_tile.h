@@ -115,6 +115,7 @@ class QueryTile {
   HeadRows keys_;
   HeadRows values_;
   DenseMask mask_;
+  float scale_;      // of q.k
   bool bfloat_;      // products of bfloat16 ...
   bool panels_;      // ... or with panels of keys ...
   bool row_by_row_;  // ... or by rows, instead of BLAS

@@ -10,6 +10,7 @@
 #include "global_tokens.h"
 #include "keys.h"
 #include "query_tile.h"
+#include "sequences.h"
 #include "torch_host.h"
 
 namespace sparse_attn::cpu {
@@ -75,13 +76,13 @@ void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Pla
   });
 }
 
-int64_t workspace_bytes(const AttentionParams& params) {
+int64_t plain_workspace_bytes(const AttentionParams& params) {
   Arena arena(nullptr);
   Workspace(params, make_plan(params, num_workers()), &arena);
   return arena.used();
 }
 
-Status run(const AttentionParams& params) {
+Status run_plain(const AttentionParams& params) {
   const VectorMath& math = vector_math();
   Plan plan = make_plan(params, num_workers());
   Arena arena(params.workspace);
@@ -128,6 +129,14 @@ Status run(const AttentionParams& params) {
   }
   return {};
 }
+
+constexpr PlainEngine kPlain = {plain_workspace_bytes, run_plain};
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  return sequences_workspace_bytes(kPlain, params);
+}
+
+Status run(const AttentionParams& params) { return run_sequences(kPlain, params); }
 
 }  // namespace
 

@@ -15,8 +15,8 @@ void QueryTile::prepare(const Chunk& chunk, int32_t row) {
   Span span = scratch_.visible[row];
   if (span.begin >= span.end) return;
   float* scores = scores_ + row * score_stride_;
-  if (!(params_.scores.scale > 0)) {
-    math_.transform(scores + span.begin, span.end - span.begin, params_.scores.scale, 0, nullptr);
+  if (!(scale_ > 0)) {
+    math_.transform(scores + span.begin, span.end - span.begin, scale_, 0, nullptr);
   }
   if (!mask_.present()) return;
   const float* terms = mask_.row(tile_, chunk, row);
@@ -89,7 +89,7 @@ Span QueryTile::next_kept(int32_t row, int32_t end) {
 
 /// Scale, softcap and mask of the kept scores.
 void QueryTile::transform_kept() {
-  float scale = params_.scores.scale > 0 ? params_.scores.scale : 1.0f;
+  float scale = scale_ > 0 ? scale_ : 1.0f;
   for_each_again([&](const Chunk& chunk, int32_t first) {
     mask_.begin_chunk();
     for (int32_t row = 0; row < tile_.size(); ++row) {

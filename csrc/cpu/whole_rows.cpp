@@ -78,7 +78,7 @@ bool QueryTile::multiply_whole_rows() {
     math_.keep_only(scores_ + row * score_stride_, seen, pattern_.topk);
   }
   if (transforms()) {
-    float scale = params_.scores.scale > 0 ? params_.scores.scale : 1.0f;
+    float scale = scale_ > 0 ? scale_ : 1.0f;
     change_whole_rows(
         [&](const Chunk& chunk, int32_t row) { transform_row(chunk, row, scores_, scale); });
     find_whole_visible();

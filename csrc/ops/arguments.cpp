@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "overlap.h"
 #include "pattern_arguments.h"
+#include "sequence_arguments.h"
 
 namespace sparse_attn {
 namespace {
@@ -14,11 +15,13 @@ namespace {
 constexpr int64_t kMaxHeadDim = 256;
 constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 times as large
 
+bool is_float8(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Float8_e4m3fn; }
+
 void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
   if (tensor.dim() != 4) {
     fail_expected(op, text(name, " of shape (batch, heads, length, head_dim)"), shape_of(tensor));
   }
-  if (!is_attention_dtype(tensor)) {
+  if (!is_attention_dtype(tensor) && !is_float8(tensor)) {
     fail_expected(op, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(tensor));
   }
   if (tensor.size(3) > 1 && tensor.numel() > 0 && tensor.stride(3) != 1) {
@@ -38,17 +41,30 @@ void check_like_query(const std::string& op, const char* name, const Tensor& ten
   }
 }
 
-/// query and key alone: block selection has no value.
-void check_query_key(const std::string& op, const Tensor& query, const Tensor& key) {
+/// query and key alone: block selection has no value. Keys of 8 bits go with queries of 16.
+void check_query_key(const std::string& op, const CallArguments& args) {
+  const Tensor& query = *args.query;
+  const Tensor& key = *args.key;
   check_tensor(op, "query", query);
+  if (is_float8(query)) {
+    fail_expected(op, "query of dtype float32, float16 or bfloat16", dtype_of(query));
+  }
   check_tensor(op, "key", key);
-  check_like_query(op, "key", key, query);
+  if (is_float8(key)) {
+    check_same_device(op, "key", key, query);
+    if (dtype_code(query) == Dtype::kFloat32) {
+      fail_expected(op, "query of dtype float16 or bfloat16 beside keys of float8_e4m3fn",
+                    dtype_of(query));
+    }
+  } else {
+    check_like_query(op, "key", key, query);
+  }
   int64_t head_dim = query.size(3);
   if (head_dim < 8 || head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
     fail_expected(op, text("query with a head_dim that is a multiple of 8 up to ", kMaxHeadDim),
                   std::to_string(head_dim));
   }
-  if (key.size(0) != query.size(0) || key.size(3) != head_dim) {
+  if ((key.size(0) != query.size(0) && !args.block_table) || key.size(3) != head_dim) {
     fail_expected(
         op,
         text("key of shape (", query.size(0), ", heads, length, ", head_dim, ") as query has it"),
@@ -119,10 +135,11 @@ AlibiView check_alibi(const std::string& op, const CallArguments& args, CheckedC
   if (!is_attention_dtype(slopes)) {
     fail_expected(op, "alibi_slopes of dtype float32, float16 or bfloat16", dtype_of(slopes));
   }
-  if (!has_shape(slopes, {query.size(1)}) && !has_shape(slopes, {query.size(0), query.size(1)})) {
+  if (!has_shape(slopes, {query.size(1)}) &&
+      !has_shape(slopes, {call->params.problem.batch, query.size(1)})) {
     fail_expected(op,
                   text("alibi_slopes of shape ", shape_text({query.size(1)}), " or ",
-                       shape_text({query.size(0), query.size(1)})),
+                       shape_text({call->params.problem.batch, query.size(1)})),
                   shape_of(slopes));
   }
   call->alibi_slopes = torch::stable::contiguous(torch::stable::to(slopes, ScalarType::Float));
@@ -137,51 +154,6 @@ float check_softcap(const std::string& op, double softcap) {
     fail_expected(op, "softcap that is 0 or a positive, finite, normal float32", text(softcap));
   }
   return checked;
-}
-
-/// An int32 (B,) tensor of positions.
-const int32_t* check_positions(const std::string& op, const char* name, const Tensor& positions,
-                               const Tensor& query) {
-  check_same_device(op, name, positions, query);
-  check_dtype(op, name, positions, ScalarType::Int, "int32");
-  check_shape(op, name, positions, {query.size(0)});
-  if (!positions.is_contiguous()) {
-    fail_expected(op, text(name, " that is contiguous"), text("stride ", positions.stride(0)));
-  }
-  return static_cast<const int32_t*>(positions.const_data_ptr());
-}
-
-Sequences check_sequences(const std::string& op, const CallArguments& args) {
-  const Tensor& query = *args.query;
-  Sequences sequences;
-  sequences.rows = static_cast<int32_t>(query.size(2));
-  sequences.keys = static_cast<int32_t>(args.key->size(2));
-  const int64_t offset = args.query_offset.value_or(args.key->size(2) - query.size(2));
-  const int64_t limit = kMaxLength;
-  sequences.query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
-  if (args.query_offsets) {
-    if (args.query_offset) {
-      fail_expected(op, "query_offset as an int or as a tensor", "both");
-    }
-    sequences.query_offsets = check_positions(op, "query_offset", *args.query_offsets, query);
-  }
-  if (args.key_origin) {
-    sequences.key_origins = check_positions(op, "key_origin", *args.key_origin, query);
-  }
-  return sequences;
-}
-
-Problem problem_of(const CallArguments& args) {
-  const Tensor& query = *args.query;
-  Problem problem;
-  problem.batch = static_cast<int32_t>(query.size(0));
-  problem.heads_q = static_cast<int32_t>(query.size(1));
-  problem.heads_kv = static_cast<int32_t>(args.key->size(1));
-  problem.seq_q = static_cast<int32_t>(query.size(2));
-  problem.seq_kv = static_cast<int32_t>(args.key->size(2));
-  problem.head_dim = problem.value_dim = static_cast<int32_t>(query.size(3));
-  problem.dtype = dtype_code(query);
-  return problem;
 }
 
 float check_scale(const std::string& op, const CallArguments& args) {
@@ -222,6 +194,10 @@ std::string dtype_of(const Tensor& tensor) {
       return "float64";
     case ScalarType::BFloat16:
       return "bfloat16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
     default:
       return torch::headeronly::toString(tensor.scalar_type());
   }
@@ -234,21 +210,23 @@ TensorView view_of(const Tensor& tensor) {
 
 CheckedCall check_call(const std::string& op, PatternKind kind, const CallArguments& args) {
   const Tensor& query = *args.query;
+  const Tensor& key = *args.key;
   const Tensor& value = *args.value;
-  check_query_key(op, query, *args.key);
+  check_query_key(op, args);
   check_tensor(op, "value", value);
-  check_like_query(op, "value", value, query);
-  check_shape(op, "value", value,
-              {args.key->size(0), args.key->size(1), args.key->size(2), args.key->size(3)});
+  check_same_device(op, "value", value, query);
+  if (value.scalar_type() != key.scalar_type()) {
+    fail_expected(op, text("value of key's dtype ", dtype_of(key)), dtype_of(value));
+  }
+  check_shape(op, "value", value, {key.size(0), key.size(1), key.size(2), key.size(3)});
 
   CheckedCall call;
   AttentionParams& params = call.params;
-  params.problem = problem_of(args);
-  params.sequences = check_sequences(op, args);
+  params.problem = problem_of(op, args);
+  params.sequences = check_sequences(op, params.problem, args, &call.query_offsets);
   params.query = view_of(query);
-  params.keys.key = view_of(*args.key);
-  params.keys.value = view_of(value);
-  params.keys.dtype = params.problem.dtype;
+  if (args.cu_seq_q) params.query.stride_b = 0;
+  params.keys = check_keys(op, params.problem, args);
   Scores& scores = params.scores;
   scores.scale = check_scale(op, args);
   scores.bounds = check_bounds(op, args.key_bounds, query);
@@ -271,9 +249,11 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
 }
 
 CheckedSelection check_selection(const std::string& op, const CallArguments& args) {
-  check_query_key(op, *args.query, *args.key);
-  const Problem problem = problem_of(args);
-  const Sequences sequences = check_sequences(op, args);
+  check_query_key(op, args);
+  if (is_float8(*args.key)) fail_not_served(op, "block selection by keys of float8_e4m3fn");
+  const Problem problem = problem_of(op, args);
+  MaybeTensor offsets;  // none is made: all lengths are known
+  const Sequences sequences = check_sequences(op, problem, args, &offsets);
   CheckedSelection selection;
   SelectParams& params = selection.params;
   params.query = view_of(*args.query);

@@ -22,6 +22,9 @@ using MaybeInt = std::optional<int64_t>;
 struct CallArguments {
   MaybeTensor query, key, value;
 
+  MaybeTensor cu_seq_q, cu_seq_k, seqused_k, block_table;
+  MaybeInt max_q, max_k;
+
   MaybeInt left, right;
   int64_t dilation = 1, sinks = 0, num_global = 0;
   MaybeTensor global_tokens;
@@ -46,11 +49,18 @@ struct CallArguments {
   MaybeInt query_offset;
   MaybeTensor query_offsets, key_origin;
   double softcap = 0;
-  MaybeTensor sink_logits, alibi_slopes;
+  MaybeTensor sink_logits, alibi_slopes, key_scale, value_scale;
   bool return_lse = false;
   std::string engine = "auto";
 
   MaybeTensor out, lse;
+};
+
+/// How the tensors of an op hold its sequences.
+enum class Holding {
+  kTensors,  // (batch, heads, length, head_dim)
+  kPacked,   // (tokens, heads, head_dim), one sequence after the other
+  kPages,    // caches (pages, page_size, heads, head_dim); queries as in either of the above
 };
 
 /// Which kind of pattern an op brings; `kAny` (naive) takes what is given.
@@ -60,6 +70,7 @@ enum class PatternKind { kFull, kBand, kDilated, kStrided, kBlockSparse, kTopK, 
 struct CheckedCall {
   AttentionParams params;
   MaybeTensor sink_logits, alibi_slopes, global_tokens;  // converted copies
+  MaybeTensor query_offsets;  // of an int where lengths are on the device
 };
 
 /// The same for a selection.

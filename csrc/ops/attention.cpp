@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "schema.h"
+#include "sequence_arguments.h"
 
 namespace sparse_attn {
 namespace {
@@ -15,7 +16,7 @@ using torch::stable::detail::from;
 
 void check_engine_name(const Op& op, const CallArguments& args) {
   if (args.engine == "auto") return;
-  if (op.kind == PatternKind::kAny) {
+  if (op.is_naive()) {
     if (args.engine != "naive") fail_expected(op.name, "engine auto or naive", args.engine);
     return;
   }
@@ -40,7 +41,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
 
 /// The choice for a call whose features are known.
 Choice choice_for(const Op& op, const CallArguments& args, const AttentionParams& params) {
-  const std::string requested = op.kind == PatternKind::kAny ? "naive" : args.engine;
+  const std::string requested = op.is_naive() ? "naive" : args.engine;
   return choose_engine(case_of(params, *args.query), requested);
 }
 
@@ -57,11 +58,13 @@ const Engine& pick_engine(const Op& op, const CallArguments& args, const Attenti
 
 void set_outputs(const Tensor& out, const MaybeTensor& lse, AttentionParams* params) {
   params->outputs.out = view_of(out);
+  if (params->sequences.packed()) params->outputs.out.stride_b = 0;
   if (!lse) return;
   params->outputs.lse = static_cast<float*>(lse->mutable_data_ptr());
   params->outputs.lse_stride_b = lse->stride(0);
   params->outputs.lse_stride_h = lse->stride(1);
   params->outputs.lse_stride_s = lse->stride(2);
+  if (params->sequences.packed()) params->outputs.lse_stride_b = 0;
 }
 
 /// Reads an op's arguments from the stack.
@@ -135,15 +138,20 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
 template <int kIndex>
 void functional(StableIValue* stack, uint64_t, uint64_t) {
   const Op& op = op_at(kIndex);
-  const CallArguments args = read_arguments<kIndex, OpForm::kFunctional>(stack);
-  const Tensor& query = *args.query;
+  CallArguments args = read_arguments<kIndex, OpForm::kFunctional>(stack);
+  const Tensor query = *args.query;
   auto guard = backend().enter(query.get_device_index());
+  view_sequences(op.name, op.holding, &args);
   PreparedCall prepared = prepare(op, args);
+  const bool packed = prepared.call.params.sequences.packed();
   Tensor out = torch::stable::empty_like(query);
   std::vector<int64_t> sizes = {0};
-  if (args.return_lse) sizes = {query.size(0), query.size(1), query.size(2)};
+  if (args.return_lse && packed) sizes = {query.size(1), query.size(0)};
+  if (args.return_lse && !packed) sizes = {query.size(0), query.size(1), query.size(2)};
   Tensor lse = torch::stable::new_empty(query, sizes, ScalarType::Float);
-  run(op, args, std::move(prepared), out, args.return_lse ? MaybeTensor(lse) : MaybeTensor());
+  MaybeTensor wanted_lse;
+  if (args.return_lse) wanted_lse = view_of_output(packed, lse);
+  run(op, args, std::move(prepared), view_of_output(packed, out), wanted_lse);
   stack[0] = from(out);
   stack[1] = from(lse);
 }
@@ -151,8 +159,9 @@ void functional(StableIValue* stack, uint64_t, uint64_t) {
 template <int kIndex>
 void with_outputs(StableIValue* stack, uint64_t, uint64_t) {
   const Op& op = op_at(kIndex);
-  const CallArguments args = read_arguments<kIndex, OpForm::kOut>(stack);
+  CallArguments args = read_arguments<kIndex, OpForm::kOut>(stack);
   auto guard = backend().enter(args.query->get_device_index());
+  view_sequences(op.name, op.holding, &args);
   PreparedCall prepared = prepare(op, args);
   check_outputs(op.name, args);
   run(op, args, std::move(prepared), *args.out, args.lse);
@@ -163,8 +172,9 @@ void with_outputs(StableIValue* stack, uint64_t, uint64_t) {
 template <int kIndex>
 void engine_question(StableIValue* stack, uint64_t, uint64_t) {
   const Op& op = op_at(kIndex);
-  const CallArguments args = read_arguments<kIndex, OpForm::kEngine>(stack);
+  CallArguments args = read_arguments<kIndex, OpForm::kEngine>(stack);
   auto guard = backend().enter(args.query->get_device_index());
+  view_sequences(op.name, op.holding, &args);
   AttentionParams params = prepare(op, args).call.params;
   if (args.out) {
     check_outputs(op.name, args);

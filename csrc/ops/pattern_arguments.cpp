@@ -85,25 +85,25 @@ int32_t check_block(const std::string& op, const char* name, int64_t block) {
 std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
 
 /// The numbers of lists that a batch entry may have.
-std::string heads_of_lists(const Tensor& query, const Tensor& key) {
-  int64_t heads_q = query.size(1), heads_kv = key.size(1);
+std::string heads_of_lists(int64_t heads_q, int64_t heads_kv) {
   if (heads_kv == 1 || heads_kv == heads_q) return one_or(heads_q);
   return text("1, ", heads_kv, " or ", heads_q);
 }
 
 void check_list_tensor(const std::string& op, const char* name, const MaybeTensor& tensor,
-                       const Tensor& query, const Tensor& key, int64_t dims, int64_t num_q) {
+                       const Tensor& query, const Problem& problem, int64_t dims, int64_t num_q) {
   if (!tensor) fail_expected(op, name, "None");
   check_same_device(op, name, *tensor, query);
   check_dtype(op, name, *tensor, ScalarType::Int, "int32");
   const Tensor& t = *tensor;
-  bool fits = t.dim() == dims && (t.size(0) == 1 || t.size(0) == query.size(0)) &&
-              (t.size(1) == 1 || t.size(1) == key.size(1) || t.size(1) == query.size(1)) &&
+  bool fits = t.dim() == dims && (t.size(0) == 1 || t.size(0) == problem.batch) &&
+              (t.size(1) == 1 || t.size(1) == problem.heads_kv || t.size(1) == problem.heads_q) &&
               t.size(2) == num_q;
   if (!fits) {
     fail_expected(op,
-                  text(name, " of shape (", one_or(query.size(0)), ", ", heads_of_lists(query, key),
-                       ", ", num_q, dims == 4 ? ", max)" : ")"),
+                  text(name, " of shape (", one_or(problem.batch), ", ",
+                       heads_of_lists(problem.heads_q, problem.heads_kv), ", ", num_q,
+                       dims == 4 ? ", max)" : ")"),
                   shape_of(t));
   }
   if (t.numel() > 0 && t.size(dims - 1) > 1 && t.stride(dims - 1) != 1) {
@@ -118,14 +118,20 @@ void fill_list(const std::string& op, const CallArguments& args, AttentionParams
   list.block_kv = check_block(op, "block_kv", args.block_kv);
   list.num_q = ceil_div(params->problem.seq_q, list.block_q);
   list.num_kv = ceil_div(params->problem.seq_kv, list.block_kv);
-  if (args.num_kv_blocks != list.num_kv) {
+  if (!params->sequences.same_lengths()) {
+    // Of sequences that differ in length, each sees what the layout has of its blocks.
+    list.num_kv = imin(check_at_least(op, "num_kv_blocks", args.num_kv_blocks, 0), list.num_kv);
+    if (args.counts && args.counts->dim() == 3) {
+      list.num_q = static_cast<int32_t>(std::min<int64_t>(args.counts->size(2), kMaxLength));
+    }
+  } else if (args.num_kv_blocks != list.num_kv) {
     fail_expected(op,
                   text("a layout of ", list.num_kv, " key blocks for ", params->problem.seq_kv,
                        " keys in blocks of ", list.block_kv),
                   std::to_string(args.num_kv_blocks));
   }
-  check_list_tensor(op, "counts", args.counts, *args.query, *args.key, 3, list.num_q);
-  check_list_tensor(op, "indices", args.indices, *args.query, *args.key, 4, list.num_q);
+  check_list_tensor(op, "counts", args.counts, *args.query, params->problem, 3, list.num_q);
+  check_list_tensor(op, "indices", args.indices, *args.query, params->problem, 4, list.num_q);
   const Tensor& counts = *args.counts;
   const Tensor& indices = *args.indices;
   if (counts.size(1) != indices.size(1) && counts.size(1) != 1 && indices.size(1) != 1) {
@@ -218,11 +224,11 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
               is_one_of(1, {1, params.heads_kv, params.heads_q}) && is_one_of(2, {params.num_q}) &&
               is_one_of(3, {params.num_kv});
   if (!fits) {
-    fail_expected(
-        op,
-        text("scores of shape (", one_or(params.batch), ", ",
-             heads_of_lists(*args.query, *args.key), ", ", params.num_q, ", ", params.num_kv, ")"),
-        shape_of(scores));
+    fail_expected(op,
+                  text("scores of shape (", one_or(params.batch), ", ",
+                       heads_of_lists(args.query->size(1), args.key->size(1)), ", ", params.num_q,
+                       ", ", params.num_kv, ")"),
+                  shape_of(scores));
   }
   selection->scores = torch::stable::to(scores, ScalarType::Float);
   const Tensor& copy = *selection->scores;

@@ -21,12 +21,27 @@ void read_tensor(CallArguments& args, StableIValue value) {
   args.*Member = torch::stable::detail::to<Tensor>(value);
 }
 
+/// The same for a number that is always there.
+template <MaybeInt CallArguments::* Member>
+void read_size(CallArguments& args, StableIValue value) {
+  args.*Member = torch::stable::detail::to<int64_t>(value);
+}
+
 using A = CallArguments;
 
 const Argument kArguments[] = {
     {"query", "Tensor query", read_tensor<&A::query>},
     {"key", "Tensor key", read_tensor<&A::key>},
     {"value", "Tensor value", read_tensor<&A::value>},
+    {"cu_seq_q", "Tensor cu_seq_q", read_tensor<&A::cu_seq_q>},
+    {"cu_seq_k", "Tensor cu_seq_k", read_tensor<&A::cu_seq_k>},
+    {"max_q", "SymInt max_q", read_size<&A::max_q>},
+    {"max_k", "SymInt max_k", read_size<&A::max_k>},
+    {"maybe_seqused_k", "Tensor? seqused_k=None", read<&A::seqused_k>},
+    {"block_table", "Tensor block_table", read_tensor<&A::block_table>},
+    {"seqused_k", "Tensor seqused_k", read_tensor<&A::seqused_k>},
+    {"maybe_cu_seq_q", "Tensor? cu_seq_q=None", read<&A::cu_seq_q>},
+    {"maybe_max_q", "SymInt? max_q=None", read<&A::max_q>},
     {"left", "SymInt? left=None", read<&A::left>},
     {"right", "SymInt? right=None", read<&A::right>},
     {"dilation", "SymInt dilation=1", read<&A::dilation>},
@@ -63,6 +78,8 @@ const Argument kArguments[] = {
     {"softcap", "float softcap=0.0", read<&A::softcap>},
     {"sink_logits", "Tensor? sink_logits=None", read<&A::sink_logits>},
     {"alibi_slopes", "Tensor? alibi_slopes=None", read<&A::alibi_slopes>},
+    {"key_scale", "Tensor? key_scale=None", read<&A::key_scale>},
+    {"value_scale", "Tensor? value_scale=None", read<&A::value_scale>},
     {"return_lse", "bool return_lse=False", read<&A::return_lse>},
     {"engine", "str engine=\"auto\"", read<&A::engine>},
     {"out", "Tensor(a!) out", read_tensor<&A::out>},
@@ -82,12 +99,19 @@ const Names& selection_names() {
   return kNames;
 }
 
+/// Of ops that take the arguments of any pattern.
+Names with_any_pattern(Names names) {
+  for (const char* name :
+       {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride",
+        "counts", "indices", "block_q", "block_kv", "num_kv_blocks", "k"}) {
+    names.push_back(name);
+  }
+  return names;
+}
+
 const std::vector<Op>& ops() {
   static const std::vector<Op> kOps = {
-      {"naive",
-       PatternKind::kAny,
-       {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride",
-        "counts", "indices", "block_q", "block_kv", "num_kv_blocks", "k"}},
+      {"naive", PatternKind::kAny, with_any_pattern({})},
       {"fused", PatternKind::kFull, {}},
       {"band", PatternKind::kBand, {"left", "right", "sinks", "num_global", "global_tokens"}},
       {"dilated", PatternKind::kDilated, {"left", "right", "dilation", "sinks"}},
@@ -97,6 +121,12 @@ const std::vector<Op>& ops() {
        {"counts", "indices", "block_q", "block_kv", "num_kv_blocks"}},
       {"topk", PatternKind::kTopK, {"k"}},
       {"block_topk", PatternKind::kBlockTopK, selection_names()},
+      {"varlen", PatternKind::kAny,
+       with_any_pattern({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "maybe_seqused_k"}),
+       Holding::kPacked},
+      {"paged", PatternKind::kAny,
+       with_any_pattern({"block_table", "seqused_k", "maybe_cu_seq_q", "maybe_max_q"}),
+       Holding::kPages},
   };
   return kOps;
 }
@@ -129,9 +159,10 @@ const Op& op_at(int index) { return ops()[index]; }
 std::vector<const Argument*> arguments_of(const Op& op, OpForm form) {
   std::vector<const Argument*> list;
   append(&list, {"query", "key", "value"});
-  append(&list, op.pattern_arguments);
-  append(&list, {"attn_mask", "is_causal", "scale", "key_bounds", "query_offset", "query_offsets",
-                 "key_origin", "softcap", "sink_logits", "alibi_slopes"});
+  append(&list, op.own_arguments);
+  append(&list,
+         {"attn_mask", "is_causal", "scale", "key_bounds", "query_offset", "query_offsets",
+          "key_origin", "softcap", "sink_logits", "alibi_slopes", "key_scale", "value_scale"});
   if (form == OpForm::kFunctional) append(&list, {"return_lse", "engine"});
   if (form == OpForm::kOut) append(&list, {"engine", "out", "lse"});
   if (form == OpForm::kEngine) append(&list, {"engine", "given_out", "given_lse"});

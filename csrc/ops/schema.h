@@ -24,10 +24,14 @@ constexpr OpForm kOpForms[] = {OpForm::kFunctional, OpForm::kOut, OpForm::kEngin
 struct Op {
   const char* name;
   PatternKind kind;
-  std::vector<const char*> pattern_arguments;
+  std::vector<const char*> own_arguments;  // beside query, key, value and the common ones
+  Holding holding = Holding::kTensors;
+
+  /// The baseline: any pattern by the naive engine.
+  bool is_naive() const { return kind == PatternKind::kAny && holding == Holding::kTensors; }
 };
 
-constexpr int kNumOps = 8;
+constexpr int kNumOps = 10;
 
 /// The attention ops, in a fixed order.
 const Op& op_at(int index);

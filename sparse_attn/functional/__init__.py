@@ -12,9 +12,11 @@ from .block_topk import block_topk_attention
 from .dilated import dilated_attention
 from .fused import fused_attention
 from .naive import naive_attention
+from .paged import paged_attention
 from .sparse import sparse_attention
 from .strided import strided_attention
 from .topk import topk_attention
+from .varlen import varlen_attention
 
 __all__ = [
     "band_attention",
@@ -23,7 +25,9 @@ __all__ = [
     "dilated_attention",
     "fused_attention",
     "naive_attention",
+    "paged_attention",
     "sparse_attention",
     "strided_attention",
     "topk_attention",
+    "varlen_attention",
 ]

@@ -36,6 +36,8 @@ def band_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -62,6 +64,8 @@ def band_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: Literal[True],
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -88,6 +92,8 @@ def band_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: bool,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -113,6 +119,8 @@ def band_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -125,7 +133,8 @@ def band_attention(
         ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
         dimension. D is a multiple of 8 up to 256.
     key, value : Tensor
-        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy.
+        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy. Of query's
+        dtype, or float8_e4m3fn beside float16 and bfloat16.
     window : int or (int or None, int or None)
         Keys ``-left <= j - p <= right``; an int is both sides, None has no limit.
     sinks : int
@@ -160,6 +169,11 @@ def band_attention(
     alibi_slopes : Tensor, optional
         ``(Hq,)`` or ``(B, Hq)``: adds ``-slope * |p - j|`` to the score of key j, after softcap
         (Press et al. 2021, ALiBi).
+    key_scale : Tensor, optional
+        What keys of float8_e4m3fn are multiplied by: float32 on the device, 0-d, ``(Hkv,)`` or
+        ``(B, Hkv)``, above 0; 1 by default.
+    value_scale : Tensor, optional
+        The same for values.
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
@@ -204,6 +218,8 @@ def band_attention(
         softcap,
         sink_logits,
         alibi_slopes,
+        key_scale,
+        value_scale,
         return_lse,
         out,
         engine,

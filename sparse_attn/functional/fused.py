@@ -32,6 +32,8 @@ def fused_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -55,6 +57,8 @@ def fused_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: Literal[True],
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -78,6 +82,8 @@ def fused_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: bool,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -100,6 +106,8 @@ def fused_attention(
     softcap: float = 0,
     sink_logits: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     engine: str = "auto",
@@ -116,7 +124,8 @@ def fused_attention(
         ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
         dimension. D is a multiple of 8 up to 256.
     key, value : Tensor
-        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy.
+        ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy. Of query's
+        dtype, or float8_e4m3fn beside float16 and bfloat16.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
@@ -145,6 +154,11 @@ def fused_attention(
     alibi_slopes : Tensor, optional
         ``(Hq,)`` or ``(B, Hq)``: adds ``-slope * |p - j|`` to the score of key j, after softcap
         (Press et al. 2021, ALiBi).
+    key_scale : Tensor, optional
+        What keys of float8_e4m3fn are multiplied by: float32 on the device, 0-d, ``(Hkv,)`` or
+        ``(B, Hkv)``, above 0; 1 by default.
+    value_scale : Tensor, optional
+        The same for values.
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
@@ -192,6 +206,8 @@ def fused_attention(
         softcap,
         sink_logits,
         alibi_slopes,
+        key_scale,
+        value_scale,
         return_lse,
         out,
         engine,

@@ -19,6 +19,7 @@ from .._warn import warn_once
 from ..by_head import ByHead, attend_by_head
 from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ..policy import Policy
+from ._flattened import FLATTENED, attend_flattened, is_flattened
 from ._masks import Note, is_intervals, note_of
 from ._positions import (
     counts_from_origin,
@@ -56,7 +57,8 @@ _ADVICE = {
     "block_size": "set the configuration's block_size to a multiple of 16, or load the model with "
     "its own attention",
     "cache": "generate without continuous batching",
-    "cu_seq_lens_q": "give a padded batch with an attention_mask",
+    "cu_seq_lens_q": "give one row of packed texts with cu_seq_lens_k, or a padded batch with an "
+    "attention_mask",
     "dropout": "call model.eval()",
     "position_bias": "load this model with attn_implementation='sdpa'",
     "training": "call model.eval()",
@@ -152,7 +154,10 @@ def attention(
     """
     if dropout:
         raise layer_error(module, "dropout", dropout)
+    flattened = is_flattened(query, extras)
     for name, extra in extras.items():
+        if flattened and name in FLATTENED:
+            continue
         if extra is not None and name not in _HARMLESS:
             raise layer_error(module, name, _brief(extra))
     warn_of_weights(module, extras)
@@ -164,7 +169,14 @@ def attention(
     if note is not None and note.causal is not None:
         is_causal = note.causal
 
-    pattern = _chosen(module, query.shape[2], key.shape[2])
+    if flattened:
+        longest = [extras.get(name) for name in ("max_length_q", "max_length_k")]
+        lengths = [size if isinstance(size, int) else query.shape[2] for size in longest]
+        note = Note(is_causal, _own_sides(extras, is_causal), key.shape[2], 0, None)
+        attention_mask = None
+        pattern = _chosen(module, *lengths)
+    else:
+        pattern = _chosen(module, query.shape[2], key.shape[2])
 
     bound: Layer | None = getattr(module, "_sparse_attn", None)
     layer = None if bound is None else bound.number
@@ -178,6 +190,13 @@ def attention(
         attn_mask: torch.Tensor | None = None,
         **common: Any,
     ) -> torch.Tensor:
+        if flattened:
+            joined = _joined(pattern, note)
+            if joined is None:
+                window = f"{extras['sliding_window']} in a flattened batch beside {pattern}"
+                raise layer_error(module, "sliding_window", window)
+            common["is_causal"] = is_causal
+            return attend_flattened(query, key, value, joined, extras, common)
         placed = _placed(module, query, key, pattern, attn_mask, note, is_causal)
         pattern, common = placed[0], common | placed[1]
         return attend_in(layer, query, key, value, pattern, **common)
@@ -201,6 +220,13 @@ def attention(
             "give the layer another pattern, or load the model with its own attention"
         ) from error
     return out.transpose(1, 2), None
+
+
+def _own_sides(extras: dict[str, Any], is_causal: bool) -> tuple[int | None, int | None]:
+    """Return the sides of the model's own window, which a flattened batch names in the call."""
+    window = extras.get("sliding_window")
+    left = None if window is None else window - 1
+    return left, 0 if is_causal else left
 
 
 def _placed(

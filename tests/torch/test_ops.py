@@ -19,6 +19,8 @@ COMMON = {
     "softcap",
     "sink_logits",
     "alibi_slopes",
+    "key_scale",
+    "value_scale",
     "engine",
 }
 
@@ -46,7 +48,7 @@ def test_names_are_what_is_registered():
 def test_schemas_share_the_common_arguments(name):
     schema = getattr(OPS, name).default._schema
     names = [argument.name for argument in schema.arguments]
-    assert names[:3] == ["query", "key", "value"] and set(names[-12:]) == {*COMMON, "return_lse"}
+    assert names[:3] == ["query", "key", "value"] and set(names[-14:]) == {*COMMON, "return_lse"}
     assert [value.name for value in schema.returns] == ["out", "lse"] and not schema.is_mutable
     twin = getattr(OPS, f"{name}_out").default._schema
     names.remove("return_lse")

@@ -35,10 +35,10 @@ __global__ void __launch_bounds__(kMostThreads)
   const int64_t batch = head_index / params.problem.heads_q;
   const int64_t head = head_index % params.problem.heads_q;
   ptx::wait_for_primary();
-  const int32_t first =
-      partials.first_query(imax(0, params.sequences.origin(batch)), params.sequences.offset(batch));
+  const Sequence sequence = params.sequences.of(batch);
+  const int32_t first = partials.first_query(imax(0, sequence.origin), sequence.offset);
   const int64_t i = first + static_cast<int64_t>(row - head_index * partials.rows);
-  if (i >= params.problem.seq_q) return;
+  if (i >= sequence.rows) return;
   const int32_t d = threadIdx.x;
   const bool exists = d < params.problem.head_dim;
   const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
@@ -76,12 +76,13 @@ __global__ void __launch_bounds__(kMostThreads)
   float sink = params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[head];
   if (exists) {
     T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
-             head * params.outputs.out.stride_h + i * params.outputs.out.stride_s;
-    out[d] = from_float<T>(acc * state.weight(0, 0, sink));
+             head * params.outputs.out.stride_h +
+             (sequence.first_row + i) * params.outputs.out.stride_s;
+    out[d] = from_float<T>(acc * (state.weight(0, 0, sink) * params.value_scale(batch, head)));
   }
   if (params.outputs.lse != nullptr && d == 0) {
     params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
-                       i * params.outputs.lse_stride_s] = state.lse(0, 0);
+                       (sequence.first_row + i) * params.outputs.lse_stride_s] = state.lse(0, 0);
   }
 }
 

@@ -8,11 +8,12 @@
 
 namespace sparse_attn::cuda::decode {
 
-template <typename T_, int HEAD_DIM_, int TILE_ROWS_>
+template <typename T_, int HEAD_DIM_, int TILE_ROWS_, bool kFloat8_ = false>
 struct Config {
   using T = T_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int TILE_ROWS = TILE_ROWS_;
+  static constexpr bool kFloat8 = kFloat8_;  // keys and values of 8 bits
   static constexpr int MT = TILE_ROWS / kFragmentRows;
   static constexpr bool kQueryRegisters = MT == 1;
   static constexpr int kWarps = HEAD_DIM > 128 ? 2 : 4;

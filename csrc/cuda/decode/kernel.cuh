@@ -6,6 +6,7 @@
 
 #include "../common/partial.cuh"
 #include "../common/state.cuh"
+#include "codes.cuh"
 #include "scores.cuh"
 
 namespace sparse_attn::cuda::decode {
@@ -41,12 +42,57 @@ struct KeyLoader {
       valid = {valid.begin - step.start, valid.end - step.start};
       int64_t first = kKind == Kind::kStrided ? view.at(step.start) : step.start;
       int64_t stride = kKind == Kind::kStrided ? view.step : 1;
-      rows.load(keys(ring, slot), state.key_head + first * params.keys.key.stride_s,
-                stride * params.keys.key.stride_s, valid);
-      rows.load(values(ring, slot), state.value_head + first * params.keys.value.stride_s,
-                stride * params.keys.value.stride_s, valid);
+      const KeySource& source = params.keys;
+      if constexpr (Config::kFloat8) {
+        load_codes(keys(ring, slot), source.key, step.start, valid);
+        load_codes(values(ring, slot), source.value, step.start, valid);
+      } else if (source.paged()) {
+        load_paged(keys(ring, slot), source.key, view, step.start, valid);
+        load_paged(values(ring, slot), source.value, view, step.start, valid);
+      } else {
+        rows.load(keys(ring, slot), state.key_head + first * source.key.stride_s,
+                  stride * source.key.stride_s, valid);
+        rows.load(values(ring, slot), state.value_head + first * source.value.stride_s,
+                  stride * source.value.stride_s, valid);
+      }
     }
     ptx::cp_async_commit();
+  }
+
+  /// Turns the codes of a slot into numbers of T; they have landed.
+  __device__ __forceinline__ void widen_slot(int slot) const {
+    Codes::widen_tile(keys(ring, slot));
+    Codes::widen_tile(values(ring, slot));
+    __syncwarp();
+  }
+
+ private:
+  using Codes = CodeLoader<Config>;
+
+  /// Keys of 8 bits, of which a step lies in one page too.
+  __device__ __forceinline__ void load_codes(uint32_t to, const TensorView& tensor, int32_t start,
+                                             Interval valid) const {
+    const Work& work = state.work;
+    const uint8_t* from =
+        static_cast<const uint8_t*>(tensor.data) +
+        params.keys.locate(tensor, work.sequence, work.batch, work.key_head, start);
+    Codes{rows.head_dim, rows.aligned}.load(to, from, tensor.stride_s, valid);
+  }
+
+  /// A step of consecutive keys lies in one page: pages are whole numbers of steps.
+  __device__ __forceinline__ void load_paged(uint32_t to, const TensorView& tensor,
+                                             const View& view, int32_t start,
+                                             Interval valid) const {
+    const Work& work = state.work;
+    auto row_at = [&](int32_t j) {
+      return static_cast<const T*>(tensor.data) +
+             params.keys.locate(tensor, work.sequence, work.batch, work.key_head, j);
+    };
+    if constexpr (kKind == Kind::kStrided) {
+      rows.load_each(to, valid, [&](int r) { return row_at(view.at(start + r)); });
+    } else {
+      rows.load(to, row_at(start), tensor.stride_s, valid);
+    }
   }
 };
 
@@ -64,10 +110,11 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
                                              const RowLoader<Config>& rows, int mt, uint32_t to) {
   using T = typename Config::T;
   const TensorView& query = params.query;
-  const T* first = static_cast<const T*>(query.data) + state.work.batch * query.stride_b;
+  const T* first = static_cast<const T*>(query.data) + state.work.batch * query.stride_b +
+                   state.work.sequence.first_row * query.stride_s;
   const TileRow* row = &state.rows[mt * kFragmentRows];
   const int count = imin(state.work.rows - mt * kFragmentRows, kFragmentRows);
-  rows.load_each(to, imax(count, 0), [&](int r) {
+  rows.load_each(to, {0, imax(count, 0)}, [&](int r) {
     return first + row[r].head * query.stride_h + row[r].query * query.stride_s;
   });
 }
@@ -208,11 +255,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const RowLoader<Config> rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
                                   kPlain || aligned};
   typename Config::Products products;
-  const Walk walk = {pattern, state.walk, grid.chunk_steps, chunk, end, warp, Config::kWarps};
+  const Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
   Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
 
   const bool transformed = !kPlain && !has_plain_scores(params);
-  const Exponent exponent = {transformed ? kLog2e : params.scores.scale * kLog2e, transformed};
+  const float scale = params.score_scale(work.batch, work.first_head);
+  const Exponent exponent = {transformed ? kLog2e : scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
   int slot = 0;
@@ -256,6 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     ptx::cp_async_wait<kStages - 1>();
     __syncwarp();  // the oldest step has landed
     const Step step = state.steps[warp][slot];
+    if constexpr (Config::kFloat8) loader.widen_slot(slot);
     typename Config::Scores rS;
     products.scores(rS, Loader::keys(ring, slot));
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);

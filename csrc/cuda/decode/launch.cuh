@@ -24,6 +24,9 @@ template <typename T, int HEAD_DIM>
 Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
   Kind kind = kind_of(params, HEAD_DIM);
+  if (params.keys.dtype == Dtype::kFloat8) {
+    return launch_kernel<Config<T, HEAD_DIM, kFragmentRows, true>, Kind::kGeneral>(params, plan);
+  }
   if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);
   if constexpr (has_tall_tiles(HEAD_DIM)) {
     if (plan.grid.tile_rows == kTallRows) {

@@ -26,10 +26,9 @@ struct GridPlan {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile
 };
 
-/// Keys that a row may visit, at most: of the main view, or of the list.
-inline int32_t main_reach(const AttentionParams& params) {
-  const Pattern& pattern = params.pattern;
-  int32_t length = ceil_div(params.problem.seq_kv, pattern.dilation);
+/// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list.
+SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
+  int32_t length = ceil_div(keys, pattern.dilation);
   if (pattern.list.present() || pattern.global_count > 0) return length;
   int64_t right = pattern.causal ? 0 : pattern.right;
   int64_t window = int64_t{pattern.left} + right + 1;
@@ -39,11 +38,24 @@ inline int32_t main_reach(const AttentionParams& params) {
 /// Steps of a chunk for rows that visit up to `keys` keys: long enough that its partial results
 /// count little beside its keys, short enough that few rows on few keys still fill a device. A
 /// multiple of every number of warps.
-constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
+SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 2048;
   int32_t chunk = keys <= kFewKeys ? 128 : imin(imax(keys / 8, 256), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
+}
+
+/// The same for a sequence of `keys` keys under a pattern.
+SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
+  const int32_t lead = pattern.most_lead(keys);
+  return chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
+}
+
+/// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
+constexpr int32_t most_chunks(int32_t keys) {
+  constexpr int32_t kSmallest = 128, kLarge = 1024, kFew = 16, kMost = 33;
+  const int32_t large = imax(kFew, imin(ceil_div(keys, kLarge), kMost));
+  return imin(ceil_div(keys, kSmallest), large);
 }
 
 /// What a kernel leaves out: what its calls do not have is constant to it, which makes it short. A
@@ -86,31 +98,38 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   plan.heads_packed = list_per_head ? 1 : params.problem.group();
   int32_t class_rows = ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
-  plan.tile_rows =
-      device.tall && rows > kFragmentRows && !is_strided(pattern) ? kTallRows : kFragmentRows;
+  const bool float8 = params.keys.dtype == Dtype::kFloat8;
+  plan.tile_rows = device.tall && rows > kFragmentRows && !is_strided(pattern) && !float8
+                       ? kTallRows
+                       : kFragmentRows;
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
-  int32_t reach = main_reach(params);
-  const int32_t lead = pattern.most_lead(params.problem.seq_kv);
-  int32_t keys = imin(reach, params.problem.seq_kv - lead) + lead;
-  plan.chunk_steps = chunk_steps(keys, params.problem.seq_q);
+  const int32_t seq_kv = params.problem.seq_kv;
+  const int32_t reach = main_reach(pattern, seq_kv);
+  const int32_t lead = pattern.most_lead(seq_kv);
+  plan.chunk_steps = chunk_steps(pattern, seq_kv, params.problem.seq_q);
   int32_t chunk = plan.chunk_steps * kStepKeys;
-  int32_t length = ceil_div(params.problem.seq_kv, pattern.dilation);
-  if (list.present()) {
+  if (!params.sequences.same_lengths()) {
+    // Each sequence's chunks follow from its own lengths; an interval touches up to two more.
+    plan.max_chunks = most_chunks(reach) + 2 + most_chunks(lead);
+  } else if (list.present()) {
     int64_t listed = int64_t{list.max_count} * list.block_kv;
     plan.max_chunks = static_cast<int32_t>((listed + chunk - 1) / chunk);
   } else {
     // An interval off the chunks' edges touches one more of them than its length asks for.
-    plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1, ceil_div(length, chunk)) +
-                      ceil_div(lead, chunk) + (params.sequences.key_origins != nullptr);
+    plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1,
+                           ceil_div(ceil_div(seq_kv, pattern.dilation), chunk)) +
+                      ceil_div(lead, chunk);
   }
+  plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
 
   int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
-  constexpr int32_t kWaves = 2;  // of thread blocks; measured best, see docs/kernels/decode.md
-  while (blocks * plan.splits * 2 <= int64_t{kWaves} * device.resident &&
-         plan.splits < plan.max_chunks) {
+  // Waves of thread blocks; measured best, see docs/kernels/decode.md. Where lengths differ, more
+  // splits let several thread blocks share the longest sequence.
+  const int64_t waves = params.sequences.same_lengths() ? 2 : 8;
+  while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < plan.max_chunks) {
     plan.splits *= 2;
   }
   return plan;

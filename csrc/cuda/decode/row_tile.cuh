@@ -29,6 +29,8 @@ struct Work {
   int32_t first_head = 0;  // query head of packed row 0
   int32_t first_row = 0;   // packed row of the tile's row 0
   int32_t rows = 0;        // of the tile; none where the class has no more
+  int32_t chunk_steps = 1;
+  Sequence sequence;
   Slice slice;
 };
 
@@ -42,7 +44,7 @@ struct TileRow {
 template <typename Config>
 struct TileState {
   Work work;
-  const typename Config::T* key_head;  // [Skv, D] of the batch entry and key head
+  const typename Config::T* key_head;  // [keys, D] of the sequence and key head, but for pages
   const typename Config::T* value_head;
   WalkPlan walk;
   TileRow rows[Config::TILE_ROWS];
@@ -69,7 +71,11 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     tile /= grid.classes;
   }
   work.first_head = work.key_head * params.problem.group() + tile;
-  work.slice = make_slice(pattern, residue, params.sequences.of(work.batch));
+  work.sequence = params.sequences.of(work.batch);
+  work.slice = make_slice(pattern, residue, work.sequence);
+  work.chunk_steps = params.sequences.same_lengths()
+                         ? grid.chunk_steps
+                         : chunk_steps(params.pattern, work.sequence.keys, work.sequence.rows);
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;
 }
@@ -77,7 +83,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
 template <typename T>
 __device__ __forceinline__ const T* head_of(const TensorView& tensor, const Work& work) {
   return static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
-         work.key_head * tensor.stride_h;
+         work.key_head * tensor.stride_h + work.sequence.first_key * tensor.stride_s;
 }
 
 /// Extremes of the bounds that a warp's lanes hold.
@@ -114,7 +120,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
     keys = params.scores.bounds.row(work.batch, row.head, row.query, params.problem.seq_kv);
     bounds = reduce_bounds(keys, params.problem.seq_kv);
   }
-  bounds.cut(params.num_keys(params.sequences.of(work.batch)));
+  bounds.cut(params.num_keys(work.sequence));
   if (lane < work.rows) {
     Row seen = make_row(pattern, work.slice, r, keys);
     row.main = seen_main(pattern, seen);
@@ -125,7 +131,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
     state.key_head = head_of<typename Config::T>(params.keys.key, work);
     state.value_head = head_of<typename Config::T>(params.keys.value, work);
     state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
-                           work.first_head, grid);
+                           work.first_head, work.chunk_steps, grid.max_chunks);
   }
 }
 
@@ -163,12 +169,13 @@ struct RowLoader {
     }
   }
 
-  /// Row r lies at row_of(r); rows from `count` on become zeros.
+  /// Row r lies at row_of(r); rows that are not in `valid` become zeros.
   template <typename RowOf>
-  __device__ __forceinline__ void load_each(uint32_t to, int count, const RowOf& row_of) const {
+  __device__ __forceinline__ void load_each(uint32_t to, Interval valid,
+                                            const RowOf& row_of) const {
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int r = imin(row(pass), count - 1);
+      const int r = imax(valid.begin, imin(row(pass), valid.end - 1));
       copy(to, pass, row_of(r) + column(), r == row(pass));
     }
   }

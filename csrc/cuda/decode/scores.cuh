@@ -49,11 +49,12 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const Pattern& pattern,
                                                  const TileState<Config>& state, const Step& step) {
   const Work& work = state.work;
+  const float scale = params.score_scale(work.batch, work.first_head);
   const View view = step.lead ? work.slice.lead.view : work.slice.keys;
   change_scores<Config>(rS, [&](float score, int r, int column) {
     int32_t j = view.at(step.start + column);
     if (score == -INFINITY || r >= work.rows || j >= params.problem.seq_kv) return score;
-    score = capped(params.scores.scale * score, params.scores.softcap);
+    score = capped(scale * score, params.scores.softcap);
     score += params.scores.alibi.bias(work.batch, state.rows[r].head,
                                       state.rows[r].query + work.slice.offset, j);
     if (params.scores.mask.kind != MaskKind::kNone) {

@@ -33,7 +33,7 @@ __device__ __forceinline__ Interval chunks_of(Interval steps, int32_t chunk_step
 /// The plan for rows `rows` of the slice; `bounds` are those of the tile's rows.
 __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice, Interval rows,
                                      const Bounds& bounds, int64_t batch, int64_t head,
-                                     const GridPlan& grid) {
+                                     int32_t chunk_steps, int32_t max_chunks) {
   WalkPlan plan;
   plan.tiles = visited_tiles(pattern, slice, rows, bounds, kStepKeys);
   plan.keys_loaded = slice.keys.inside(bounds.any);
@@ -41,18 +41,18 @@ __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice,
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
     plan.blocks = list.runs(batch, head, 0, list.block_kv);
-    plan.chunks = ceil_div(plan.blocks.count * (list.block_kv / kStepKeys), grid.chunk_steps);
+    plan.chunks = ceil_div(plan.blocks.count * (list.block_kv / kStepKeys), chunk_steps);
   } else {
-    plan.left = chunks_of(plan.tiles.lead_left, grid.chunk_steps);
-    plan.main = chunks_of(plan.tiles.main, grid.chunk_steps);
-    plan.right = chunks_of(plan.tiles.lead_right, grid.chunk_steps);
+    plan.left = chunks_of(plan.tiles.lead_left, chunk_steps);
+    plan.main = chunks_of(plan.tiles.main, chunk_steps);
+    plan.right = chunks_of(plan.tiles.lead_right, chunk_steps);
     if (pattern.shared_axis()) {
       plan.main.begin = imax(plan.main.begin, plan.left.end);
       plan.right.begin = imax(plan.right.begin, imax(plan.main.end, plan.left.end));
     }
     plan.chunks = plan.left.size() + plan.main.size() + plan.right.size();
   }
-  plan.chunks = imin(plan.chunks, grid.max_chunks);
+  plan.chunks = imin(plan.chunks, max_chunks);
   return plan;
 }
 

@@ -17,23 +17,23 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
   int32_t d0 = static_cast<int32_t>(blockIdx.x % tiles_d) * kProductTile;
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
-  const T* v = static_cast<const T*>(params.keys.value.data) + batch * params.keys.value.stride_b +
-               head / params.problem.group() * params.keys.value.stride_h;
+  const Sequence sequence = problem.sequence(index);
+  const int64_t head_kv = head / params.problem.group();
+  const float scale = params.value_scale(batch, head);
   T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
-           head * params.outputs.out.stride_h;
+           head * params.outputs.out.stride_h + sequence.first_row * params.outputs.out.stride_s;
 
   float acc[kProductRows][kProductRows];
   tile_product(
-      params.problem.seq_kv,
+      sequence.keys,
       [&](int row, int j) {
         int32_t i = q0 + row;
-        return i < params.problem.seq_q && j < params.problem.seq_kv ? problem.row(index, i)[j]
-                                                                     : 0.0f;
+        return i < sequence.rows && j < sequence.keys ? problem.row(index, i)[j] : 0.0f;
       },
-      [&](int64_t j, int column) {
+      [&](int32_t j, int column) {
         int32_t d = d0 + column;
-        return j < params.problem.seq_kv && d < params.problem.head_dim
-                   ? to_float(v[j * params.keys.value.stride_s + d])
+        return j < sequence.keys && d < params.problem.head_dim
+                   ? key_element<T>(params.keys, params.keys.value, sequence, batch, head_kv, j, d)
                    : 0.0f;
       },
       acc);
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
     int64_t i = q0 + product_row(r);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t d = d0 + product_column(c);
-      if (i < params.problem.seq_q && d < params.problem.head_dim) {
-        out[i * params.outputs.out.stride_s + d] = from_float<T>(acc[r][c]);
+      if (i < sequence.rows && d < params.problem.head_dim) {
+        out[i * params.outputs.out.stride_s + d] = from_float<T>(scale * acc[r][c]);
       }
     }
   }

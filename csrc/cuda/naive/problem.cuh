@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../params.h"
+#include "../common/key_rows.cuh"
 
 namespace sparse_attn::cuda::naive {
 
@@ -15,6 +16,7 @@ struct Problem {
 
   __device__ int64_t batch(int64_t index) const { return (first + index) / params.problem.heads_q; }
   __device__ int64_t head(int64_t index) const { return (first + index) % params.problem.heads_q; }
+  __device__ Sequence sequence(int64_t index) const { return params.sequences.of(batch(index)); }
   __device__ float* row(int64_t index, int32_t i) const {
     return scores + (index * params.problem.seq_q + i) * params.problem.seq_kv;
   }

@@ -15,10 +15,11 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
   const AttentionParams& params = problem.params;
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
+  const Sequence sequence = problem.sequence(index);
   const T* q = static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
-               head * params.query.stride_h;
-  const T* k = static_cast<const T*>(params.keys.key.data) + batch * params.keys.key.stride_b +
-               head / params.problem.group() * params.keys.key.stride_h;
+               head * params.query.stride_h + sequence.first_row * params.query.stride_s;
+  const int64_t head_kv = head / params.problem.group();
+  const float scale = params.score_scale(batch, head);
   int32_t depth = params.problem.head_dim;
   float acc[kProductRows][kProductRows];
   tile_product(
@@ -28,22 +29,24 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
         return i < queries.end && d < depth ? to_float(q[i * params.query.stride_s + d]) : 0.0f;
       },
       [&](int d, int column) {
-        int64_t j = keys.begin + column;
-        return j < keys.end && d < depth ? to_float(k[j * params.keys.key.stride_s + d]) : 0.0f;
+        int32_t j = keys.begin + column;
+        return j < keys.end && d < depth
+                   ? key_element<T>(params.keys, params.keys.key, sequence, batch, head_kv, j, d)
+                   : 0.0f;
       },
       acc);
   for (int r = 0; r < kProductRows; ++r) {
     int32_t i = queries.begin + product_row(r);
     if (i >= queries.end) continue;
     Interval bounds = params.scores.bounds.row(batch, head, i, params.problem.seq_kv);
-    Query query = make_query(params.pattern, i, params.sequences.of(batch), bounds);
+    Query query = make_query(params.pattern, i, sequence, bounds);
     float* scores = problem.row(index, i);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t j = keys.begin + product_column(c);
       if (j >= keys.end) continue;
       bool allowed = sees_key(params.pattern, query, j) &&
                      mask_bias(params.scores.mask, batch, head, i, j) != -INFINITY;
-      scores[j] = allowed ? params.scores.scale * acc[r][c] : -INFINITY;
+      scores[j] = allowed ? scale * acc[r][c] : -INFINITY;
     }
   }
 }
@@ -72,8 +75,9 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem pr
   const int32_t k_tile = in_head % grid.tiles_kv;
   const int32_t q_tile = in_head / grid.tiles_kv % grid.tiles_q;
   const int32_t list_row = in_head / grid.tiles_kv / grid.tiles_q;
-  const Interval all_keys = {0, params.problem.seq_kv};
-  Interval rows = {0, params.problem.seq_q};
+  const Sequence sequence = problem.sequence(index);
+  const Interval all_keys = {0, sequence.keys};
+  Interval rows = {0, sequence.rows};
   int32_t runs = 1;
   ListedRuns listed;
   if (list.present()) {

@@ -41,14 +41,16 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
   int32_t i = static_cast<int32_t>(blockIdx.x % params.problem.seq_q);
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
+  const Sequence sequence = problem.sequence(index);
+  if (i >= sequence.rows) return;
   float* scores = problem.row(index, i);
   int32_t topk = params.pattern.topk;
   Threshold threshold;
-  if (topk > 0) threshold = find_row_threshold(scores, params.problem.seq_kv, topk);
+  if (topk > 0) threshold = find_row_threshold(scores, sequence.keys, topk);
 
   const int32_t position = i + params.sequences.offset(batch);
   float m = -INFINITY;
-  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < sequence.keys; j += kRowThreads) {
     float score = scores[j];
     if (score == -INFINITY) continue;
     bool kept = topk == 0 || threshold.keeps(ordered_key(score), j);
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
   bool empty = m == -INFINITY;
 
   float l = 0.0f;
-  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < sequence.keys; j += kRowThreads) {
     l += empty ? 0.0f : expf(scores[j] - m);
   }
   l = reduce_row(l, [](float a, float b) { return a + b; });
@@ -75,12 +77,13 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
     float top = fmaxf(m, sink);
     weight = expf(m - top) / (l * expf(m - top) + (sink == top ? 1.0f : expf(sink - top)));
   }
-  for (int32_t j = threadIdx.x; j < params.problem.seq_kv; j += kRowThreads) {
+  for (int32_t j = threadIdx.x; j < sequence.keys; j += kRowThreads) {
     scores[j] = empty ? 0.0f : expf(scores[j] - m) * weight;
   }
   if (params.outputs.lse != nullptr && threadIdx.x == 0) {
     params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
-                       i * params.outputs.lse_stride_s] = empty ? -INFINITY : m + logf(l);
+                       (sequence.first_row + i) * params.outputs.lse_stride_s] =
+        empty ? -INFINITY : m + logf(l);
   }
 }
 

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   Output<Config> rO = {};
   const bool transformed =
       Config::kGeneral && (!has_plain_scores(params) || params.pattern.topk > 0);
-  const Exponent exponent = {transformed ? kLog2e : params.scores.scale * kLog2e, transformed};
+  const Exponent exponent = {transformed ? kLog2e : tile.score_scale() * kLog2e, transformed};
 
   while (step.exists()) {
     const typename Config::Step next_step = walk.next(position);

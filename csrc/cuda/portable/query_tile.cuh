@@ -58,6 +58,10 @@ struct QueryTile {
   __device__ __forceinline__ Row row(int32_t r) const {
     return make_row(params.pattern, work.slice, r, row_bounds(r));
   }
+  /// The factor of the head's products q.k.
+  __device__ __forceinline__ float score_scale() const {
+    return params.score_scale(work.batch, work.head);
+  }
   __device__ __forceinline__ typename Config::Walk walk() const {
     return {params.pattern, state.walk};
   }
@@ -73,8 +77,9 @@ struct QueryTile {
       const View& view = lead ? found.slice.lead.view : found.slice.keys;
       const T* head = static_cast<const T*>(tensor.data) + found.batch * tensor.stride_b +
                       found.kv_head * tensor.stride_h;
+      const int64_t first = int64_t{found.sequence.first_key} + view.offset;
       state.sources[lead][value] = {
-          head + view.offset * tensor.stride_s, view.step * tensor.stride_s, {}};
+          head + first * tensor.stride_s, view.step * tensor.stride_s, {}};
       if (threadIdx.x == 0) state.work = found;
     }
     __syncthreads();
@@ -86,11 +91,11 @@ struct QueryTile {
     find_warp_keys();
     Bounds bounds = unbounded(params.problem.seq_kv);
     if (params.scores.bounds.data != nullptr) bounds = reduce_bounds();
-    bounds.cut(params.num_keys(params.sequences.of(work.batch)));
+    bounds.cut(params.num_keys(work.sequence));
     if (threadIdx.x == 0) {
-      state.walk =
-          plan_walk<Config::BLOCK_KV, kGranule>(params.pattern, work.slice, work.rows, bounds,
-                                                work.batch, work.head, work.list_row, runs_load());
+      state.walk = plan_walk<Config::BLOCK_KV, kGranule>(
+          params.pattern, work.slice, work.rows, bounds, work.batch, work.head, work.list_row,
+          runs_load() && !is_located());
       Interval lead_loaded = work.slice.lead.inside(bounds.any);
       if (params.pattern.shared_axis()) lead_loaded = state.walk.keys_loaded;  // main tiles' keys
       for (int value = 0; value < 2; ++value) {
@@ -113,8 +118,8 @@ struct QueryTile {
     int64_t stride = query.stride_s;
     const T* head = static_cast<const T*>(query.data) + work.batch * query.stride_b +
                     work.head * query.stride_h;
-    RowSource<T> source = {head + work.slice.rows.offset * stride, work.slice.rows.step * stride,
-                           work.rows};
+    const int64_t first = int64_t{work.sequence.first_row} + work.slice.rows.offset;
+    RowSource<T> source = {head + first * stride, work.slice.rows.step * stride, work.rows};
     if (runs_load() && work.rows.size() == Config::BLOCK_Q) {
       load_run<T, Config::HEAD_DIM, Config::BLOCK_Q, Config::kThreads, Config::kPitch>(
           to, source, work.rows.begin);
@@ -124,10 +129,10 @@ struct QueryTile {
   }
 
   __device__ __forceinline__ void load_keys(uint32_t to, const Step& step) const {
-    load_rows(to, state.sources[step.lead()][0], step);
+    load_rows(to, false, step);
   }
   __device__ __forceinline__ void load_values(uint32_t to, const Step& step) const {
-    load_rows(to, state.sources[step.lead()][1], step);
+    load_rows(to, true, step);
   }
 
   /// First element of a granule of the step's tile.
@@ -159,10 +164,17 @@ struct QueryTile {
     return (!Config::kGeneral || aligned) && params.problem.head_dim == Config::HEAD_DIM;
   }
 
-  /// The rows of a step's tile.
-  __device__ __forceinline__ void load_rows(uint32_t to, const RowSource<T>& source,
-                                            const Step& step) const {
-    if (step.whole()) {
+  /// Whether each key has to be located: it lies in a page, or is converted.
+  __device__ __forceinline__ bool is_located() const {
+    return params.keys.paged() || params.keys.dtype == Dtype::kFloat8;
+  }
+
+  /// The keys or values of a step's tile.
+  __device__ __forceinline__ void load_rows(uint32_t to, bool value, const Step& step) const {
+    const RowSource<T>& source = state.sources[step.lead()][value];
+    if (is_located()) {
+      load_located(to, value ? params.keys.value : params.keys.key, source.valid, step);
+    } else if (step.whole()) {
 #pragma unroll
       for (int g = 0; g < kGranules; ++g) {
         load_run<T, Config::HEAD_DIM, kGranule, Config::kThreads, Config::kPitch>(
@@ -170,6 +182,29 @@ struct QueryTile {
       }
     } else {
       load<Config::BLOCK_KV>(to, source, [&](int row) { return element(step, row); });
+    }
+  }
+
+  /// The same where keys lie in pages or have 8 bits; the loops stay rolled, off the main path.
+  __device__ __forceinline__ void load_located(uint32_t to, const TensorView& tensor,
+                                               Interval valid, const Step& step) const {
+    using Own = ThreadChunks<T, Config::HEAD_DIM, Config::kThreads>;
+    const KeySource& keys = params.keys;
+    const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
+    const bool rows_aligned = !Config::kGeneral || aligned;
+    const Own own;
+#pragma unroll 1
+    for (int row = own.row; row < Config::BLOCK_KV; row += Own::kRowsAtOnce) {
+      const int32_t e = element(step, row);
+      const bool exists = valid.contains(e);
+      int64_t at = 0;
+      if (exists) at = keys.locate(tensor, work.sequence, work.batch, work.kv_head, view.at(e));
+#pragma unroll 1
+      for (int c = own.chunk; c < Own::kChunks; c += Own::kThreadsPerRow) {
+        const int d = c * Own::kElements;
+        copy_key_chunk<T>(to + swizzled<Config::kPitch>(row, c), keys, tensor, at + d,
+                          exists && d < params.problem.head_dim, rows_aligned);
+      }
     }
   }
 

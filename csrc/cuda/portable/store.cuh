@@ -15,7 +15,9 @@ __device__ __forceinline__ typename Config::T* output_row(const QueryTile<Config
   const TensorView& out = tile.params.outputs.out;
   return static_cast<typename Config::T*>(out.data) + tile.work.batch * out.stride_b +
          tile.work.head * out.stride_h +
-         tile.work.slice.rows.at(tile.work.rows.begin + r) * out.stride_s;
+         (int64_t{tile.work.sequence.first_row} +
+          tile.work.slice.rows.at(tile.work.rows.begin + r)) *
+             out.stride_s;
 }
 
 template <typename Config>
@@ -84,13 +86,14 @@ template <typename Config, typename State>
 __device__ __forceinline__ void store_tile(Output<Config>& rO, const State& state,
                                            const QueryTile<Config>& tile, char* smem) {
   const AttentionParams& params = tile.params;
+  const float value_scale = params.value_scale(tile.work.batch, tile.work.head);
   float sink =
       params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[tile.work.head];
 #pragma unroll
   for (int mt = 0; mt < Config::MT; ++mt) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float weight = state.weight(mt, h, sink);
+      float weight = value_scale * state.weight(mt, h, sink);
 #pragma unroll
       for (int dt = 0; dt < Config::DT; ++dt) {
         rO[mt][dt][2 * h] *= weight;
@@ -98,7 +101,8 @@ __device__ __forceinline__ void store_tile(Output<Config>& rO, const State& stat
       }
       int r = lane_row<Config>(mt, h);
       if (params.outputs.lse != nullptr && threadIdx.x % 4 == 0 && r < tile.work.rows.size()) {
-        int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + r);
+        int64_t i = int64_t{tile.work.sequence.first_row} +
+                    tile.work.slice.rows.at(tile.work.rows.begin + r);
         params.outputs
             .lse[tile.work.batch * params.outputs.lse_stride_b +
                  tile.work.head * params.outputs.lse_stride_h + i * params.outputs.lse_stride_s] =

@@ -9,7 +9,7 @@
 namespace sparse_attn::cuda::portable {
 
 /// Room for a TileState.
-constexpr int32_t kStateBytes = 512;
+constexpr int32_t kStateBytes = 544;
 
 /// A shape of tile: rows of queries and keys, warps, and key or value tiles held at once.
 struct TileShape {

@@ -30,7 +30,7 @@ template <typename Config, typename Function>
 __device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
                                              const Function& function) {
   source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
-    scale_scores<Config>(rS, source.tile.params.scores.scale);
+    scale_scores<Config>(rS, source.tile.score_scale());
     join_mask<true, Config>(rS, source.tile, step);
     function(rS, step);
   });

@@ -109,7 +109,7 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const typename Config::Step& step,
                                                  const Threshold* thresholds) {
   const AttentionParams& params = tile.params;
-  scale_scores<Config>(rS, params.scores.scale);
+  scale_scores<Config>(rS, tile.score_scale());
   if (params.pattern.topk > 0) keep_top<Config>(rS, tile, step, thresholds);
   if (params.scores.softcap != 0.0f) {
     for_each_score<Config>(rS, [&](float& score, int, int, int) {

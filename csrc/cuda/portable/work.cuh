@@ -27,7 +27,7 @@ GridPlan plan_grid(const AttentionParams& params) {
   plan.tiles = plan.classes * ceil_div(ceil_div(params.problem.seq_q, pattern.dilation), BLOCK_Q);
   if (pattern.list.present()) {
     plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.problem.seq_q), BLOCK_Q);
-    plan.tiles = pattern.list.num_q * plan.tiles_per_block;
+    plan.tiles = ceil_div(params.problem.seq_q, pattern.list.block_q) * plan.tiles_per_block;
   }
   plan.heads = params.problem.batch * params.problem.heads_q;
   plan.head_group = params.problem.group();
@@ -44,6 +44,7 @@ GridPlan plan_grid(const AttentionParams& params) {
 /// One thread block's part.
 struct Work {
   int32_t batch = 0, head = 0, kv_head = 0;
+  Sequence sequence;
   Slice slice;
   Interval rows;         // of the slice; empty where the class or the list row has none left
   int32_t list_row = 0;  // row of the block list
@@ -69,7 +70,8 @@ __device__ Work find_work(const AttentionParams& params, const GridPlan& plan, u
   work.batch = params.problem.batch == 1 ? 0 : quotient(head_index, params.problem.heads_q);
   work.head = head_index - work.batch * params.problem.heads_q;
   work.kv_head = quotient(work.head, plan.head_group);
-  work.slice = make_slice(params.pattern, residue, params.sequences.of(work.batch));
+  work.sequence = params.sequences.of(work.batch);
+  work.slice = make_slice(params.pattern, residue, work.sequence);
   int32_t begin = row_tile * BLOCK_Q;
   int32_t end = work.slice.rows.length;
   if (params.pattern.list.present()) {

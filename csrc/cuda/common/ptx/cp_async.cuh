@@ -1,5 +1,5 @@
-// cp.async: copies of 16 bytes from global to shared memory that run on while the thread does other
-// work (PTX ISA 9.7.9.25). Before sm_80 the copy is made at once, and waiting does nothing.
+// cp.async: copies of 8 or 16 bytes from global to shared memory that run on while the thread does
+// other work (PTX ISA 9.7.9.25). Before sm_80 the copy is made at once, and waiting does nothing.
 #pragma once
 
 #include "shared.cuh"
@@ -28,6 +28,17 @@ __device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from, 
       : "memory");
 #else
   cp_async_16(to, from, valid);
+#endif
+}
+
+/// Copies 8 bytes, both sides 8-byte aligned, likewise.
+__device__ __forceinline__ void cp_async_8(uint32_t to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 8 : 0)
+               : "memory");
+#else
+  store_shared_8(to, valid ? *static_cast<const uint2*>(from) : uint2{0, 0});
 #endif
 }
 

@@ -1,4 +1,4 @@
-// ld.shared and st.shared: a number or 16 bytes at an address of shared memory that is held as a
+// ld.shared and st.shared: a number, 8 or 16 bytes at an address of shared memory that is held as a
 // number (PTX ISA 9.7.9.8, 9.7.9.11).
 #pragma once
 
@@ -14,6 +14,19 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 data) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(data.x), "r"(data.y),
                "r"(data.z), "r"(data.w)
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared_8(uint32_t to, uint2 data) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(data.x), "r"(data.y) : "memory");
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
+  uint2 data;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(data.x), "=r"(data.y)
+               : "r"(from)
+               : "memory");
+  return data;
 }
 
 /// A store that no branch surrounds.

@@ -1,0 +1,18 @@
+// Calls whose sequences differ in length, lie packed or in pages, or have keys of 8 bits: on the
+// CPU each becomes a plain call of its own, so that its bits are those of that call.
+#pragma once
+
+#include "engine.h"
+
+namespace sparse_attn::cpu {
+
+/// What an engine does with calls of plain tensors of query's dtype.
+struct PlainEngine {
+  int64_t (*workspace_bytes)(const AttentionParams&);
+  Status (*run)(const AttentionParams&);
+};
+
+int64_t sequences_workspace_bytes(const PlainEngine& engine, const AttentionParams& params);
+Status run_sequences(const PlainEngine& engine, const AttentionParams& params);
+
+}  // namespace sparse_attn::cpu

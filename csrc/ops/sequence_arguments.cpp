@@ -1,0 +1,194 @@
+// Checks of what says which sequences a call has. Lengths and tables that only the device knows are
+// not looked at: Sequences and KeySource cut them where they are read.
+#include "sequence_arguments.h"
+
+#include <algorithm>
+
+#include "checks.h"
+
+namespace sparse_attn {
+namespace {
+
+constexpr int64_t kPageUnit = 16;  // keys
+
+/// Packed rows (tokens, heads, head_dim) as (1, heads, tokens, head_dim).
+Tensor unpacked(const std::string& op, const char* name, const Tensor& tensor) {
+  if (tensor.dim() != 3) {
+    fail_expected(op, text(name, " of shape (tokens, heads, head_dim)"), shape_of(tensor));
+  }
+  return torch::stable::unsqueeze(torch::stable::transpose(tensor, 0, 1), 0);
+}
+
+/// A cache (pages, page_size, heads, head_dim) as (pages, heads, page_size, head_dim).
+Tensor turned(const std::string& op, const char* name, const Tensor& cache) {
+  if (cache.dim() != 4) {
+    fail_expected(op, text(name, " of shape (pages, page_size, heads, head_dim)"), shape_of(cache));
+  }
+  if (cache.size(1) == 0 || cache.size(1) % kPageUnit != 0 || cache.size(1) > kMaxLength) {
+    fail_expected(op, text(name, " with a page_size that is a multiple of ", kPageUnit),
+                  std::to_string(cache.size(1)));
+  }
+  return torch::stable::transpose(cache, 1, 2);
+}
+
+/// An int32 tensor of `size` numbers on query's device.
+const int32_t* check_numbers(const std::string& op, const char* name, const Tensor& numbers,
+                             const Tensor& query, int64_t size) {
+  check_same_device(op, name, numbers, query);
+  check_dtype(op, name, numbers, ScalarType::Int, "int32");
+  check_shape(op, name, numbers, {size});
+  if (size > 1 && !numbers.is_contiguous()) {
+    fail_expected(op, text(name, " that is contiguous"), text("stride ", numbers.stride(0)));
+  }
+  return static_cast<const int32_t*>(numbers.const_data_ptr());
+}
+
+int32_t check_bound(const std::string& op, const char* name, const MaybeInt& bound, int64_t most) {
+  if (!bound) fail_expected(op, text(name, " beside cu_seq_q"), "None");
+  return static_cast<int32_t>(std::min<int64_t>(check_at_least(op, name, *bound, 0), most));
+}
+
+ScaleView check_scales(const std::string& op, const char* name, const MaybeTensor& scale,
+                       const Problem& problem, const CallArguments& args) {
+  ScaleView view;
+  if (!scale) return view;
+  if (args.key->scalar_type() != ScalarType::Float8_e4m3fn) {
+    fail_expected(op, text(name, " beside keys of dtype float8_e4m3fn"), dtype_of(*args.key));
+  }
+  check_same_device(op, name, *scale, *args.query);
+  check_dtype(op, name, *scale, ScalarType::Float, "float32");
+  const bool by_head = has_shape(*scale, {problem.heads_kv});
+  const bool by_entry = has_shape(*scale, {problem.batch, problem.heads_kv});
+  if (scale->dim() != 0 && !by_head && !by_entry) {
+    fail_expected(op,
+                  text(name, " of shape (), (", problem.heads_kv, ") or (", problem.batch, ", ",
+                       problem.heads_kv, ")"),
+                  shape_of(*scale));
+  }
+  view.data = static_cast<const float*>(scale->const_data_ptr());
+  if (by_head) view.stride_h = scale->stride(0);
+  if (by_entry) {
+    view.stride_b = scale->stride(0);
+    view.stride_h = scale->stride(1);
+  }
+  return view;
+}
+
+}  // namespace
+
+void view_sequences(const std::string& op, Holding holding, CallArguments* args) {
+  if (holding == Holding::kTensors) return;
+  if (args->cu_seq_q) {
+    args->query = unpacked(op, "query", *args->query);
+    if (args->cu_seq_q->dim() != 1 || args->cu_seq_q->size(0) < 1) {
+      fail_expected(op, "cu_seq_q of shape (batch + 1)", shape_of(*args->cu_seq_q));
+    }
+    if (args->out) args->out = unpacked(op, "out", *args->out);
+    if (args->lse) {
+      if (args->lse->dim() != 2) {
+        fail_expected(op, "lse of shape (heads, tokens)", shape_of(*args->lse));
+      }
+      args->lse = torch::stable::unsqueeze(*args->lse, 0);
+    }
+  } else if (args->max_q) {
+    fail_expected(op, "max_q beside cu_seq_q alone", "no cu_seq_q");
+  }
+  if (holding == Holding::kPacked) {
+    args->key = unpacked(op, "key", *args->key);
+    args->value = unpacked(op, "value", *args->value);
+  } else {
+    args->key = turned(op, "key_cache", *args->key);
+    args->value = turned(op, "value_cache", *args->value);
+    if (args->block_table->dim() != 2) {
+      fail_expected(op, "block_table of shape (batch, pages of a sequence)",
+                    shape_of(*args->block_table));
+    }
+  }
+  if (args->attn_mask) fail_not_served(op, "attn_mask with packed or paged sequences");
+  if (args->key_bounds) fail_not_served(op, "key_bounds with packed or paged sequences");
+}
+
+Tensor view_of_output(bool packed, const Tensor& output) {
+  if (!packed) return output;
+  if (output.dim() == 2) return torch::stable::unsqueeze(output, 0);
+  return torch::stable::unsqueeze(torch::stable::transpose(output, 0, 1), 0);
+}
+
+Problem problem_of(const std::string& op, const CallArguments& args) {
+  const Tensor& query = *args.query;
+  const Tensor& key = *args.key;
+  Problem problem;
+  problem.batch = static_cast<int32_t>(args.cu_seq_q ? args.cu_seq_q->size(0) - 1 : query.size(0));
+  problem.heads_q = static_cast<int32_t>(query.size(1));
+  problem.heads_kv = static_cast<int32_t>(key.size(1));
+  problem.seq_q = static_cast<int32_t>(query.size(2));
+  if (args.cu_seq_q) problem.seq_q = check_bound(op, "max_q", args.max_q, problem.seq_q);
+  problem.seq_kv = static_cast<int32_t>(key.size(2));
+  if (args.cu_seq_k) problem.seq_kv = check_bound(op, "max_k", args.max_k, problem.seq_kv);
+  if (args.block_table) {
+    const int64_t capacity = args.block_table->size(1) * key.size(2);
+    problem.seq_kv = static_cast<int32_t>(std::min<int64_t>(capacity, kMaxLength));
+    if (key.size(0) == 0) problem.seq_kv = 0;
+  }
+  problem.head_dim = problem.value_dim = static_cast<int32_t>(query.size(3));
+  problem.dtype = dtype_code(query);
+  return problem;
+}
+
+Sequences check_sequences(const std::string& op, const Problem& problem, const CallArguments& args,
+                          MaybeTensor* offsets) {
+  const Tensor& query = *args.query;
+  Sequences sequences;
+  sequences.rows = problem.seq_q;
+  sequences.keys = problem.seq_kv;
+  sequences.packed_rows = static_cast<int32_t>(query.size(2));
+  sequences.packed_keys = static_cast<int32_t>(args.key->size(2));
+  auto numbers = [&](const char* name, const MaybeTensor& tensor, int64_t size) {
+    return tensor ? check_numbers(op, name, *tensor, query, size) : nullptr;
+  };
+  sequences.first_rows = numbers("cu_seq_q", args.cu_seq_q, int64_t{problem.batch} + 1);
+  sequences.first_keys = numbers("cu_seq_k", args.cu_seq_k, int64_t{problem.batch} + 1);
+  sequences.used_keys = numbers("seqused_k", args.seqused_k, problem.batch);
+  sequences.key_origins = numbers("key_origin", args.key_origin, problem.batch);
+  sequences.query_offsets = numbers("query_offset", args.query_offsets, problem.batch);
+  const int64_t limit = kMaxLength;
+  const int64_t offset = args.query_offset.value_or(int64_t{problem.seq_kv} - problem.seq_q);
+  sequences.query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
+  if (!args.query_offset) return sequences;
+  if (args.query_offsets) fail_expected(op, "query_offset as an int or as a tensor", "both");
+  if (!sequences.same_lengths()) {
+    // Where lengths are on the device an offset that no tensor gives follows from them.
+    *offsets = torch::stable::new_empty(query, {problem.batch}, ScalarType::Int);
+    torch::stable::fill_(**offsets, sequences.query_offset);
+    sequences.query_offsets = static_cast<const int32_t*>((*offsets)->const_data_ptr());
+  }
+  return sequences;
+}
+
+KeySource check_keys(const std::string& op, const Problem& problem, const CallArguments& args) {
+  KeySource keys;
+  keys.key = view_of(*args.key);
+  keys.value = view_of(*args.value);
+  const bool float8 = args.key->scalar_type() == ScalarType::Float8_e4m3fn;
+  keys.dtype = float8 ? Dtype::kFloat8 : problem.dtype;
+  keys.key_scale = check_scales(op, "key_scale", args.key_scale, problem, args);
+  keys.value_scale = check_scales(op, "value_scale", args.value_scale, problem, args);
+  if (args.cu_seq_k) keys.key.stride_b = keys.value.stride_b = 0;
+  if (!args.block_table) return keys;
+  const Tensor& table = *args.block_table;
+  check_same_device(op, "block_table", table, *args.query);
+  check_dtype(op, "block_table", table, ScalarType::Int, "int32");
+  check_shape(op, "block_table", table, {problem.batch, table.size(1)});
+  if (table.size(1) > 1 && table.stride(1) != 1) {
+    fail_expected(op, "block_table with a contiguous last dimension",
+                  text("stride ", table.stride(1)));
+  }
+  keys.table = static_cast<const int32_t*>(table.const_data_ptr());
+  keys.table_stride = table.stride(0);
+  keys.table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
+  keys.page_size = static_cast<int32_t>(args.key->size(2));
+  keys.num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
+  return keys;
+}
+
+}  // namespace sparse_attn

@@ -1,0 +1,258 @@
+"""`paged_attention`: caches in pages.
+
+Written by ``scripts/write_functions.py`` from the template of this name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from .._common import Result, given
+from ..patterns import Pattern
+from ._sequences import attend_sequences
+
+__all__ = ["paged_attention"]
+
+
+@overload
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seq_q: torch.Tensor | None = None,
+    max_q: int | None = None,
+    pattern: Pattern | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> torch.Tensor: ...
+
+
+@overload
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seq_q: torch.Tensor | None = None,
+    max_q: int | None = None,
+    pattern: Pattern | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seq_q: torch.Tensor | None = None,
+    max_q: int | None = None,
+    pattern: Pattern | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: bool,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seq_q: torch.Tensor | None = None,
+    max_q: int | None = None,
+    pattern: Pattern | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> Result:
+    """Attention to caches in pages: decode, and prefill over a cached prefix.
+
+    Key j of sequence b is row ``j % page_size`` of page ``block_table[b, j // page_size]``. The
+    last query stands at the last key: ``p = i + seqused_k[b] - rows``. Bits depend neither on the
+    page size nor on where the pages lie. Lengths and tables stay on the device: entries out of
+    range read some page or other, never memory outside the caches. ``attn_mask`` and
+    ``key_bounds`` are refused; the output of packed queries is ``(T, Hq, D)``, its lse ``(Hq, T)``.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, Hq, Sq, D)``; or packed ``(T, Hq, D)``, with ``cu_seq_q`` and ``max_q``.
+    key_cache, value_cache : Tensor
+        ``(pages, page_size, Hkv, D)`` of query's dtype, or float8_e4m3fn beside float16 and
+        bfloat16; any strides whose last is 1, so both may be views of one tensor. The page size
+        is a multiple of 16. What no sequence uses may hold anything.
+    block_table : Tensor
+        int32 ``(B, most pages of a sequence)``; entries past a sequence's last page hold anything.
+    seqused_k : Tensor
+        int32 ``(B,)``: how many keys each sequence has, those of its queries included.
+    cu_seq_q : Tensor, optional
+        int32 ``(B + 1,)``: sequence b has the packed queries ``cu_seq_q[b]`` to
+        ``cu_seq_q[b + 1] - 1``. Rows past the last sequence are not written.
+    max_q : int, optional
+        An upper bound of the packed sequences' numbers of queries.
+    pattern : Pattern, optional
+        All keys by default.
+    attn_mask : Tensor, optional
+        What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
+        broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
+    dropout_p : float
+        Must be 0: inference only.
+    is_causal : bool
+        Keys ``j <= p`` only, with the lower-right alignment ``p = i + Skv - Sq``. For ``Sq != Skv``
+        this differs from SDPA, whose ``is_causal`` aligns the upper left corner.
+    scale : float, optional
+        Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
+    enable_gqa : bool
+        Accepted and never needed: fewer key heads are always shared.
+    key_bounds : Tensor, optional
+        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
+    query_offset : int or Tensor, optional
+        Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
+        default ``Skv - Sq``.
+    key_origin : Tensor, optional
+        int32 ``(B,)`` on the device: the key at which the entry's text begins, 0 by default. Sinks,
+        the first global tokens, strided columns and forced first blocks count from it; positions,
+        and so windows, do not change. Below 0 in a cache that dropped its first keys.
+    softcap : float
+        Scores become ``c * tanh(s / c)`` before the mask; 0 is off.
+    sink_logits : Tensor, optional
+        ``(Hq,)``: a logit for each head that joins the softmax's denominator only.
+    alibi_slopes : Tensor, optional
+        ``(Hq,)`` or ``(B, Hq)``: adds ``-slope * |p - j|`` to the score of key j, after softcap
+        (Press et al. 2021, ALiBi).
+    key_scale : Tensor, optional
+        What keys of float8_e4m3fn are multiplied by: float32 on the device, 0-d, ``(Hkv,)`` or
+        ``(B, Hkv)``, above 0; 1 by default.
+    value_scale : Tensor, optional
+        The same for values.
+    return_lse : bool
+        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
+    out : Tensor, optional
+        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
+        Refused in grad mode when an input requires grad.
+    engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
+        ``auto`` takes the fastest that serves the case; see `can_use`.
+
+    Returns
+    -------
+    Tensor or (Tensor, Tensor)
+        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
+        A row without keys is zero, its lse -inf.
+
+    Raises
+    ------
+    TypeError
+        An argument of a wrong kind.
+    ValueError
+        A wrong call, in one sentence: the argument, what was expected, what came.
+    NotImplementedError
+        A right call that no engine serves.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band, paged_attention
+    >>> key_cache, value_cache = torch.randn(2, 6, 16, 2, 8)
+    >>> table = torch.tensor([[4, 0], [2, 5]], dtype=torch.int32)
+    >>> used = torch.tensor([20, 9], dtype=torch.int32)
+    >>> query = torch.randn(2, 4, 1, 8)
+    >>> paged_attention(query, key_cache, value_cache, table, used, pattern=Band((7, 0))).shape
+    torch.Size([2, 4, 1, 8])
+
+    Notes
+    -----
+    Pages as in Kwon et al. 2023 (PagedAttention), section 4.
+    """
+    common = given(
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        key_bounds,
+        query_offset,
+        key_origin,
+        softcap,
+        sink_logits,
+        alibi_slopes,
+        key_scale,
+        value_scale,
+        return_lse,
+        out,
+        engine,
+    )
+    sequences = {
+        "block_table": block_table,
+        "seqused_k": seqused_k,
+        "cu_seq_q": cu_seq_q,
+        "max_q": max_q,
+    }
+    return attend_sequences("paged", pattern, query, key_cache, value_cache, sequences, common)

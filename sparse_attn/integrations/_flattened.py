@@ -1,0 +1,58 @@
+"""Flattened batches: texts packed into one row, as transformers' flattening collator makes them.
+
+The call says where they begin (``cu_seq_lens_q``), so they go through `varlen_attention`, and the
+mask, which says the same at length, is not read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from ..functional import varlen_attention
+from ..patterns import Pattern
+
+__all__ = ["FLATTENED", "attend_flattened", "is_flattened"]
+
+#: Arguments of the call that describe a flattened batch.
+FLATTENED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+
+
+def is_flattened(query: torch.Tensor, extras: dict[str, Any]) -> bool:
+    """Whether a call brings one row of packed texts, and where they begin."""
+    starts = (extras.get("cu_seq_lens_q"), extras.get("cu_seq_lens_k"))
+    return query.shape[0] == 1 and all(isinstance(start, torch.Tensor) for start in starts)
+
+
+def attend_flattened(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    extras: dict[str, Any],
+    common: dict[str, Any],
+) -> torch.Tensor:
+    """Attend inside each text of a flattened batch.
+
+    Parameters
+    ----------
+    query, key, value : Tensor
+        (1, heads, T, D).
+    pattern : Pattern
+        What each text's rows see, the model's own window included.
+    extras : dict
+        The call's arguments, those of FLATTENED among them.
+    common : dict
+        Keywords of `varlen_attention`.
+
+    Returns
+    -------
+    Tensor
+        (1, Hq, T, D).
+    """
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    starts_q, starts_k = extras["cu_seq_lens_q"].int(), extras["cu_seq_lens_k"].int()
+    longest = q.shape[0], k.shape[0]  # bounds: larger ones than the lengths change no bit
+    out = varlen_attention(q, k, v, starts_q, starts_k, *longest, pattern=pattern, **common)
+    return cast(torch.Tensor, out).transpose(0, 1)[None]

@@ -1,0 +1,50 @@
+"""Flattened batches: texts packed into one row equal the texts alone."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from tiny_models import CONFIGS, build
+
+import sparse_attn as sa
+from sparse_attn.integrations.transformers import apply
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+LENGTHS = [5, 1, 24, 9]
+
+
+def flattened():
+    """One row of texts as transformers' flattening collator gives it, and the texts."""
+    texts = [torch.randint(1, 50, (1, length)) for length in LENGTHS]
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    row = {
+        "input_ids": torch.cat(texts, 1),
+        "position_ids": positions,
+        "cu_seq_lens_q": starts,
+        "cu_seq_lens_k": starts,
+        "max_length_q": max(LENGTHS),
+        "max_length_k": max(LENGTHS),
+    }
+    return row, texts
+
+
+@pytest.mark.parametrize("pattern", [sa.Full(), sa.Band((3, 0), sinks=1)], ids=["dense", "band"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_texts_equal_themselves_alone(name, pattern):
+    if name == "mistral" and isinstance(pattern, sa.Band):
+        pattern = sa.Band((3, 0))  # joins the model's own window
+    model = apply(build(CONFIGS[name]()), sa.Policy(pattern, dense_below=0))
+    row, texts = flattened()
+    with torch.no_grad():
+        logits = model(**row, use_cache=False).logits
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+
+
+def test_a_window_that_no_pattern_joins_is_refused():
+    model = apply(build(CONFIGS["mistral"]()), sa.Policy(sa.Strided(2, 4), dense_below=0))
+    row, _ = flattened()
+    with pytest.raises(NotImplementedError, match=r"layer 0.*sliding_window=.* flattened batch"):
+        model(**row, use_cache=False)
