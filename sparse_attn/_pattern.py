@@ -8,6 +8,7 @@ that depend on the data have no ``allows``.
 from __future__ import annotations
 
 import abc
+import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -234,13 +235,14 @@ class Pattern(abc.ABC):
             end = torch.clamp(position + 1, 0, Skv)
         return float(self._row_counts(position, end).double().sum() / (Sq * Skv))
 
-    def plot(self, Sq: int, Skv: int, is_causal: bool = False, ax: Any = None) -> Any:
+    def plot(self, Sq: int, Skv: int | None = None, is_causal: bool = False, ax: Any = None) -> Any:
         """Draw the mask: queries down, keys across, allowed pairs dark.
 
         Parameters
         ----------
         Sq, Skv, is_causal
-            As in `mask`. Of a layout, the first batch entry and head are drawn.
+            As in `mask`; `Skv` is `Sq` by default. Of a layout, the first batch entry and head are
+            drawn.
         ax : matplotlib.axes.Axes, optional
             Where to draw; by default a new figure.
 
@@ -263,16 +265,19 @@ class Pattern(abc.ABC):
         from matplotlib import pyplot
         from matplotlib.colors import ListedColormap
 
+        Skv = Sq if Skv is None else Skv
         mask = self.mask(Sq, Skv, is_causal)
         if 0 in mask.shape[:-2]:
             raise refuse(type(self).__name__, "a mask to draw", f"shape {tuple(mask.shape)}")
         picture = mask[(0,) * (mask.dim() - 2)].cpu().numpy()
         if ax is None:
-            ax = pyplot.figure(figsize=(4, 4)).gca()
+            ax = pyplot.figure(figsize=(5, 6), layout="constrained").gca()
         colors = ListedColormap(["#eef1f5", "#1f4e79"])
         ax.imshow(picture, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
         share = self.density(Sq, Skv, is_causal)
-        ax.set(title=f"{self!r}\n{share:.1%} of the pairs", xlabel="key", ylabel="query")
+        name = "\n".join(textwrap.wrap(repr(self), 44))
+        ax.set_title(f"{name}\n{share:.1%} of the pairs", fontsize="small")
+        ax.set(xlabel="key", ylabel="query")
         return ax
 
 
