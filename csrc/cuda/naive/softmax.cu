@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
   Threshold threshold;
   if (topk > 0) threshold = find_row_threshold(scores, sequence.keys, topk);
 
-  const int32_t position = i + params.sequences.offset(batch);
+  const int32_t position = i + sequence.offset;
   float m = -INFINITY;
   for (int32_t j = threadIdx.x; j < sequence.keys; j += kRowThreads) {
     float score = scores[j];
