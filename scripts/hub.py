@@ -162,7 +162,7 @@ def build_toml(project: Project, headers: list[str]) -> str:
     for isa in ISAS:
         flags = [*X86, "-ffp-contract=fast", *project.words(f"ISA_FLAGS_{isa}")]
         parts.append(
-            section(f"cpu_{isa}", "cpu", [f"csrc/cpu/vector_math_{isa}.cpp"], cxx_flags=flags)
+            section(f"cpu_{isa}", "cpu", [f"csrc/cpu/vector/vector_math_{isa}.cpp"], cxx_flags=flags)
         )
     for name, sources, flags, capabilities in project.engines():
         parts.append(

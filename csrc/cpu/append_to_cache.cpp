@@ -4,9 +4,9 @@
 
 #include <cstring>
 
+#include "cpu/vector/vector_math.h"
 #include "float8.h"
 #include "rows.h"
-#include "vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "call_features.h"
+#include "cpu/tiled/keys.h"
 #include "float8.h"
-#include "keys.h"
 #include "torch_host.h"
 
 namespace sparse_attn::cpu {

@@ -4,10 +4,10 @@
 #include <limits>
 
 #include "append_to_cache.h"
+#include "cpu/select/select_blocks.h"
+#include "cpu/vector/vector_math.h"
 #include "engines.h"
 #include "rows.h"
-#include "select_blocks.h"
-#include "vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {

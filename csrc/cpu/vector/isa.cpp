@@ -7,7 +7,7 @@
 #include <unistd.h>
 #endif
 
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

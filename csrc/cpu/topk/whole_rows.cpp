@@ -1,7 +1,7 @@
 // Token top-k of a query tile whose rows of scores are kept whole: a row's threshold is found among
 // all its scores at once. Such a tile visits one run of keys. A key's column counts from the first
 // panel, so that a panel which two chunks share writes the same scores twice.
-#include "query_tile.h"
+#include "cpu/tiled/query_tile.h"
 
 namespace sparse_attn::cpu {
 

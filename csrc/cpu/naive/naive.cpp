@@ -6,12 +6,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "engines.h"
-#include "global_tokens.h"
-#include "keys.h"
-#include "naive_row.h"
-#include "sequences.h"
-#include "torch_host.h"
+#include "cpu/engines.h"
+#include "cpu/global_tokens.h"
+#include "cpu/naive/naive_row.h"
+#include "cpu/sequences.h"
+#include "cpu/tiled/keys.h"
+#include "cpu/torch_host.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/topk/select_topk.h"
 #include "params.h"
-#include "select_topk.h"
 
 namespace sparse_attn::cpu {
 

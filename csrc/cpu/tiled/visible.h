@@ -7,8 +7,8 @@
 #include <limits>
 #include <utility>
 
-#include "chunks.h"
-#include "vector_math.h"
+#include "cpu/tiled/chunks.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

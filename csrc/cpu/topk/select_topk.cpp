@@ -1,6 +1,6 @@
 // Candidates above a threshold that rises to the k-th highest score so far whenever they are many:
 // what it shuts out is not above k candidates that came before it.
-#include "select_topk.h"
+#include "cpu/topk/select_topk.h"
 
 #include <algorithm>
 

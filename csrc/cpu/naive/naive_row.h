@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/tiled/plan.h"
 #include "params.h"
-#include "plan.h"
 
 namespace sparse_attn::cpu {
 

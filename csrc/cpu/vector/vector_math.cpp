@@ -2,11 +2,11 @@
 // named by SPARSE_ATTN_ISA. m, l, P and O as in docs/design.md: P = exp(S - m), l the running sum
 // (Milakov & Gimelshein 2018, algorithm 3). Sums run in a fixed order, so a row's bits depend on
 // nothing but the row.
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
-#include "simd.h"
-#include "vector_product.h"
-#include "vector_topk.h"
+#include "cpu/vector/simd.h"
+#include "cpu/vector/vector_product.h"
+#include "cpu/vector/vector_topk.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {

@@ -2,7 +2,7 @@
 // from a sample, then counts of what reaches a score. Counts are exact whatever the guess was.
 #pragma once
 
-#include "simd.h"
+#include "cpu/vector/simd.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "cpu/tiled/plan.h"
 #include "params.h"
-#include "plan.h"
 
 namespace sparse_attn::cpu {
 

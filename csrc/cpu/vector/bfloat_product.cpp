@@ -4,7 +4,7 @@
 // and chosen by isa.cpp.
 #include <immintrin.h>
 
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu::amx {
 namespace {

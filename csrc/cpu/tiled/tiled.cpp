@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <atomic>
 
-#include "engines.h"
-#include "global_tokens.h"
-#include "keys.h"
-#include "query_tile.h"
-#include "sequences.h"
-#include "torch_host.h"
+#include "cpu/engines.h"
+#include "cpu/global_tokens.h"
+#include "cpu/sequences.h"
+#include "cpu/tiled/keys.h"
+#include "cpu/tiled/query_tile.h"
+#include "cpu/torch_host.h"
 
 namespace sparse_attn::cpu {
 namespace {

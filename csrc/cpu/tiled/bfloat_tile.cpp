@@ -1,7 +1,7 @@
 // The products of a query tile with bfloat16 keys and values: groups of 32 rows, each with the
 // columns that some row of the group sees. Values come in blocks of 32 rows, of which those that no
 // row of the tile sees are zeros: P is 0 there, but 0 times NaN is not.
-#include "query_tile.h"
+#include "cpu/tiled/query_tile.h"
 
 namespace sparse_attn::cpu {
 

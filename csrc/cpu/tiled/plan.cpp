@@ -1,10 +1,10 @@
 // Tile sizes, from measurements on 2 cores of an EPYC 7003 with 512 KiB of L2 a core.
-#include "plan.h"
+#include "cpu/tiled/plan.h"
 
 #include <algorithm>
 
-#include "chunks.h"
-#include "vector_math.h"
+#include "cpu/tiled/chunks.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -4,8 +4,8 @@
 // that small tiles are as fast as large ones. A row's sums run in one order, whatever its group is.
 #pragma once
 
-#include "simd.h"
-#include "vector_math.h"
+#include "cpu/vector/simd.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {

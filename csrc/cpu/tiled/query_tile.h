@@ -3,13 +3,13 @@
 // online.
 #pragma once
 
-#include "dense_mask.h"
-#include "keys.h"
-#include "plan.h"
-#include "tile.h"
-#include "torch_host.h"
-#include "vector_math.h"
-#include "visible.h"
+#include "cpu/tiled/dense_mask.h"
+#include "cpu/tiled/keys.h"
+#include "cpu/tiled/plan.h"
+#include "cpu/tiled/tile.h"
+#include "cpu/tiled/visible.h"
+#include "cpu/torch_host.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

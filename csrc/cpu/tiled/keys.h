@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "bfloat_rows.h"
-#include "chunks.h"
-#include "vector_math.h"
+#include "cpu/tiled/bfloat_rows.h"
+#include "cpu/tiled/chunks.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

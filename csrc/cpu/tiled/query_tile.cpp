@@ -1,6 +1,6 @@
 // The steps of one query tile: S = q k^T per chunk, what each row sees of it, online softmax, O +=
 // P v.
-#include "query_tile.h"
+#include "cpu/tiled/query_tile.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
 // Estimates by selector. A row's scores are scale * q.k with softcap, in float32; sums over rows
 // and keys are float64.
-#include "select_estimate.h"
+#include "cpu/select/select_estimate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "keys.h"
+#include "cpu/tiled/keys.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -1,5 +1,5 @@
 // What a query sees and its softmax, a key at a time.
-#include "naive_row.h"
+#include "cpu/naive/naive_row.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -2,7 +2,7 @@
 // row of the group sees, so that windows and diagonals cost what they cover.
 #include <algorithm>
 
-#include "query_tile.h"
+#include "cpu/tiled/query_tile.h"
 
 namespace sparse_attn::cpu {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

@@ -1,13 +1,13 @@
 // Block selection on the CPU: each list holds its forced blocks and the best of the rest by the
 // estimate, until their share or the budget is reached. Threads share lists.
-#include "select_blocks.h"
+#include "cpu/select/select_blocks.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "select_estimate.h"
-#include "torch_host.h"
+#include "cpu/select/select_estimate.h"
+#include "cpu/torch_host.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -5,7 +5,7 @@
 // added one by one; or whole rows and the dense product.
 #include <cstring>
 
-#include "query_tile.h"
+#include "cpu/tiled/query_tile.h"
 
 namespace sparse_attn::cpu {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "vector_math.h"
+#include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tile.h"
+#include "cpu/tiled/tile.h"
 
 namespace sparse_attn::cpu {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "keys.h"
-#include "visible.h"
+#include "cpu/tiled/keys.h"
+#include "cpu/tiled/visible.h"
 
 namespace sparse_attn::cpu {
 

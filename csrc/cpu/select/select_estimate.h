@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "plan.h"
+#include "cpu/tiled/plan.h"
+#include "cpu/vector/vector_math.h"
 #include "select_params.h"
-#include "vector_math.h"
 
 namespace sparse_attn::cpu {
 

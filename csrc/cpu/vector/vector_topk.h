@@ -3,8 +3,8 @@
 // cannot be predicted; a vector's chosen lanes move together to its front instead.
 #pragma once
 
-#include "simd.h"
-#include "vector_threshold.h"
+#include "cpu/vector/simd.h"
+#include "cpu/vector/vector_threshold.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {
