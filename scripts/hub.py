@@ -24,8 +24,11 @@ FOLDER = ROOT / "build" / "hub"
 NAME = "sparse_attn"
 VERSION = 0  # of the interface on the hub; 0 is not yet fixed
 STABLE_ABI = "2.11"  # the oldest that the builder has; the sources take 2.10
-LEFT_OUT = ("integrations", "quality", "_binding.py", "_progress.py", "_info.pyi", "_ops.py")
-DROPPED = ("integrations", "quality")  # from the package's names
+TOOLS = ("advisor", "cli.py", "__main__.py")
+PRIVATE = ("_binding.py", "_progress.py", "_info.pyi", "_ops.py")
+LEFT_OUT = ("integrations", "quality", *PRIVATE, *TOOLS)
+#: Names that the package on the hub has not.
+DROPPED = ("integrations", "quality", "Advice", "Profile", "advise", "profile")
 ISAS = ("plain", "avx2", "avx512")
 X86 = ["-DSPARSE_ATTN_X86", "-DSPARSE_ATTN_AMX"]
 
@@ -65,6 +68,22 @@ FLAKE = """{
 """
 
 
+def hopper_kernels() -> dict[str, str]:
+    """Return the files that CMake writes for the head dims of Hopper's table, by path.
+
+    As cmake/hopper_kernels.cmake: a file for each row, one more where the row has top-k.
+    """
+    room = "csrc/cuda/hopper"
+    table = (ROOT / room / "table.h").read_text()
+    files = {}
+    for head_dim, tiles in re.findall(r"^    {(\d+), {([\d, ]+)}},", table, flags=re.MULTILINE):
+        names = ["head_dim"] + ["topk_head_dim"] * (int(tiles.split(",")[-1]) > 0)
+        for name in names:
+            text = (ROOT / room / f"{name}.cu.in").read_text()
+            files[f"{room}/{name}_{head_dim}.cu"] = text.replace("@head_dim@", head_dim)
+    return files
+
+
 class Project:
     """What CMakeLists.txt says of sources and flags."""
 
@@ -74,6 +93,9 @@ class Project:
             name: words.replace('"', "").split()
             for name, words in re.findall(r"set\((\w+)((?:\s+[^()\s]+)*)[^()]*\)", self.text)
         }
+        self.generated = hopper_kernels()
+        self.lists["HOPPER_KERNEL_SOURCES"] = list(self.generated)
+        self.lists["HOPPER_TOPK_SOURCES"] = [path for path in self.generated if "topk" in path]
 
     def words(self, name: str) -> list[str]:
         """Return a list with the lists that it names put in."""
@@ -105,7 +127,8 @@ class Project:
                 r"set_source_files_properties\(([^)]*?)PROPERTIES COMPILE_OPTIONS ([^)\s]+)\)",
                 self.text,
             )
-            for file in files.split()
+            for word in files.split()
+            for file in (self.words(word[2:-1]) if word.startswith("$") else [word])
         }
         found = []
         for call in re.findall(r"add_cuda_engine\(([^)]*)\)", self.text):
@@ -161,9 +184,8 @@ def build_toml(project: Project, headers: list[str]) -> str:
     ]
     for isa in ISAS:
         flags = [*X86, "-ffp-contract=fast", *project.words(f"ISA_FLAGS_{isa}")]
-        parts.append(
-            section(f"cpu_{isa}", "cpu", [f"csrc/cpu/vector/vector_math_{isa}.cpp"], cxx_flags=flags)
-        )
+        source = f"csrc/cpu/vector/vector_math_{isa}.cpp"
+        parts.append(section(f"cpu_{isa}", "cpu", [source], cxx_flags=flags))
     for name, sources, flags, capabilities in project.engines():
         parts.append(
             section(
@@ -180,6 +202,7 @@ def python_source(path: Path) -> str:
     text = path.read_text()
     text = re.sub(r"^(from typing_extensions .*)$", TYPES_ONLY, text, flags=re.MULTILINE)
     if path == ROOT / NAME / "__init__.py":
+        text = re.sub(r"^from \.advisor import .*\n", "", text, flags=re.MULTILINE)
         for name in DROPPED:
             text = re.sub(rf'^    "{name}",\n', "", text, flags=re.MULTILINE)
             text = re.sub(
@@ -198,7 +221,9 @@ def write(folder: Path) -> None:
         path.rename(path.with_suffix(".h"))  # the binding includes it
     for isa in ISAS:
         wrapper = f'#define SPARSE_ATTN_ISA {isa}\n#include "vector_math.cpp"\n'
-        (folder / "csrc" / "cpu" / f"vector_math_{isa}.cpp").write_text(wrapper)
+        (folder / "csrc" / "cpu" / "vector" / f"vector_math_{isa}.cpp").write_text(wrapper)
+    for source, text in project.generated.items():
+        (folder / source).write_text(text)
     generator = project.words("CUDA_HOPPER_GENERATOR")[0]
     generated = (folder / generator).parent / "wgmma_generated.cuh"
     subprocess.run([sys.executable, str(folder / generator), str(generated)], check=True)
