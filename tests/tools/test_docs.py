@@ -17,6 +17,7 @@ MODULES = [
     module.name.removeprefix("sparse_attn.")
     for module in pkgutil.walk_packages(sa.__path__, "sparse_attn.")
     if not module.name.startswith(("sparse_attn._C", "sparse_attn._info", "sparse_attn.integr"))
+    and not module.name.endswith("__main__")  # runs when imported
 ]
 
 
