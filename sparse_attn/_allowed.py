@@ -44,7 +44,14 @@ def _allowed_from(
         tokens = replace(pattern, sinks=0)._allowed(row, position, key)
         sinks = replace(pattern, global_tokens=None)
         return tokens | sinks._allowed(row, position - first, key - first)
-    return pattern._allowed(row, position - first, key - first)
+    allowed = pattern._allowed(row, position - first, key - first)
+    if isinstance(pattern, Band) and pattern.global_tokens:
+        # Rows before position 0 are never global, though a text may begin there.
+        columns = max(pattern.sinks, int(pattern.global_tokens))
+        narrow = replace(pattern, sinks=columns, global_tokens=None)
+        narrow_rows = narrow._allowed(row, position - first, key - first)
+        allowed = torch.where(position >= 0, allowed, narrow_rows)
+    return allowed
 
 
 def allowed_by(

@@ -188,8 +188,8 @@ class Band(Pattern):
         window = _in_window(key - position, self.sides)
         columns = _is_sink(key, self.sinks) | self._is_global(key)
         rows = self._is_global(position)
-        if key.dim():  # FlexAttention asks about one pair
-            rows = rows & (position <= key[..., -1:])  # a token is a key
+        if key.dim() and isinstance(self.global_tokens, torch.Tensor):  # one pair has no length
+            rows = rows & (position <= key[..., -1:])  # an index that names no key is no token
         return window | columns | rows
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:

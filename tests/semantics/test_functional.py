@@ -124,7 +124,7 @@ FUNCTIONS = {
     "topk": (lambda *t, **c: sa.topk_attention(*t, 5, **c), sa.TopK(5)),
     "block-topk": (
         lambda *t, **c: sa.block_topk_attention(
-            *t, block_size=16, budget_blocks=2, sink_blocks=0, **c
+            *t, block_size=16, budget_blocks=2, local_blocks=1, sink_blocks=0, **c
         ),
         sa.BlockTopK(16, budget_blocks=2, local_blocks=1, sink_blocks=0),
     ),
