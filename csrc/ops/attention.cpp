@@ -98,7 +98,7 @@ PreparedCall prepare(const Op& op, const CallArguments& args) {
 void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor out,
          MaybeTensor lse) {
   AttentionParams& params = prepared.call.params;
-  if (out.numel() == 0) return;
+  if (out.numel() == 0 || params.problem.seq_q == 0) return;  // only rows past the sequences
   if (params.problem.seq_kv == 0) {
     torch::stable::zero_(out);
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());

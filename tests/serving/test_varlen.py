@@ -183,7 +183,8 @@ def test_malformed_lengths_stay_inside_the_tensors(varlen, device, name, which, 
     used = wrong[:6] if which == "used" else None
     if which != "used":
         given[which == "keys"] = wrong
-    guarded = torch.full((len(query) + 2, *query.shape[1:]), 7.0, device=device)
+    size = (len(query) + 2, *query.shape[1:])
+    guarded = torch.full(size, 7.0, device=device, dtype=query.dtype)
     out = guarded[1:-1]
     varlen(query, key, value, *given, 70, 150, seqused_k=used, out=out)
     assert (guarded[[0, -1]] == 7).all()
