@@ -9,15 +9,15 @@
 
 namespace sparse_attn {
 
-/// Whether every row begins on a multiple of 16 bytes; strides of dimensions of size 1 do not
-/// count.
+/// Whether every row begins where eight elements may be loaded at once, four of float32; strides of
+/// dimensions of size 1 do not count.
 inline bool is_aligned(const TensorView& tensor, int64_t batch, int64_t heads, int64_t rows,
                        Dtype dtype) {
-  constexpr int64_t kBytes = 16;
+  const int64_t bytes = dtype == Dtype::kFloat8 ? 8 : 16;
   const int64_t strides = (batch > 1 ? tensor.stride_b : 0) | (heads > 1 ? tensor.stride_h : 0) |
                           (rows > 1 ? tensor.stride_s : 0);
-  return reinterpret_cast<uintptr_t>(tensor.data) % kBytes == 0 &&
-         strides * size_of(dtype) % kBytes == 0;
+  return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0 &&
+         strides * size_of(dtype) % bytes == 0;
 }
 
 /// Query, key, value and output, where that is there.

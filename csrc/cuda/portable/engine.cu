@@ -19,23 +19,30 @@ using portable::KernelKind;
 using portable::kTiles;
 using portable::LaunchChoice;
 
+/// Where rows and keys lie; every kernel takes that as it is, so that a sequence has the same bits
+/// packed, paged and alone.
+constexpr Features kPlaces =
+    Features::of(Feature::kQueryOffsets, Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
 /// What the kernels of ranges and lists of blocks serve beside plain calls.
 constexpr Features kDense =
-    Features::of(Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins,
-                 Feature::kSinkLogits, Feature::kWindow, Feature::kDilation, Feature::kLead,
-                 Feature::kColumns, Feature::kGlobalRows, Feature::kGlobalIndices, Feature::kList);
+    Features::of(Feature::kKeyBounds, Feature::kKeyOrigins, Feature::kSinkLogits, Feature::kWindow,
+                 Feature::kDilation, Feature::kLead, Feature::kColumns, Feature::kGlobalRows,
+                 Feature::kGlobalIndices, Feature::kList, Feature::kFloat8Keys)
+        .with(kPlaces);
 /// What those of token top-k serve.
 constexpr Features kPlainTopK =
-    Features::of(Feature::kTopK, Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kSinkLogits,
-                 Feature::kWindow, Feature::kDilation);
+    Features::of(Feature::kTopK, Feature::kKeyBounds, Feature::kSinkLogits, Feature::kWindow,
+                 Feature::kDilation)
+        .with(kPlaces);
 
-/// The kernel that the call's pattern and features ask for.
+/// The kernel that the call's pattern and features ask for; lengths change nothing, since those of
+/// packed sequences differ.
 KernelKind wanted_kernel(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
   if (!params.features.within(kDense)) return KernelKind::kGeneral;
   if (!pattern.list.present()) return KernelKind::kDense;
-  int32_t block_q = imin(pattern.list.block_q, params.problem.seq_q);
-  return portable::kernel_for_blocks(block_q, pattern.list.block_kv, params.problem.head_dim);
+  return portable::kernel_for_blocks(pattern.list.block_q, pattern.list.block_kv,
+                                     params.problem.head_dim);
 }
 
 __global__ void code_probe() {}

@@ -10,7 +10,7 @@ namespace sparse_attn::cuda::portable {
 /// What the engine decided for a call.
 struct LaunchChoice {
   KernelKind kind = KernelKind::kGeneral;
-  bool aligned = true;         // rows start at multiples of 16 bytes
+  bool aligned = true;         // the call has no kUnaligned
   int32_t smem_limit = 0;      // bytes of shared memory a thread block may have
   void* thresholds = nullptr;  // [B, Hq, Sq] of Threshold, with top-k
 };
