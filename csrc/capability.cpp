@@ -15,7 +15,7 @@ using F = Feature;
 constexpr Features kContiguous = Features::of(
     F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets, F::kKeyOrigins,
     F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow, F::kDilation, F::kLead,
-    F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK);
+    F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK, F::kValueDim);
 
 /// Sequences that differ in length, packed or in pages, and keys of 8 bits.
 constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
@@ -32,11 +32,12 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(
-         Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi, F::kGlobalIndices))},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi,
+                                      F::kGlobalIndices, F::kValueDim))},
     {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
-    {"portable", true, 75, kContiguous.with(kSequences)},
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kValueDim))
+         .with(kSequences)},
+    {"portable", true, 75, kContiguous.with(kSequences).without(Features::of(F::kValueDim))},
     {"naive", true, 0, kContiguous.with(kSequences)},
 };
 

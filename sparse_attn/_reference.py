@@ -84,7 +84,7 @@ def _keep_top(scores: torch.Tensor, allowed: torch.Tensor, k: int) -> torch.Tens
 
 
 def choice_of(
-    pattern: TopK, query: torch.Tensor, key: torch.Tensor, common: Common
+    pattern: TopK, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, common: Common
 ) -> torch.Tensor:
     """Which keys our own top-k attends to, read off its output on one-hot values."""
     ignored = ("out", "return_lse", "softcap", "sink_logits", "alibi_slopes")
@@ -93,12 +93,12 @@ def choice_of(
     if mask is not None and mask.dtype != torch.bool:
         calls["attn_mask"] = mask != -torch.inf  # what is added does not rank
     chosen = [torch.zeros((*query.shape[:3], 0), dtype=torch.bool, device=query.device)]
-    head_dim, length = query.shape[3], key.shape[2]
-    for start in range(0, length, head_dim):
-        width = min(head_dim, length - start)
-        value = torch.zeros_like(key)
-        value[:, :, start : start + width, :width] = torch.eye(width) * 2.0**14
-        chosen.append(sparse_attention(query, key, value, pattern, **calls)[..., :width] > 0)
+    value_dim, length = value.shape[3], key.shape[2]
+    for start in range(0, length, value_dim):
+        width = min(value_dim, length - start)
+        one_hot = torch.zeros_like(value)
+        one_hot[:, :, start : start + width, :width] = torch.eye(width) * 2.0**14
+        chosen.append(sparse_attention(query, key, one_hot, pattern, **calls)[..., :width] > 0)
     return torch.cat(chosen, -1)
 
 
@@ -199,7 +199,7 @@ def reference_attention(
     Returns
     -------
     (Tensor, Tensor)
-        ``out64`` ``(B, Hq, Sq, D)`` and ``lse64`` ``(B, Hq, Sq)``, float64.
+        ``out64`` ``(B, Hq, Sq, Dv)`` and ``lse64`` ``(B, Hq, Sq)``, float64.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def math_attention(
     Returns
     -------
     Tensor
-        ``(B, Hq, Sq, D)`` in the input's dtype.
+        ``(B, Hq, Sq, Dv)`` in the input's dtype.
 
     Examples
     --------

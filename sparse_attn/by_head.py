@@ -16,6 +16,7 @@ import torch
 from ._autograd import is_tracked
 from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
+from .ops import empty_output
 from .patterns import BlockSparse, Full, Pattern
 
 __all__ = ["ByHead", "attend_by_head", "parts_of"]
@@ -202,7 +203,7 @@ def attend_by_head(
     """
     given = {name: argument for name, argument in common.items() if argument is not None}
     if not _joins(query, key, value) and "out" not in given and query.dim() == value.dim() == 4:
-        given["out"] = _output(query, value)
+        given["out"] = empty_output(query, value)
     parts = parts_of(pattern, query, key, value, given)
     results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
     if len(results) == 1:
@@ -231,15 +232,4 @@ def _joins(*tensors: torch.Tensor) -> bool:
         is_tracked(tensors)
         or torch.is_autocast_enabled(tensors[0].device.type)
         or torch.compiler.is_compiling()
-    )
-
-
-def _output(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Make the output of a call: query's rows in its stride order, value's columns."""
-    if query.shape[-1] == value.shape[-1]:
-        return torch.empty_like(query)
-    strides = query.stride()
-    order = sorted(range(3), key=lambda dim: -strides[dim])
-    return torch.empty_permuted(
-        (*query.shape[:3], value.shape[-1]), (*order, 3), dtype=query.dtype, device=query.device
     )

@@ -19,7 +19,7 @@ from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_ref
 from ._ops import add_op_namespace_prefix
 from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call", "lse_shape"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call", "empty_output", "lse_shape"]
 
 _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
@@ -50,13 +50,26 @@ def lse_shape(query: torch.Tensor) -> tuple[int, ...]:
     return (query.shape[1], query.shape[0]) if query.dim() == 3 else tuple(query.shape[:3])
 
 
+def empty_output(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Make the output of a call: of query's dtype and order of strides, with value's head dim."""
+    if query.shape[-1] == value.shape[-1]:
+        return torch.empty_like(query)
+    strides = query.stride()
+    order = sorted(range(query.dim() - 1), key=lambda dim: -strides[dim])
+    shape = (*query.shape[:-1], value.shape[-1])
+    return torch.empty_permuted(
+        shape, (*order, query.dim() - 1), dtype=query.dtype, device=query.device
+    )
+
+
 def _attention_fake(op: Any) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         arguments = bound(op, args, kwargs)
         _check_meta(op._schema.name.partition("::")[2], arguments)
         query = arguments["query"]
         shape = lse_shape(query) if arguments["return_lse"] else (0,)
-        return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
+        out = empty_output(query, arguments["value"])
+        return out, query.new_empty(shape, dtype=torch.float32)
 
     return fake
 

@@ -56,6 +56,10 @@ def _assert_kind(name: str, got: object, shape: torch.Size, dtype: torch.dtype) 
     assert got.shape == shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(shape)}"
 
 
+def _output_shape(query: torch.Tensor, value: torch.Tensor) -> torch.Size:
+    return torch.Size((*query.shape[:-1], value.shape[-1]))
+
+
 def _assert_output(out: torch.Tensor, want: torch.Tensor, math: torch.Tensor) -> None:
     """Assert the error rule; a row of NaN or infinities leaves the limit of the others alone."""
     if not want.numel():
@@ -116,13 +120,13 @@ def assert_close_to_reference(
     """
     pair = isinstance(result, tuple) and len(result) == 2
     out, lse = result if pair else (result, None)
-    _assert_kind("out", out, query.shape, query.dtype)
+    _assert_kind("out", out, _output_shape(query, value), query.dtype)
     assert isinstance(out, torch.Tensor)
     if lse is not None:
         _assert_kind("lse", lse, query.shape[:3], torch.float32)
     choice = None
     if isinstance(pattern, TopK):
-        choice = choice_of(pattern, query, key, common)
+        choice = choice_of(pattern, query, key, value, common)
     out64, lse64 = reference_attention(query, key, value, pattern, choice=choice, **common)
     math = math_attention(query, key, value, pattern, choice=choice, **common)
     _assert_output(out, out64, math)
@@ -176,5 +180,5 @@ def assert_matches_sdpa(
         want = sdpa(*doubles, **masks)
     math = math_attention(query, key, value, **common)
     out = attention(query, key, value, **common)
-    _assert_kind("out", out, query.shape, query.dtype)
+    _assert_kind("out", out, _output_shape(query, value), query.dtype)
     _assert_output(out, want, math)

@@ -10,10 +10,11 @@ from functools import cache
 import hypothesis
 import pytest
 import torch
-from reference import DTYPES
+from reference import DTYPES, Shape
 
 import sparse_attn as sa
 from sparse_attn._info import engine_names
+from sparse_attn.ops import empty_output
 
 ENGINES = {"cpu": tuple(engine_names(False)), "cuda": tuple(engine_names(True))}
 BLOCKS = (16, 64, 128)
@@ -25,24 +26,24 @@ def can_run(device):
 
 
 @cache
-def serves(device, engine, dtype=None, head_dim=None, Sq=1, block_q=None):
+def serves(device, engine, dtype=None, head_dim=None, Sq=1, block_q=None, value_dim=None):
     """Whether `engine` serves a call of these sizes; None is any size that it serves."""
     if dtype is None:
-        return any(serves(device, engine, d, head_dim, Sq, block_q) for d in DTYPES.values())
+        kinds = DTYPES.values()
+        return any(serves(device, engine, d, head_dim, Sq, block_q, value_dim) for d in kinds)
     if head_dim is None:
-        return any(serves(device, engine, dtype, d, Sq, block_q) for d in HEAD_DIMS)
-    sizes = (1, 1, Sq, head_dim), (1, 1, 64, head_dim)
-    query, key = (torch.zeros(size, device=device, dtype=dtype) for size in sizes)
+        return any(serves(device, engine, dtype, d, Sq, block_q, value_dim) for d in HEAD_DIMS)
+    query, key, value = Shape(1, 1, 1, Sq, 64, head_dim, Dv=value_dim).make(device, dtype)
     pattern = sa.Full()
     if block_q is not None:
         mask = torch.ones(-(-Sq // block_q), 4, dtype=torch.bool, device=device)
         pattern = sa.BlockSparse(sa.BlockLayout.from_mask(mask, block_q, 16))
-    return bool(sa.can_use(query, key, key, pattern, engine=engine))
+    return bool(sa.can_use(query, key, value, pattern, engine=engine))
 
 
 def serves_parameters(device, engine, parameters):
-    """Whether the dtype, head dim, queries and blocks that a test's parameters name are served."""
-    known = ("dtype", "head_dim", "Sq", "block_q")
+    """Whether the dtype, head dims, queries and blocks that a test's parameters name are served."""
+    known = ("dtype", "head_dim", "Sq", "block_q", "value_dim")
     named = {name: parameters[name] for name in known if name in parameters}
     return not named or not can_run(device) or serves(device, engine, **named)
 
@@ -63,7 +64,10 @@ def fitted(device, engine, shape):
     while queries > 1 and not serves(device, engine, None, head_dim, queries):
         queries = queries * 3 // 4
     block = next(b for b in BLOCKS if serves(device, engine, None, head_dim, queries, b))
-    return replace(shape, D=head_dim, Sq=queries, block=max(block, shape.block))
+    value_dim = shape.Dv
+    if value_dim and not serves(device, engine, None, head_dim, queries, None, value_dim):
+        value_dim = None
+    return replace(shape, D=head_dim, Sq=queries, block=max(block, shape.block), Dv=value_dim)
 
 
 class Attend:
@@ -84,7 +88,7 @@ class Attend:
 
     def __call__(self, pattern, query, key, value, **common):
         if self.filled:
-            common.setdefault("out", torch.full_like(query, torch.nan))
+            common.setdefault("out", empty_output(query, value).fill_(torch.nan))
         try:
             return sa.sparse_attention(query, key, value, pattern, engine=self.engine, **common)
         except NotImplementedError as error:

@@ -17,6 +17,7 @@ class Ragged:
     Hq: int = 4
     Hkv: int = 2
     D: int = 64
+    Dv: int | None = None  # of the values; D by default
 
     @property
     def batch(self):
@@ -35,8 +36,11 @@ class Ragged:
         made = []
         for rows, keys in zip(self.rows, self.keys, strict=True):
             q = torch.randn(1, self.Hq, rows, self.D, device=device).to(dtype)
-            kv = torch.randn(2, 1, self.Hkv, keys, self.D, device=device).to(dtype)
-            made.append((q, *kv))
+            k, v = (
+                torch.randn(1, self.Hkv, keys, columns, device=device).to(dtype)
+                for columns in (self.D, self.Dv or self.D)
+            )
+            made.append((q, k, v))
         return made
 
 
@@ -90,14 +94,13 @@ class Pages:
     used: torch.Tensor
 
 
-def _caches(layout, pages, page_size, heads, dim, like):
+def _caches(layout, pages, page_size, heads, dims, like):
     """Key and value caches (pages, page_size, heads, dim) full of NaN."""
-    nan = torch.full((), torch.nan).to(like.dtype)
+    nan = torch.full((), torch.nan).to(like.dtype).to(like.device)
     if layout == "separate":
-        shape = (2, pages, page_size, heads, dim)
-        return nan.to(like.device).expand(shape).clone().unbind(0)
-    both = nan.to(like.device).expand(pages, heads, page_size, 2 * dim).clone()
-    return both.transpose(1, 2).split(dim, -1)
+        return [nan.expand(pages, page_size, heads, dim).clone() for dim in dims]
+    both = nan.expand(pages, heads, page_size, sum(dims)).clone()
+    return both.transpose(1, 2).split(dims, -1)
 
 
 def make_pages(keys, values, page_size, layout="separate", spare=2):
@@ -106,7 +109,8 @@ def make_pages(keys, values, page_size, layout="separate", spare=2):
     width, total = max([*counts, 1]) + spare, sum(counts) + 3
     order = iter(torch.randperm(total).tolist())
     first = keys[0]
-    caches = _caches(layout, total, page_size, first.shape[1], first.shape[3], first)
+    dims = [first.shape[3], values[0].shape[3]]
+    caches = _caches(layout, total, page_size, first.shape[1], dims, first)
     # Entries past a sequence's last page name pages that do not exist, or those of others.
     table = torch.randint(-(2**31), 2**31 - 1, (len(keys), width), dtype=torch.int64)
     table[:, 1::2] = 0

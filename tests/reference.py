@@ -11,7 +11,10 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Shape:
-    """Batch, query heads, key heads, queries, keys, head dim; the least height of listed blocks."""
+    """Batch, query heads, key heads, queries, keys, head dim; the least height of listed blocks.
+
+    Values have a head dim of their own where `Dv` is given.
+    """
 
     B: int = 2
     Hq: int = 4
@@ -20,14 +23,16 @@ class Shape:
     Skv: int = 65
     D: int = 64
     block: int = 16
+    Dv: int | None = None
 
     def make(self, device, dtype=torch.float32, memory="contiguous"):
         """Random normal query, key and value."""
         q = (self.B, self.Hq, self.Sq, self.D)
-        kv = (self.B, self.Hkv, self.Skv, self.D)
+        k = (self.B, self.Hkv, self.Skv, self.D)
+        v = (*k[:3], self.Dv or self.D)
         if memory == "fused":
             return fused_projection(replace(self, Skv=self.Sq), device, dtype)
-        return tuple(MEMORY[memory](shape, device, dtype) for shape in (q, kv, kv))
+        return tuple(MEMORY[memory](shape, device, dtype) for shape in (q, k, v))
 
 
 def contiguous(shape, device, dtype):

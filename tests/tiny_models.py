@@ -62,6 +62,21 @@ CONFIGS = {
     "phi3": lambda: transformers.Phi3Config(
         **{k: v for k, v in GROUPED.items() if k != "head_dim"}, sliding_window=WINDOW
     ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **COMMON,
+        num_key_value_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,  # of queries and keys: 24
+        moe_intermediate_size=32,
+        n_routed_experts=2,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=1,
+        first_k_dense_replace=1,
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=None
     ),

@@ -1,6 +1,8 @@
 // The attention ops: read the stack, check, choose an engine, allocate, run. Each op has three
 // forms: functional, into given outputs, and the question which engine would serve the call.
+#include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "../call_features.h"
@@ -65,6 +67,25 @@ void set_outputs(const Tensor& out, const MaybeTensor& lse, AttentionParams* par
   params->outputs.lse_stride_h = lse->stride(1);
   params->outputs.lse_stride_s = lse->stride(2);
   if (params->sequences.packed()) params->outputs.lse_stride_b = 0;
+}
+
+/// An empty tensor of query's dtype and order of strides, with value's head dim.
+Tensor empty_output(const Tensor& query, const Tensor& value) {
+  const int64_t last = query.dim() - 1, columns = value.size(value.dim() - 1);
+  if (columns == query.size(last)) return torch::stable::empty_like(query);
+  std::vector<int64_t> order(last), sizes;  // dimensions, those of large strides first
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return query.stride(a) > query.stride(b); });
+  for (int64_t d : order) sizes.push_back(query.size(d));
+  sizes.push_back(columns);
+  Tensor out = torch::stable::new_empty(query, sizes);
+  for (int64_t d = 0; d < last; ++d) {
+    const int64_t place = std::find(order.begin(), order.end(), d) - order.begin();
+    out = torch::stable::transpose(out, d, place);
+    std::swap(order[d], order[place]);
+  }
+  return out;
 }
 
 /// Reads an op's arguments from the stack.
@@ -144,7 +165,7 @@ void functional(StableIValue* stack, uint64_t, uint64_t) {
   view_sequences(op.name, op.holding, &args);
   PreparedCall prepared = prepare(op, args);
   const bool packed = prepared.call.params.sequences.packed();
-  Tensor out = torch::stable::empty_like(query);
+  Tensor out = empty_output(query, *args.value);
   std::vector<int64_t> sizes = {0};
   if (args.return_lse && packed) sizes = {query.size(1), query.size(0)};
   if (args.return_lse && !packed) sizes = {query.size(0), query.size(1), query.size(2)};

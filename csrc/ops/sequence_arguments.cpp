@@ -130,7 +130,8 @@ Problem problem_of(const std::string& op, const CallArguments& args) {
     problem.seq_kv = static_cast<int32_t>(std::min<int64_t>(capacity, kMaxLength));
     if (key.size(0) == 0) problem.seq_kv = 0;
   }
-  problem.head_dim = problem.value_dim = static_cast<int32_t>(query.size(3));
+  problem.head_dim = static_cast<int32_t>(query.size(3));
+  problem.value_dim = args.value ? static_cast<int32_t>(args.value->size(3)) : problem.head_dim;
   problem.dtype = dtype_code(query);
   return problem;
 }

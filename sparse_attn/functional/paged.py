@@ -139,16 +139,18 @@ def paged_attention(
     last query stands at the last key: ``p = i + seqused_k[b] - rows``. Bits depend neither on the
     page size nor on where the pages lie. Lengths and tables stay on the device: entries out of
     range read some page or other, never memory outside the caches. ``attn_mask`` and
-    ``key_bounds`` are refused; the output of packed queries is ``(T, Hq, D)``, its lse ``(Hq, T)``.
+    ``key_bounds`` are refused; the output of packed queries is ``(T, Hq, Dv)``, its lse
+    ``(Hq, T)``.
 
     Parameters
     ----------
     query : Tensor
         ``(B, Hq, Sq, D)``; or packed ``(T, Hq, D)``, with ``cu_seq_q`` and ``max_q``.
     key_cache, value_cache : Tensor
-        ``(pages, page_size, Hkv, D)`` of query's dtype, or float8_e4m3fn beside float16 and
-        bfloat16; any strides whose last is 1, so both may be views of one tensor. The page size
-        is a multiple of 16. What no sequence uses may hold anything.
+        ``(pages, page_size, Hkv, D)`` and ``(pages, page_size, Hkv, Dv)`` of query's dtype, or
+        float8_e4m3fn beside float16 and bfloat16; any strides whose last is 1, so both may be
+        views of one tensor. The page size is a multiple of 16. What no sequence uses may hold
+        anything.
     block_table : Tensor
         int32 ``(B, most pages of a sequence)``; entries past a sequence's last page hold anything.
     seqused_k : Tensor
@@ -196,7 +198,7 @@ def paged_attention(
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
+        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
         Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
@@ -204,8 +206,8 @@ def paged_attention(
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
-        A row without keys is zero, its lse -inf.
+        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
+        for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

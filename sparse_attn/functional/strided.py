@@ -127,9 +127,11 @@ def strided_attention(
     query : Tensor
         ``(B, Hq, Sq, D)``, float32, float16 or bfloat16; any strides with a contiguous last
         dimension. D is a multiple of 8 up to 256.
-    key, value : Tensor
+    key : Tensor
         ``(B, Hkv, Skv, D)`` with ``Hq % Hkv == 0``; key heads are shared without a copy. Of query's
         dtype, or float8_e4m3fn beside float16 and bfloat16.
+    value : Tensor
+        ``(B, Hkv, Skv, Dv)`` of key's dtype; Dv may differ from D, with the same limits.
     local, stride : int
         Keys ``0 <= p - j < local``, and ``j <= p`` with ``j mod stride == stride - 1``.
     attn_mask : Tensor, optional
@@ -168,7 +170,7 @@ def strided_attention(
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
+        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
         Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
@@ -176,8 +178,8 @@ def strided_attention(
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
-        A row without keys is zero, its lse -inf.
+        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
+        for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

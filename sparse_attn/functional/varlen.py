@@ -141,14 +141,14 @@ def varlen_attention(
 
     A pattern means in each sequence what it means in a call of its own, and gives the same bits;
     positions start at 0 in each. Lengths stay on the device: nothing waits for them. ``attn_mask``
-    and ``key_bounds`` are refused; the output is ``(T, Hq, D)``, its lse ``(Hq, T)``.
+    and ``key_bounds`` are refused; the output is ``(T, Hq, Dv)``, its lse ``(Hq, T)``.
 
     Parameters
     ----------
     query : Tensor
         ``(T, Hq, D)``, the queries of all sequences; dtypes and strides as in `fused_attention`.
     key, value : Tensor
-        ``(Tk, Hkv, D)`` with ``Hq % Hkv == 0``.
+        ``(Tk, Hkv, D)`` and ``(Tk, Hkv, Dv)`` with ``Hq % Hkv == 0``.
     cu_seq_q, cu_seq_k : Tensor
         int32 ``(B + 1,)``: sequence b has queries ``cu_seq_q[b]`` to ``cu_seq_q[b + 1] - 1``, and
         keys likewise. Rows past the last sequence are not written.
@@ -194,7 +194,7 @@ def varlen_attention(
     return_lse : bool
         Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, D)`` of query's dtype, may be strided, must overlap no input; it is returned.
+        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
         Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
@@ -202,8 +202,8 @@ def varlen_attention(
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, D)`` in query's dtype and stride order, and the lse when asked for.
-        A row without keys is zero, its lse -inf.
+        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
+        for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

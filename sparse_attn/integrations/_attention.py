@@ -62,7 +62,6 @@ _ADVICE = {
     "dropout": "call model.eval()",
     "position_bias": "load this model with attn_implementation='sdpa'",
     "training": "call model.eval()",
-    "value head dim": "load the model with its own attention",
 }
 
 
@@ -127,7 +126,7 @@ def attention(
     query : Tensor
         (B, Hq, Sq, D)
     key, value : Tensor
-        (B, Hkv, Skv, D), heads not repeated.
+        (B, Hkv, Skv, D), heads not repeated; the value's D may differ.
     attention_mask : Tensor, optional
         int32 (B, 1, Sq, 2) intervals, or bool (true: attend) or additive, broadcast to
         (B, Hq, Sq, Skv).
@@ -143,7 +142,7 @@ def attention(
     Returns
     -------
     out, None
-        (B, Sq, Hq, D); weights are never made.
+        (B, Sq, Hq, D), with the value's D; weights are never made.
 
     Raises
     ------
@@ -161,8 +160,6 @@ def attention(
         if extra is not None and name not in _HARMLESS:
             raise layer_error(module, name, _brief(extra))
     warn_of_weights(module, extras)
-    if value.shape[-1] != query.shape[-1]:
-        raise layer_error(module, "value head dim", f"{value.shape[-1]} (query {query.shape[-1]})")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     note = note_of(attention_mask, key.shape[2])

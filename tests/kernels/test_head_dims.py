@@ -8,6 +8,7 @@ import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
 HEAD_DIMS = range(8, 257, 8)
+VALUE_DIMS = [(192, 128), (64, 128), (128, 64), (72, 40), (24, 200), (256, 8), (96, 64)]
 SKV = 331
 
 
@@ -19,13 +20,13 @@ def beside_nan(shape, device, dtype):
     return buffer[:, :heads, 1:-1, :head_dim], buffer
 
 
-def check(attend, device, Sq, head_dim, pattern, **common):
+def check(attend, device, Sq, head_dim, pattern, value_dim=None, **common):
     dtype = torch.bfloat16 if head_dim % 16 == 0 else torch.float16
-    tensors = []
-    for heads, length in ((4, Sq), (2, SKV), (2, SKV)):
-        view, _ = beside_nan((1, heads, length, head_dim), device, dtype)
+    tensors, value_dim = [], value_dim or head_dim
+    for heads, length, columns in ((4, Sq, head_dim), (2, SKV, head_dim), (2, SKV, value_dim)):
+        view, _ = beside_nan((1, heads, length, columns), device, dtype)
         tensors.append(view.copy_(torch.randn(view.shape, device=device)))
-    out, around = beside_nan(tensors[0].shape, device, dtype)
+    out, around = beside_nan((1, 4, Sq, value_dim), device, dtype)
     attend(pattern, *tensors, out=out, **common)
     result = out.clone()
     out.fill_(torch.nan)
@@ -49,6 +50,13 @@ def test_columns_beside_the_head(attend, device, Sq, head_dim, pattern, common):
     check(attend, device, Sq, head_dim, pattern, **common)
 
 
+@pytest.mark.parametrize("head_dim, value_dim", VALUE_DIMS)
+@pytest.mark.parametrize("Sq", [5, 203])
+@pytest.mark.parametrize("pattern, common", CASES.values(), ids=CASES)
+def test_columns_beside_values(attend, device, Sq, head_dim, value_dim, pattern, common):
+    check(attend, device, Sq, head_dim, pattern, value_dim, **common)
+
+
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("Sq", [203])
 @pytest.mark.parametrize("block_q", [64, 128])
@@ -56,11 +64,22 @@ def test_columns_beside_the_head_under_lists(attend, device, Sq, head_dim, block
     check(attend, device, Sq, head_dim, sa.BlockSparse(random_layout(Sq, SKV, block_q, 48, device)))
 
 
-@pytest.mark.parametrize("head_dim", [24, 72, 104, 200])
+@pytest.mark.parametrize("head_dim, value_dim", VALUE_DIMS)
+@pytest.mark.parametrize("Sq", [203])
+@pytest.mark.parametrize("block_q", [64, 128])
+def test_columns_beside_values_under_lists(attend, device, Sq, head_dim, value_dim, block_q):
+    layout = random_layout(Sq, SKV, block_q, 48, device)
+    check(attend, device, Sq, head_dim, sa.BlockSparse(layout), value_dim)
+
+
+MERGED = [(24, 24), (72, 72), (104, 104), (200, 200), (64, 128), (192, 128), (72, 24)]
+
+
+@pytest.mark.parametrize("head_dim, value_dim", MERGED)
 @pytest.mark.parametrize("Sq", [300])
-def test_merged_chunks(attend, device, Sq, head_dim):
+def test_merged_chunks(attend, device, Sq, head_dim, value_dim):
     """Rows of global tokens, whose keys engines may split, and whose partial results are wider."""
-    tensors = Shape(1, 2, 1, Sq, 4700, head_dim).make(device, torch.bfloat16)
+    tensors = Shape(1, 2, 1, Sq, 4700, head_dim, Dv=value_dim).make(device, torch.bfloat16)
     pattern = sa.Band(40, global_tokens=3)
     result = attend(pattern, *tensors, query_offset=0, return_lse=True)
     assert_close_to_reference(result, *tensors, pattern, query_offset=0)

@@ -216,12 +216,6 @@ def call(module, query, key, value, mask=None, **extra):
     return function(module, query, key, value, mask, **extra)
 
 
-def test_refuses_another_value_head_dim():
-    heads = torch.zeros(1, 4, 8, 16)
-    with pytest.raises(NotImplementedError, match="value head dim"):
-        call(torch.nn.Identity(), heads, heads, torch.zeros(1, 4, 8, 8))
-
-
 def test_refusals_of_the_ops_name_the_layer():
     model = apply(build(CONFIGS["llama"]()), NARROW)
     heads = torch.zeros(1, 4, 8, 16)

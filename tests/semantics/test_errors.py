@@ -70,6 +70,14 @@ WRONG = {
     ),
     "batch": (lambda c: c.band(key=c.key[:1]), r"key of shape .* got shape \(1, 2, 67, 64\)"),
     "value-length": (lambda c: c.band(value=c.value[:, :, 1:]), r"value of shape \(2, 2, 67, 64\)"),
+    "value-head-dim": (
+        lambda c: c.band(value=c.value[..., :12]),
+        "value with a head_dim that is a multiple of 8 up to 256, got 12",
+    ),
+    "out-head-dim": (
+        lambda c: c.band(value=c.value[..., :8], out=c.query),
+        r"out of shape \(2, 4, 34, 8\), got shape \(2, 4, 34, 64\)",
+    ),
     "last-stride": (
         lambda c: c.band(query=c.query.repeat_interleave(2, -1)[..., ::2]),
         "query with a contiguous last dimension, got stride 2",

@@ -1,6 +1,7 @@
 """Property test: any pattern, shape, strides, dtype and common arguments against the reference."""
 
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def shapes(draw, head_dim):
     heads_kv, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     lengths = st.one_of(st.integers(1, 100), st.sampled_from([0, 1, 16, 63, 64, 65, 128, 129]))
     batch = draw(st.integers(1, 2))
-    return Shape(batch, heads_kv * group, heads_kv, draw(lengths), draw(lengths), head_dim)
+    shape = Shape(batch, heads_kv * group, heads_kv, draw(lengths), draw(lengths), head_dim)
+    return replace(shape, Dv=draw(st.sampled_from([None, None, None, 8, 64, 72, 128, 256])))
 
 
 @st.composite

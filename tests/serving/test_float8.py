@@ -71,10 +71,12 @@ def test_attention_on_what_the_codes_stand_for(attend, device, dtype, scales, na
 
 
 @pytest.mark.parametrize("rows, keys", [(1, 1000), (4, 77), (16, 300), (200, 200)])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize(
+    "head_dim, value_dim", [(64, 64), (96, 96), (128, 128), (192, 128), (64, 72), (72, 8)]
+)
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
-def test_decode_and_prefill(attend, device, dtype, head_dim, rows, keys):
-    shape = Shape(2, 8, 2, rows, keys, head_dim)
+def test_decode_and_prefill(attend, device, dtype, head_dim, value_dim, rows, keys):
+    shape = Shape(2, 8, 2, rows, keys, head_dim, Dv=value_dim)
     query, key, value = inputs(device, dtype, shape)
     scales = SCALES["head"](device)
     given = {"key_scale": scales[0], "value_scale": scales[1], "is_causal": True}

@@ -44,7 +44,8 @@ def run(paged, ragged, sequences, device, pages, pattern, **common):
         return_lse=True,
         **common,
     )
-    assert out.shape == query.shape and lse.shape == (ragged.Hq, len(query))
+    assert out.shape == (*query.shape[:2], pages.value.shape[3])
+    assert lse.shape == (ragged.Hq, len(query))
     return zip(split(out, ragged.rows), split_lse(lse, ragged.rows), strict=True)
 
 
@@ -74,6 +75,26 @@ def test_pages_have_the_bits_of_contiguous_keys(
         own = alone(pattern, b, ragged.rows[b], ragged.keys[b])
         want = sa.sparse_attention(*sequence, own, engine=engine, return_lse=True, **common)
         assert_same(part, want)
+
+
+@pytest.mark.parametrize("value_dim", [32, 128])
+@pytest.mark.parametrize("layout", ["separate", "interleaved"])
+@pytest.mark.parametrize("float8", [False, True], ids=["half", "float8"])
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_value_head_dims(paged, engine, device, rows, float8, layout, value_dim):
+    ragged = Ragged((rows,) * 4, FEW.keys, FEW.Hq, FEW.Hkv, FEW.D, value_dim)
+    sequences = ragged.sequences(device, torch.bfloat16)
+    if float8:
+        kind = torch.float8_e4m3fn
+        sequences = [(q, k.to(kind), v.to(kind)) for q, k, v in sequences]
+    pages = pages_of(sequences, 48, layout)
+    query = torch.cat([q for q, _, _ in sequences])
+    caches = (pages.key, pages.value, pages.table, pages.used)
+    for pattern in (sa.Full(), sa.Band((300, 0), sinks=4)):
+        out, lse = paged(query, *caches, pattern=pattern, return_lse=True)
+        for b, sequence in enumerate(sequences):
+            want = sa.sparse_attention(*sequence, pattern, engine=engine, return_lse=True)
+            assert_same((out[b : b + 1], lse[b : b + 1]), want)
 
 
 @pytest.mark.parametrize("layout", ["separate", "interleaved"])

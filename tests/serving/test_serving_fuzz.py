@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import main_dtype
+from engines import main_dtype, serves
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ragged import RAGGED_PATTERNS, Ragged, Serving, alone, make_pages, packed, split, split_lse
@@ -14,12 +14,15 @@ lengths = st.one_of(st.integers(0, 90), st.sampled_from([0, 1, 15, 16, 17, 63, 6
 
 
 @st.composite
-def batches(draw, most_rows):
+def batches(draw, most_rows, value_dims):
     count = draw(st.integers(1, 5))
     rows = tuple(min(draw(lengths), most_rows) for _ in range(count))
     keys = tuple(draw(lengths) for _ in range(count))
     heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 4))
-    return Ragged(rows, keys, heads_kv * group, heads_kv, draw(st.sampled_from([16, 64, 72, 128])))
+    head_dim, value_dim = (draw(st.sampled_from([16, 64, 72, 128])) for _ in range(2))
+    if not draw(st.booleans()) or not value_dims:
+        value_dim = head_dim
+    return Ragged(rows, keys, heads_kv * group, heads_kv, head_dim, value_dim)
 
 
 def call(serving, ragged, sequences, pattern, page_size, layout, common):
@@ -58,7 +61,9 @@ def serving(device, engine):
 )
 def test_fuzz(serving, device, engine, data):
     torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
-    ragged = data.draw(batches(16 if engine == "decode" else 300), label="batch")
+    most_rows = 16 if engine == "decode" else 300
+    value_dims = serves(device, engine, None, 64, value_dim=72)
+    ragged = data.draw(batches(most_rows, value_dims), label="batch")
     half = [torch.float16, torch.bfloat16]
     dtype = data.draw(st.sampled_from([main_dtype(device, engine), *half]), label="dtype")
     name = data.draw(st.sampled_from(PATTERNS), label="pattern")

@@ -1,5 +1,7 @@
 """varlen_attention: every sequence has the bits of a call of its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engines import main_dtype
@@ -45,7 +47,8 @@ def run(varlen, ragged, sequences, device, pattern, gap=3, slack=50, **common):
     out, lse = varlen(
         query, key, value, *starts, *bounds, pattern=pattern, return_lse=True, **common
     )
-    assert out.shape == query.shape and lse.shape == (ragged.Hq, len(query))
+    assert out.shape == (*query.shape[:2], value.shape[2])
+    assert lse.shape == (ragged.Hq, len(query))
     return zip(split(out, ragged.rows), split_lse(lse, ragged.rows), strict=True)
 
 
@@ -68,6 +71,19 @@ def test_sequences_have_the_bits_of_their_own_calls(
         own = alone(pattern, b, ragged.rows[b], ragged.keys[b])
         want = sa.sparse_attention(*sequence, own, engine=engine, return_lse=True, **common)
         assert_same(part, want)
+
+
+@pytest.mark.parametrize("value_dim", [32, 128])
+@pytest.mark.parametrize("name", ["full", "band-globals", "dilated", "blocks", "topk"])
+def test_value_head_dims(varlen, engine, device, ragged, any_dtype, name, value_dim):
+    ragged = replace(ragged, Dv=value_dim)
+    pattern = RAGGED_PATTERNS[name](max(ragged.rows), max(ragged.keys), device)
+    sequences = ragged.sequences(device, any_dtype)
+    parts = run(varlen, ragged, sequences, device, pattern, is_causal=True)
+    for b, (part, sequence) in enumerate(zip(parts, sequences, strict=True)):
+        own = alone(pattern, b, ragged.rows[b], ragged.keys[b])
+        common = {"engine": engine, "return_lse": True, "is_causal": True}
+        assert_same(part, sa.sparse_attention(*sequence, own, **common))
 
 
 @pytest.mark.parametrize(

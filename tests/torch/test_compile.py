@@ -18,7 +18,7 @@ def blocks(query, key, value, **common):
 
 
 def into_out(query, key, value, **common):
-    out = torch.zeros_like(query)
+    out = query.new_zeros((*query.shape[:3], value.shape[3]))
     sa.band_attention(query, key, value, 5, out=out, **common)
     return out + 1
 
@@ -72,17 +72,18 @@ FUNCTIONS = {
 GRAPHS = {"naive-block-topk": 2}
 
 
+@pytest.mark.parametrize("value_dim", [64, 32])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_one_dynamic_graph(device, name):
+def test_one_dynamic_graph(device, name, value_dim):
     function = FUNCTIONS[name]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
     for Sq, Skv in LENGTHS:
-        tensors = Shape(2, 4, 2, Sq, Skv, 64).make(device)
+        tensors = Shape(2, 4, 2, Sq, Skv, 64, Dv=value_dim).make(device)
         assert torch.equal(compiled(*tensors), function(*tensors))
     assert counter.frame_count == GRAPHS.get(name, 1)
-    tensors = Shape(2, 4, 2, 33, 71, 64).make(device)
+    tensors = Shape(2, 4, 2, 33, 71, 64, Dv=value_dim).make(device)
     assert torch.equal(compiled(*tensors, scale=0.3), function(*tensors, scale=0.3))
 
 

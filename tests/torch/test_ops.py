@@ -5,7 +5,7 @@ import torch
 from reference import PATTERNS, Shape
 
 import sparse_attn as sa
-from sparse_attn.ops import ATTENTION_OPS, TOOL_OPS
+from sparse_attn.ops import ATTENTION_OPS, TOOL_OPS, empty_output
 
 OPS = torch.ops.sparse_attn
 COMMON = {
@@ -25,9 +25,9 @@ COMMON = {
 }
 
 
-def call_of(name, device):
+def call_of(name, device, value_dim=64):
     """An op's name and arguments, for each pattern."""
-    shape = Shape(1, 2, 1, 20, 37, 64)
+    shape = Shape(1, 2, 1, 20, 37, 64, Dv=value_dim)
     tensors = shape.make(device)
     pattern = PATTERNS[name](shape, device)
     return pattern._op, tensors, pattern._arguments()
@@ -60,18 +60,20 @@ def test_schemas_share_the_common_arguments(name):
 
 
 @pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
+@pytest.mark.parametrize("value_dim", [64, 24])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_opcheck(device, name, return_lse):
-    op, tensors, arguments = call_of(name, device)
+def test_opcheck(device, name, value_dim, return_lse):
+    op, tensors, arguments = call_of(name, device, value_dim)
     arguments = dict(arguments, is_causal=True, return_lse=return_lse)
     torch.library.opcheck(getattr(OPS, op).default, tensors, arguments)
 
 
 @pytest.mark.parametrize("with_lse", [False, True], ids=["out", "lse"])
+@pytest.mark.parametrize("value_dim", [64, 24])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_opcheck_of_the_out_twin(device, name, with_lse):
-    op, tensors, arguments = call_of(name, device)
-    out = torch.empty_like(tensors[0])
+def test_opcheck_of_the_out_twin(device, name, value_dim, with_lse):
+    op, tensors, arguments = call_of(name, device, value_dim)
+    out = empty_output(tensors[0], tensors[2])
     lse = torch.empty(out.shape[:3], device=device) if with_lse else None
     torch.library.opcheck(
         getattr(OPS, f"{op}_out").default, tensors, dict(arguments, out=out, lse=lse)
@@ -94,9 +96,10 @@ def test_opcheck_of_naive_and_tools(device):
     torch.library.opcheck(OPS.merge_states_out.default, (out, lse, out, lse), outputs)
 
 
+@pytest.mark.parametrize("value_dim", [64, 24, 128])
 @pytest.mark.parametrize("memory", ["contiguous", "transposed", "gaps"])
-def test_fakes_have_the_strides_of_the_kernels(device, memory):
-    query, key, value = Shape(2, 4, 2, 9, 9, 64).make(device, memory=memory)
+def test_fakes_have_the_strides_of_the_kernels(device, memory, value_dim):
+    query, key, value = Shape(2, 4, 2, 9, 9, 64, Dv=value_dim).make(device, memory=memory)
     real = OPS.fused(query, key, value, return_lse=True)
     with torch._subclasses.FakeTensorMode() as mode:
         fake = OPS.fused(*map(mode.from_tensor, (query, key, value)), return_lse=True)

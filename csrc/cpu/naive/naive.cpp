@@ -22,14 +22,14 @@ struct Workspace {
   GlobalTokens globals;
   float* query = nullptr;    // [Sq, D] of one head
   float* key = nullptr;      // [Skv, D]
-  float* value = nullptr;    // [Skv, D]
+  float* value = nullptr;    // [Skv, value_dim]
   float* scores = nullptr;   // [Sq, Skv]
-  float* out = nullptr;      // [Sq, D]
+  float* out = nullptr;      // [Sq, value_dim]
   NaiveRow* rows = nullptr;  // [num_workers]
 
   Workspace(const AttentionParams& params, int32_t num_workers, Arena* arena) {
     int64_t seq_q = params.problem.seq_q, seq_kv = params.problem.seq_kv,
-            head_dim = params.problem.head_dim;
+            head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
     if (params.global_tokens != nullptr) {
       globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
       globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.problem.seq_kv));
@@ -37,9 +37,9 @@ struct Workspace {
     }
     query = arena->take<float>(seq_q * head_dim);
     key = arena->take<float>(seq_kv * head_dim);
-    value = arena->take<float>(seq_kv * head_dim);
+    value = arena->take<float>(seq_kv * value_dim);
     scores = arena->take<float>(seq_q * seq_kv);
-    out = arena->take<float>(seq_q * head_dim);
+    out = arena->take<float>(seq_q * value_dim);
     rows = arena->take<NaiveRow>(num_workers);
     for (int32_t worker = 0; worker < num_workers; ++worker) {
       NaiveRow row(params, arena);
@@ -71,27 +71,27 @@ class NaiveHead {
     int32_t head_kv = head_ / params_.problem.group(), head_dim = params_.problem.head_dim;
     copy_rows(math, rows_of(params_.query, params_.problem.dtype, batch_, head_),
               params_.problem.seq_q, head_dim, workspace_.query);
-    copy_keys(rows_of(params_.keys.key, params_.problem.dtype, batch_, head_kv), workspace_.key);
+    copy_keys(rows_of(params_.keys.key, params_.problem.dtype, batch_, head_kv), head_dim,
+              workspace_.key);
     copy_keys(rows_of(params_.keys.value, params_.problem.dtype, batch_, head_kv),
-              workspace_.value);
+              params_.problem.value_dim, workspace_.value);
     return score() && normalise() && weigh();
   }
 
  private:
   /// Keys outside every row's bounds, or behind every row under causal, may hold anything, so they
   /// are read as zeros.
-  void copy_keys(const Rows& source, float* target) const {
+  void copy_keys(const Rows& source, int32_t columns, float* target) const {
     Bounds bounds = no_rows(params_.problem.seq_kv);
     for (int32_t i = 0; i < params_.problem.seq_q; ++i) {
       bounds.add(params_.scores.bounds.row(batch_, head_, i, params_.problem.seq_kv));
     }
     bounds.cut(params_.num_keys(params_.sequences.of(batch_)));
     Interval keys = bounds.any;
-    int64_t head_dim = params_.problem.head_dim;
-    std::memset(target, 0, sizeof(float) * params_.problem.seq_kv * head_dim);
+    std::memset(target, 0, sizeof(float) * params_.problem.seq_kv * columns);
     if (keys.empty()) return;
-    copy_rows(vector_math(), strided(source, keys.begin, 1), keys.size(), params_.problem.head_dim,
-              target + keys.begin * head_dim);
+    copy_rows(vector_math(), strided(source, keys.begin, 1), keys.size(), columns,
+              target + int64_t{keys.begin} * columns);
   }
 
   float* scores_of(int64_t row) const { return workspace_.scores + row * params_.problem.seq_kv; }
@@ -140,21 +140,21 @@ class NaiveHead {
 
   /// out = scores v
   bool weigh() const {
-    int64_t head_dim = params_.problem.head_dim;
+    int64_t value_dim = params_.problem.value_dim;
     const VectorMath& math = vector_math();
     Rows target = rows_of(params_.outputs.out, params_.problem.dtype, batch_, head_);
     const float value_scale = params_.value_scale(batch_, head_);
     std::atomic<bool> ok{true};
     bool ran = for_each_block([&](int32_t, int32_t begin, int32_t end) {
-      float* out = workspace_.out + begin * head_dim;
+      float* out = workspace_.out + begin * value_dim;
       Matrix weights(scores_of(begin), end - begin, params_.problem.seq_kv, params_.problem.seq_kv);
-      Matrix value(workspace_.value, params_.problem.seq_kv, head_dim, head_dim);
-      if (!multiply(weights, value, Matrix(out, end - begin, head_dim, head_dim), false)) {
+      Matrix value(workspace_.value, params_.problem.seq_kv, value_dim, value_dim);
+      if (!multiply(weights, value, Matrix(out, end - begin, value_dim, value_dim), false)) {
         ok.store(false);
       }
       for (int32_t i = begin; i < end; ++i) {
-        math.from_float(target.element, out + (i - begin) * head_dim, value_scale,
-                        const_cast<void*>(strided(target, i, 1).data), head_dim);
+        math.from_float(target.element, out + (i - begin) * value_dim, value_scale,
+                        const_cast<void*>(strided(target, i, 1).data), value_dim);
       }
     });
     return ran && ok.load();

@@ -29,7 +29,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
 
 void QueryTile::bfloat_values(const Chunk& chunk) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
-  int32_t head_dim = params_.problem.head_dim, num_blocks = 0, column = 0;
+  int32_t value_dim = params_.problem.value_dim, num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t* edge = scratch_.edges;
   Interval any = seen_by(scratch_.visible, tile_.size(), chunk.columns);
@@ -44,12 +44,12 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
       Span inside = {imax(-first, 0), imin(piece.size() - first, kBfloatRows)};
       blocks[num_blocks] = {values, piece.begin + first, inside};
       if (inside.end - inside.begin < kBfloatRows) {
-        copy_inside(values, inside, kBfloatRows, head_dim, edge);
+        copy_inside(values, inside, kBfloatRows, value_dim, edge);
         blocks[num_blocks].values = edge;
-        edge += kBfloatRows * head_dim;
+        edge += kBfloatRows * value_dim;
       }
       ++num_blocks;
-      values += kBfloatRows * head_dim;
+      values += kBfloatRows * value_dim;
     }
   }
   for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
@@ -60,8 +60,8 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
     while (first < end && blocks[end - 1].column >= seen.end) --end;
     if (first == end || seen.empty()) continue;
     math_.bfloat->values(scores_ + row * score_stride_, score_stride_, rows, blocks + first,
-                         end - first, head_dim, scratch_.rounded,
-                         scratch_.out + int64_t{row} * head_dim);
+                         end - first, value_dim, scratch_.rounded,
+                         scratch_.out + int64_t{row} * value_dim);
   }
 }
 

@@ -70,35 +70,42 @@ inline void copy_as(Form form, const VectorMath& math, const Rows& rows, int64_t
 
 /// The packed rows of one key head; null where the caller's own are used.
 struct PackedHead {
-  float* key = nullptr;  // [main_rows, head_dim], or panels
-  float* value = nullptr;
-  float* side_key = nullptr;  // [side_rows, head_dim]
-  float* side_value = nullptr;
+  float* key = nullptr;         // [main_rows, head_dim], or panels
+  float* value = nullptr;       // [main_rows, value_dim]
+  float* side_key = nullptr;    // [side_rows, head_dim]
+  float* side_value = nullptr;  // [side_rows, value_dim]
 };
 
 /// Space for the packed rows of `heads` heads.
 struct PackedHeads {
   float* base = nullptr;
-  int64_t main_floats = 0, side_floats = 0;
-  bool has_key = false, has_value = false;
+  int64_t key_floats = 0, value_floats = 0, side_key_floats = 0, side_value_floats = 0;
 
-  PackedHeads(const PackCut& cut, int32_t head_dim)
-      : main_floats(round_up(cut.main_rows * cut.row_floats(head_dim), 16)),
-        side_floats(round_up(cut.side_rows * cut.row_floats(head_dim), 16)),
-        has_key(cut.key),
-        has_value(cut.value) {}
-  int64_t head_floats() const { return (has_key + has_value) * main_floats + 2 * side_floats; }
+  PackedHeads(const PackCut& cut, const Problem& problem)
+      : key_floats(room(cut, cut.key * cut.main_rows, problem.head_dim)),
+        value_floats(room(cut, cut.value * cut.main_rows, problem.value_dim)),
+        side_key_floats(room(cut, cut.side_rows, problem.head_dim)),
+        side_value_floats(room(cut, cut.side_rows, problem.value_dim)) {}
+  int64_t head_floats() const {
+    return key_floats + value_floats + side_key_floats + side_value_floats;
+  }
   PackedHead head(int64_t slot) const {
     PackedHead packed;
     float* next = base + slot * head_floats();
-    if (has_key) packed.key = next;
-    next += has_key * main_floats;
-    if (has_value) packed.value = next;
-    next += has_value * main_floats;
-    if (side_floats == 0) return packed;
-    packed.side_key = next;
-    packed.side_value = next + side_floats;
+    auto take = [&](float** piece, int64_t floats) {
+      if (floats > 0) *piece = next;
+      next += floats;
+    };
+    take(&packed.key, key_floats);
+    take(&packed.value, value_floats);
+    take(&packed.side_key, side_key_floats);
+    take(&packed.side_value, side_value_floats);
     return packed;
+  }
+
+ private:
+  static int64_t room(const PackCut& cut, int64_t rows, int32_t columns) {
+    return round_up(rows * cut.row_floats(columns), 16);
   }
 };
 
@@ -182,8 +189,12 @@ class Packer {
     Rows key = rows_of(params_.keys.key, params_.problem.dtype, batch, head);
     Rows value = rows_of(params_.keys.value, params_.problem.dtype, batch, head);
     int64_t in_main = cut_.key || cut_.value ? main_units() : 0;
-    Form keys = cut_.bfloat ? Form::kBfloatPanels : cut_.panels ? Form::kPanels : Form::kRows;
-    Form values = cut_.bfloat ? Form::kBfloatPairs : Form::kRows;
+    const Target keys = {cut_.bfloat   ? Form::kBfloatPanels
+                         : cut_.panels ? Form::kPanels
+                                       : Form::kRows,
+                         params_.problem.head_dim};
+    const Target values = {cut_.bfloat ? Form::kBfloatPairs : Form::kRows,
+                           params_.problem.value_dim};
     if (unit < in_main) {
       Interval reached = reached_keys(batch);
       pack_main(math, keys, key, target.key, unit, reached);
@@ -197,6 +208,12 @@ class Packer {
   }
 
  private:
+  /// What packed rows are, and their elements.
+  struct Target {
+    Form form;
+    int32_t columns;
+  };
+
   int64_t main_units() const { return (cut_.main_rows + kPackRows - 1) / kPackRows; }
   int64_t side_units() const { return (cut_.side_rows + kPackRows - 1) / kPackRows; }
 
@@ -217,7 +234,7 @@ class Packer {
   }
 
   /// Rows of the unit that are reached, class after class; the last rows of a class may be padding.
-  void pack_main(const VectorMath& math, Form form, const Rows& source, float* target, int64_t unit,
+  void pack_main(const VectorMath& math, Target as, const Rows& source, float* target, int64_t unit,
                  Interval reached) const {
     if (target == nullptr) return;
     int64_t end = (unit + 1) * kPackRows < cut_.main_rows ? (unit + 1) * kPackRows : cut_.main_rows;
@@ -227,28 +244,26 @@ class Packer {
       View view = residue_class(residue, pattern_.dilation, params_.problem.seq_kv);
       int64_t in_class = cut_.class_rows - first < end - row ? cut_.class_rows - first : end - row;
       Interval wanted = view.inside(reached);
-      if (form != Form::kRows) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
+      if (as.form != Form::kRows) wanted.begin = wanted.begin / kPanelKeys * kPanelKeys;
       wanted = intersect(wanted, {first, first + static_cast<int32_t>(in_class)});
-      if (form != Form::kRows) {
+      if (as.form != Form::kRows) {
         wanted.end = imin(view.length, ceil_div(wanted.end, kPanelKeys) * kPanelKeys);
       }
       if (!wanted.empty()) {
         int64_t place = row + wanted.begin - first;
-        copy_as(form, math, strided(source, view.at(wanted.begin), view.step), wanted.size(),
-                params_.problem.head_dim,
-                target + place * cut_.row_floats(params_.problem.head_dim));
+        copy_as(as.form, math, strided(source, view.at(wanted.begin), view.step), wanted.size(),
+                as.columns, target + place * cut_.row_floats(as.columns));
       }
       row += in_class;
     }
   }
 
   /// Leading keys or global tokens, 16 at a time.
-  void pack_side(const VectorMath& math, Form form, const Rows& source, const View& lead,
+  void pack_side(const VectorMath& math, Target as, const Rows& source, const View& lead,
                  float* target, int64_t unit) const {
     alignas(64) char gathered[kPanelKeys * kMaxHeadDim * sizeof(float)];
     bool globals = pattern_.num_global_tiles != nullptr;
-    int32_t head_dim = params_.problem.head_dim;
-    int64_t bytes = int64_t{head_dim} * size_of(params_.problem.dtype);
+    int64_t bytes = int64_t{as.columns} * size_of(params_.problem.dtype);
     int64_t rows = globals ? *pattern_.num_global_tiles : lead.length;
     int64_t end = (unit + 1) * kPackRows < rows ? (unit + 1) * kPackRows : rows;
     for (int64_t row = unit * kPackRows; row < end; row += kPanelKeys) {
@@ -258,8 +273,8 @@ class Packer {
         int32_t key = globals ? pattern_.global_tiles[u] : lead.at(u);
         std::memcpy(gathered + i * bytes, strided(source, key, 1).data, bytes);
       }
-      copy_as(form, math, {gathered, head_dim, source.element}, count, head_dim,
-              target + row * cut_.row_floats(head_dim));
+      copy_as(as.form, math, {gathered, as.columns, source.element}, count, as.columns,
+              target + row * cut_.row_floats(as.columns));
     }
   }
 

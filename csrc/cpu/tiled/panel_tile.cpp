@@ -68,8 +68,8 @@ void QueryTile::panel_values(const Chunk& chunk) {
       column += run.length;
     }
     math_.panel_values(scores_ + row * score_stride_ + columns.begin, score_stride_, rows, runs,
-                       num_runs, stride, params_.problem.head_dim,
-                       scratch_.out + int64_t{row} * params_.problem.head_dim);
+                       num_runs, stride, params_.problem.value_dim,
+                       scratch_.out + int64_t{row} * params_.problem.value_dim);
   });
 }
 

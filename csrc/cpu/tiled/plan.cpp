@@ -33,14 +33,15 @@ bool use_panels(const AttentionParams& params) {
   const VectorMath& math = vector_math();
   const BlockList& list = params.pattern.list;
   bool few_rows = list.present() && list.block_q <= kFewListedRows;
-  return math.group_rows > 0 && params.problem.head_dim % kPanelKeys == 0 &&
-         (few_rows || params.problem.head_dim <= math.panel_head_dim);
+  const int32_t head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
+  return math.group_rows > 0 && head_dim % kPanelKeys == 0 && value_dim % kPanelKeys == 0 &&
+         (few_rows || imax(head_dim, value_dim) <= math.panel_head_dim);
 }
 
 /// Whether products take bfloat16 as it is.
 bool use_bfloat(const AttentionParams& params) {
   return vector_math().bfloat != nullptr && params.problem.dtype == Dtype::kBFloat16 &&
-         params.problem.head_dim % kBfloatRows == 0;
+         params.problem.head_dim % kBfloatRows == 0 && params.problem.value_dim % kBfloatRows == 0;
 }
 
 int32_t chunk_keys(const AttentionParams& params) {
@@ -111,12 +112,11 @@ QueryCut cut_queries(const AttentionParams& params) {
 }
 
 /// Rows that BLAS can read where they lie, with the bits that packed rows would give.
-bool is_packed(const AttentionParams& params, const TensorView& view) {
+bool is_packed(const AttentionParams& params, const TensorView& view, int32_t columns) {
   constexpr int64_t kLine = 64 / sizeof(float);
   return params.problem.dtype == Dtype::kFloat32 && params.pattern.dilation == 1 &&
-         view.stride_s == params.problem.head_dim &&
-         reinterpret_cast<uintptr_t>(view.data) % 64 == 0 && view.stride_b % kLine == 0 &&
-         view.stride_h % kLine == 0;
+         view.stride_s == columns && reinterpret_cast<uintptr_t>(view.data) % 64 == 0 &&
+         view.stride_b % kLine == 0 && view.stride_h % kLine == 0;
 }
 
 PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
@@ -131,8 +131,9 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   int64_t sharing =
       int64_t{ceil_div(params.problem.seq_q, pattern.dilation)} * params.problem.group();
   pack.key =
-      pack.bfloat || (pack.panels ? sharing > kPanelRows : !is_packed(params, params.keys.key));
-  pack.value = !is_packed(params, params.keys.value);
+      pack.bfloat || (pack.panels ? sharing > kPanelRows
+                                  : !is_packed(params, params.keys.key, params.problem.head_dim));
+  pack.value = !is_packed(params, params.keys.value, params.problem.value_dim);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
   int32_t together = pack.panels ? kPanelKeys : 2;
   pack.class_rows = round_up(ceil_div(params.problem.seq_kv, pattern.dilation), together);
@@ -142,9 +143,10 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   } else if (params.global_tokens != nullptr) {
     pack.side_rows = round_up(imin(params.num_global_tokens, params.problem.seq_kv), together);
   }
-  int64_t rows = (pack.key + pack.value) * pack.main_rows + 2 * pack.side_rows;
-  int64_t fit =
-      rows == 0 ? heads : kPackedFloats / (rows * pack.row_floats(params.problem.head_dim));
+  int64_t floats =
+      (pack.key * pack.main_rows + pack.side_rows) * pack.row_floats(params.problem.head_dim) +
+      (pack.value * pack.main_rows + pack.side_rows) * pack.row_floats(params.problem.value_dim);
+  int64_t fit = floats == 0 ? heads : kPackedFloats / floats;
   pack.heads_per_round = fit < 1 ? 1 : fit < heads ? fit : heads;
   return pack;
 }

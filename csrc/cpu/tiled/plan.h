@@ -55,7 +55,7 @@ struct PackCut {
   int64_t main_rows = 0;
   int64_t side_rows = 0;
   /// Floats' room that a packed row takes.
-  int64_t row_floats(int32_t head_dim) const { return bfloat ? head_dim / 2 : head_dim; }
+  int64_t row_floats(int32_t columns) const { return bfloat ? columns / 2 : columns; }
   int64_t heads_per_round = 0;  // heads packed at a time, so that the space stays bounded
 };
 

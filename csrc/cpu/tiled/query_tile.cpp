@@ -14,9 +14,9 @@ constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product
 
 TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
   int64_t max_rows = round_up(plan.query.max_rows(), kBfloatRows);  // whole groups of bfloat16
-  int64_t chunk = int64_t{plan.chunk_keys} * params.problem.head_dim;
-  query = arena->take<float>(max_rows * params.problem.head_dim);
-  out = arena->take<float>(max_rows * params.problem.head_dim);
+  const int64_t head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
+  query = arena->take<float>(max_rows * head_dim);
+  out = arena->take<float>(max_rows * value_dim);
   // Panels that begin before a chunk write into the end of the row before.
   scores = arena->take<float>(max_rows * plan.score_stride + kPanelKeys);
   if (scores != nullptr) scores += kPanelKeys;
@@ -28,12 +28,12 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   if (params.scores.mask.kind != MaskKind::kNone || params.scores.alibi.slopes != nullptr)
     mask = arena->take<float>(plan.chunk_keys);
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
-    key = arena->take<float>(chunk);
-    value = arena->take<float>(plan.pack.panels ? 0 : chunk);
+    key = arena->take<float>(plan.chunk_keys * head_dim);
+    value = arena->take<float>(plan.pack.panels ? 0 : plan.chunk_keys * value_dim);
   }
   if (plan.pack.bfloat) {
     int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
-    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * params.problem.head_dim);
+    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * value_dim);
     int64_t blocks = plan.chunk_keys / kBfloatRows + 2 * runs;
     rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
   }
@@ -59,7 +59,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       keys_(pattern, plan.pack, params.problem.head_dim,
             rows_of(params.keys.key, params.problem.dtype, tile.batch, tile.head_kv), packed.key,
             packed.side_key),
-      values_(pattern, plan.pack, params.problem.head_dim,
+      values_(pattern, plan.pack, params.problem.value_dim,
               rows_of(params.keys.value, params.problem.dtype, tile.batch, tile.head_kv),
               packed.value, packed.side_value),
       mask_(params, pattern, math, scratch.mask),
@@ -121,11 +121,11 @@ void QueryTile::gather(const Chunk& chunk) {
   int64_t column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
-    int64_t offset = column * params_.problem.head_dim;
-    copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length,
-              params_.problem.head_dim, scratch_.key + offset);
-    copy_rows(math_, values_.at(chunk.axis, tile_.slice, run.begin), run.length,
-              params_.problem.head_dim, scratch_.value + offset);
+    const int32_t head_dim = params_.problem.head_dim, value_dim = params_.problem.value_dim;
+    copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
+              scratch_.key + column * head_dim);
+    copy_rows(math_, values_.at(chunk.axis, tile_.slice, run.begin), run.length, value_dim,
+              scratch_.value + column * value_dim);
     column += run.length;
   }
 }
@@ -155,23 +155,23 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
 
 /// O += P v over the chunk, or O = P v at first; what no row sees may be left out.
 bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
-  int32_t head_dim = params_.problem.head_dim;
+  int32_t value_dim = params_.problem.value_dim;
   if (panels_) {
     bfloat_ ? bfloat_values(chunk) : panel_values(chunk);
     return true;
   }
-  Matrix out(scratch_.out, tile_.size(), head_dim, head_dim);
+  Matrix out(scratch_.out, tile_.size(), value_dim, value_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
     const float* weights = scores_ + column;
     if (row_by_row_) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
-        math_.row_accumulate(weights + row * score_stride_, nullptr, length, value, head_dim,
-                             scratch_.out + int64_t{row} * head_dim);
+        math_.row_accumulate(weights + row * score_stride_, nullptr, length, value, value_dim,
+                             scratch_.out + int64_t{row} * value_dim);
       }
       return true;
     }
     return multiply(Matrix(weights, tile_.size(), length, score_stride_),
-                    Matrix(static_cast<const float*>(value.data), length, head_dim, value.stride),
+                    Matrix(static_cast<const float*>(value.data), length, value_dim, value.stride),
                     out, !(first && column == 0));
   });
 }
@@ -218,7 +218,7 @@ SoftmaxTile QueryTile::softmax_tile() const {
   softmax.m = scratch_.m;
   softmax.l = scratch_.l;
   softmax.out = scratch_.out;
-  softmax.head_dim = params_.problem.head_dim;
+  softmax.value_dim = params_.problem.value_dim;
   softmax.factor = transforms() ? kLog2E : scale_ * kLog2E;
   return softmax;
 }
@@ -246,7 +246,7 @@ bool QueryTile::run_online() {
 }
 
 void QueryTile::clear_out() {
-  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.problem.head_dim);
+  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.problem.value_dim);
 }
 
 /// Divides by l, with the learned sink's share in it, and stores rows and lse.
@@ -265,12 +265,12 @@ void QueryTile::finish() {
     }
     if (params_.scores.sink_logits != nullptr)
       sum += std::exp(params_.scores.sink_logits[head] - m);
-    float* out = scratch_.out + int64_t{row} * params_.problem.head_dim;
-    if (empty) std::memset(out, 0, sizeof(float) * params_.problem.head_dim);
+    float* out = scratch_.out + int64_t{row} * params_.problem.value_dim;
+    if (empty) std::memset(out, 0, sizeof(float) * params_.problem.value_dim);
     Rows target =
         strided(rows_of(params_.outputs.out, params_.problem.dtype, tile_.batch, head), query, 1);
     math_.from_float(target.element, out, empty ? 1.0f : static_cast<float>(value_scale / sum),
-                     const_cast<void*>(target.data), params_.problem.head_dim);
+                     const_cast<void*>(target.data), params_.problem.value_dim);
   }
 }
 

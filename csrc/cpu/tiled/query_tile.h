@@ -16,7 +16,7 @@ namespace sparse_attn::cpu {
 /// What a worker holds for the tile it works on.
 struct TileScratch {
   float* query = nullptr;   // [rows, D]
-  float* out = nullptr;     // [rows, D], not yet divided by l
+  float* out = nullptr;     // [rows, value_dim], not yet divided by l
   float* scores = nullptr;  // [rows, score_stride]
   float* m = nullptr;       // [rows]
   float* l = nullptr;       // [rows]
@@ -25,9 +25,10 @@ struct TileScratch {
   Span* read = nullptr;     // [rows], columns of P that its product with values reads
   float* mask = nullptr;    // [chunk_keys], one row of attn_mask
   float* key = nullptr;     // [chunk_keys, D], gathered blocks, or panels of a run
-  float* value = nullptr;   // [chunk_keys, D]
+  float* value = nullptr;   // [chunk_keys, value_dim]
   // For products of bfloat16, whose queries lie in `query`:
-  uint16_t* edges = nullptr;    // [2 runs, 32, D], blocks of values with rows outside their run
+  uint16_t* edges =
+      nullptr;  // [2 runs, 32, value_dim], blocks of values with rows outside their run
   uint16_t* rounded = nullptr;  // [32 rows, blocks of a chunk, 32], P
   // For top-k:
   float* whole_scores = nullptr;    // [rows, whole_stride]
@@ -132,7 +133,7 @@ bool QueryTile::for_each_part(const Chunk& chunk, const Product& product) {
   if (gathered_) {
     return product(0, chunk.columns,
                    Rows{scratch_.key, params_.problem.head_dim, Element::kFloat32},
-                   Rows{scratch_.value, params_.problem.head_dim, Element::kFloat32});
+                   Rows{scratch_.value, params_.problem.value_dim, Element::kFloat32});
   }
   bool one_by_one = chunk.axis == Axis::kGlobal && plan_.pack.side_rows == 0;
   int32_t column = 0;

@@ -36,7 +36,7 @@ struct Workspace {
     }
     order = arena->take<TileWork>(plan.query.num_tiles());
     packed = arena->take<float>(plan.pack.heads_per_round *
-                                PackedHeads(plan.pack, params.problem.head_dim).head_floats());
+                                PackedHeads(plan.pack, params.problem).head_floats());
     scratch = arena->take<TileScratch>(plan.num_workers);
     for (int32_t worker = 0; worker < plan.num_workers; ++worker) {
       TileScratch piece(params, plan, arena);
@@ -94,7 +94,7 @@ Status run_plain(const AttentionParams& params) {
   }
   sort_tiles(params, pattern, plan, workspace.order);
 
-  PackedHeads packed(plan.pack, params.problem.head_dim);
+  PackedHeads packed(plan.pack, params.problem);
   packed.base = workspace.packed;
   Packer packer(params, pattern, plan.pack);
   int64_t units = packer.units();

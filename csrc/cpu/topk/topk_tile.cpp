@@ -113,8 +113,8 @@ void QueryTile::add_kept(const Chunk& chunk, int32_t first) {
       Span entries = next_kept(row, first + column + length);
       const TopkRow& kept = scratch_.kept[row];
       math_.row_accumulate(kept.scores + entries.begin, kept.columns + entries.begin,
-                           entries.end - entries.begin, from_column_0, params_.problem.head_dim,
-                           scratch_.out + int64_t{row} * params_.problem.head_dim);
+                           entries.end - entries.begin, from_column_0, params_.problem.value_dim,
+                           scratch_.out + int64_t{row} * params_.problem.value_dim);
     }
     return true;
   });

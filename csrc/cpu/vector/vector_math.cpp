@@ -189,7 +189,7 @@ void online_softmax(const SoftmaxTile& tile) {
     if (m != old_m && old_m != -kInfinity) {
       float shrink = exp2(broadcast((old_m - m) * tile.factor))[0];
       tile.l[row] *= shrink;
-      scale_row(tile.out + int64_t(row) * tile.head_dim, tile.head_dim, shrink);
+      scale_row(tile.out + int64_t(row) * tile.value_dim, tile.value_dim, shrink);
     }
     tile.m[row] = m;
     tile.l[row] += l;

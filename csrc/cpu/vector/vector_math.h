@@ -48,8 +48,8 @@ struct SoftmaxTile {
   float factor = 1.0f;            // positive; from scores to exponents of 2
   float* m = nullptr;             // [rows], -inf before the first tile
   float* l = nullptr;             // [rows], 0 before the first tile
-  float* out = nullptr;           // [rows, head_dim], contiguous
-  int32_t head_dim = 0;
+  float* out = nullptr;           // [rows, value_dim], contiguous
+  int32_t value_dim = 0;
 };
 
 /// Rows of values that a bfloat16 product takes at a time.

@@ -11,7 +11,7 @@ template <typename T>
 __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem problem) {
   const AttentionParams& params = problem.params;
   int64_t tiles_q = ceil_div64(params.problem.seq_q, kProductTile);
-  int64_t tiles_d = ceil_div64(params.problem.head_dim, kProductTile);
+  int64_t tiles_d = ceil_div64(params.problem.value_dim, kProductTile);
   int64_t index = blockIdx.x / (tiles_q * tiles_d);
   int32_t q0 = static_cast<int32_t>(blockIdx.x / tiles_d % tiles_q) * kProductTile;
   int32_t d0 = static_cast<int32_t>(blockIdx.x % tiles_d) * kProductTile;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
       },
       [&](int32_t j, int column) {
         int32_t d = d0 + column;
-        return j < sequence.keys && d < params.problem.head_dim
+        return j < sequence.keys && d < params.problem.value_dim
                    ? key_element<T>(params.keys, params.keys.value, sequence, batch, head_kv, j, d)
                    : 0.0f;
       },
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
     int64_t i = q0 + product_row(r);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t d = d0 + product_column(c);
-      if (i < sequence.rows && d < params.problem.head_dim) {
+      if (i < sequence.rows && d < params.problem.value_dim) {
         out[i * params.outputs.out.stride_s + d] = from_float<T>(scale * acc[r][c]);
       }
     }
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kProductThreads) output_tiles(const Problem pr
 Status launch_output(const Problem& problem) {
   const AttentionParams& params = problem.params;
   int64_t tiles = ceil_div64(params.problem.seq_q, kProductTile) *
-                  ceil_div64(params.problem.head_dim, kProductTile);
+                  ceil_div64(params.problem.value_dim, kProductTile);
   return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     output_tiles<T><<<static_cast<uint32_t>(problem.heads * tiles), kProductThreads, 0,
