@@ -13,6 +13,7 @@ from matplotlib import pyplot
 import sparse_attn as sa
 
 LENGTH = 128
+TILE = 16
 PANELS = [
     ("full, causal", sa.Full()),
     ("band, 2 sinks", sa.Band((23, 0), sinks=2)),
@@ -24,14 +25,24 @@ PANELS = [
 
 
 def main(path: str) -> None:
-    """Write one picture with a panel for each pattern."""
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(3 * len(PANELS), 3.3))
-    for ax, (title, pattern) in zip(axes, PANELS, strict=True):
+    """Write one picture: for each pattern its pairs, and the tiles that engines visit."""
+    figure, axes = pyplot.subplots(
+        2, len(PANELS), figsize=(3 * len(PANELS), 6.6), layout="constrained"
+    )
+    for (above, below), (title, pattern) in zip(axes.T, PANELS, strict=True):
         causal = title.startswith("full")
-        pattern.plot(LENGTH, LENGTH, is_causal=causal, ax=ax)
+        pattern.plot(LENGTH, is_causal=causal, ax=above)
+        pattern.plot(LENGTH, is_causal=causal, ax=below, tiles=TILE)
         share = pattern.density(LENGTH, LENGTH, is_causal=causal)
-        ax.set(title=f"{title}: {share:.0%}", xticks=[], yticks=[])
-    figure.tight_layout()
+        visited = pattern.cost(LENGTH, is_causal=causal, tile=TILE) / sa.Full().cost(
+            LENGTH, tile=TILE
+        )
+        above.set(title=f"{title}: {share:.0%}", xticks=[], yticks=[], xlabel="", ylabel="")
+        below.set(title=f"tiles: {visited:.0%}", xticks=[], yticks=[], xlabel="", ylabel="")
+        marks = below.get_legend()
+        marks.remove()
+    names = [text.get_text() for text in marks.get_texts()]
+    figure.legend(marks.legend_handles, names, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=80)
 
 

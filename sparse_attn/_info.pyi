@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import TypedDict
 
 class BuildFacts(TypedDict):
@@ -9,3 +10,16 @@ class BuildFacts(TypedDict):
 
 def build_facts() -> BuildFacts: ...
 def engine_names(cuda: bool) -> list[str]: ...
+def visited_tiles(
+    seq_q: int,
+    seq_kv: int,
+    tile: tuple[int, int],
+    *,
+    is_causal: bool,
+    left: int | None,
+    right: int | None,
+    dilation: int,
+    columns: tuple[int, int, int],
+    num_global: int,
+    global_tokens: Sequence[int],
+) -> list[tuple[int, int, int, int, int, int, int, bool]]: ...

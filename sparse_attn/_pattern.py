@@ -8,13 +8,14 @@ that depend on the data have no ``allows``.
 from __future__ import annotations
 
 import abc
-import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from ._checks import check_integer, check_kind, kind_of, refuse
+from ._checks import MAX_LENGTH, check_integer, check_kind, kind_of, refuse
+from ._drawing import as_html, draw_mask, draw_tiles
+from ._tiles import TileRun, checked_tile, tile_picture
 
 __all__ = ["Pattern", "check_pattern"]
 
@@ -51,7 +52,9 @@ class Pattern(abc.ABC):
         super().__init_subclass__()
         if "allows" in vars(cls) and "_op" not in vars(cls):
             cls._op = cls._example = None
-            for name in {"_row_counts", "_ahead"} - set(vars(cls)):  # what its base knew
+            for name in {"_row_counts", "_ahead", "_runs", "_visited"} - set(
+                vars(cls)
+            ):  # what its base knew
                 setattr(cls, name, vars(Pattern)[name])
 
     def _unserved(self) -> str | None:
@@ -235,7 +238,75 @@ class Pattern(abc.ABC):
             end = torch.clamp(position + 1, 0, Skv)
         return float(self._row_counts(position, end).double().sum() / (Sq * Skv))
 
-    def plot(self, Sq: int, Skv: int | None = None, is_causal: bool = False, ax: Any = None) -> Any:
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        """Return the tiles that engines visit, of a layout its blocks."""
+        raise NotImplementedError(
+            f"sparse_attn.{type(self).__name__}: not served: visited tiles of {self._unserved()}"
+        )
+
+    def _visited(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> float:
+        """Count the visited tiles, of a layout by the area of its blocks."""
+        return float(sum(run.tiles for run in self._runs(Sq, Skv, is_causal, tile)))
+
+    def cost(
+        self,
+        Sq: int,
+        Skv: int | None = None,
+        is_causal: bool = False,
+        *,
+        tile: int | tuple[int, int] = 64,
+    ) -> float:
+        """Count the tiles of queries and keys that engines visit: what a call costs.
+
+        An engine computes whole tiles, so that this, not `density`, follows its time: a window of
+        one key visits a tile for each query tile. Top-k counts once, though engines look twice.
+
+        Parameters
+        ----------
+        Sq, Skv, is_causal
+            As in `mask`; `Skv` is `Sq` by default.
+        tile : int or (int, int)
+            Queries and keys of a tile. Engines have tiles of their own, from 16 to 192.
+
+        Returns
+        -------
+        float
+            Tiles of a batch entry and head; of a layout, the area of its blocks in tiles, the mean
+            over batch entries and heads.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `mask`; a tile that is no int of at least 1.
+        NotImplementedError
+            When the tiles depend on the data (block top-k), for a pattern that no engine knows, and
+            where the compiled module ``_info`` is not built.
+
+        Examples
+        --------
+        >>> from sparse_attn import Band, Full
+        >>> Full().cost(1024, is_causal=True)
+        136.0
+        >>> Band((127, 0)).cost(1024)
+        45.0
+        """
+        Skv = Sq if Skv is None else Skv
+        self._check_lengths(Sq, Skv)
+        owner = type(self).__name__
+        for name, length in (("Sq", Sq), ("Skv", Skv)):
+            if length > MAX_LENGTH:
+                raise refuse(owner, f"{name} of at most {MAX_LENGTH}", length)
+        return self._visited(Sq, Skv, is_causal, checked_tile(owner, tile))
+
+    def plot(
+        self,
+        Sq: int,
+        Skv: int | None = None,
+        is_causal: bool = False,
+        ax: Any = None,
+        *,
+        tiles: int | tuple[int, int] | None = None,
+    ) -> Any:
         """Draw the mask: queries down, keys across, allowed pairs dark.
 
         Parameters
@@ -245,6 +316,10 @@ class Pattern(abc.ABC):
             drawn.
         ax : matplotlib.axes.Axes, optional
             Where to draw; by default a new figure.
+        tiles : int or (int, int), optional
+            Also show the tiles of so many queries and keys that engines visit: those seen whole,
+            which need no mask, and in others the pairs that the mask leaves out. A layout's are its
+            blocks, whatever is asked for.
 
         Returns
         -------
@@ -255,30 +330,30 @@ class Pattern(abc.ABC):
         TypeError, ValueError
             As `mask`; a layout without batch entries or heads.
         NotImplementedError
-            When the pattern depends on the data.
+            When the pattern depends on the data; with `tiles`, as `cost`.
 
         Examples
         --------
         >>> from sparse_attn import Band
-        >>> Band(3).plot(16, 16).figure.savefig("band.png")  # doctest: +SKIP
+        >>> Band(3).plot(16).figure.savefig("band.png")  # doctest: +SKIP
+        >>> Band((63, 0)).plot(512, tiles=64).figure.savefig("tiles.png")  # doctest: +SKIP
         """
-        from matplotlib import pyplot
-        from matplotlib.colors import ListedColormap
-
         Skv = Sq if Skv is None else Skv
         mask = self.mask(Sq, Skv, is_causal)
         if 0 in mask.shape[:-2]:
             raise refuse(type(self).__name__, "a mask to draw", f"shape {tuple(mask.shape)}")
-        picture = mask[(0,) * (mask.dim() - 2)].cpu().numpy()
-        if ax is None:
-            ax = pyplot.figure(figsize=(5, 6), layout="constrained").gca()
-        colors = ListedColormap(["#eef1f5", "#1f4e79"])
-        ax.imshow(picture, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
-        share = self.density(Sq, Skv, is_causal)
-        name = "\n".join(textwrap.wrap(repr(self), 44))
-        ax.set_title(f"{name}\n{share:.1%} of the pairs", fontsize="small")
-        ax.set(xlabel="key", ylabel="query")
-        return ax
+        mask = mask[(0,) * (mask.dim() - 2)].cpu()
+        share = f"{self.density(Sq, Skv, is_causal):.1%} of the pairs"
+        if tiles is None:
+            return draw_mask(mask, f"{self!r}", share, ax)
+        runs = self._runs(Sq, Skv, is_causal, checked_tile(type(self).__name__, tiles))
+        area = sum(run.rows * run.keys for run in runs) / max(1, Sq * Skv)
+        share = f"{share}, {area:.1%} in visited tiles"
+        return draw_tiles(tile_picture(runs, mask), f"{self!r}", share, ax)
+
+    def _repr_html_(self) -> str:
+        """Return the pattern for notebooks: its name, and a picture of 64 queries and keys."""
+        return as_html(repr(self), lambda ax: self.plot(64, ax=ax))
 
 
 def check_pattern(owner: str, pattern: object) -> None:

@@ -1,14 +1,16 @@
-"""A policy as text: one line for a run of equal layers, and for a run of equal heads in them."""
+"""A policy as text and as a picture: runs of equal layers, and of equal heads in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from itertools import groupby
+from typing import Any
 
+from ._drawing import draw_cells
 from .by_head import ByHead
-from .patterns import Pattern
+from .patterns import Full, Pattern
 
-__all__ = ["table"]
+__all__ = ["draw", "table"]
 
 Row = tuple[Pattern, Pattern]  # of several queries, of decode
 
@@ -25,7 +27,7 @@ def table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None)
     count : int, optional
         Number of layers; None where it is not known.
     """
-    known = count if count is not None else max(named, default=-1) + 1
+    known = _known(named, count)
     lines: list[tuple[str, Row]] = []
     for row, run in groupby(range(known), row_of):
         lines.append((_range(list(run)), row))
@@ -40,6 +42,53 @@ def table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None)
         cells += [[layers, *map(repr, row)] for layers, row in lines]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+
+
+def draw(
+    row_of: Callable[[int], Row],
+    named: Iterable[int],
+    count: int | None,
+    heads: int | None,
+    ax: Any,
+) -> Any:
+    """Draw a map of layers by key heads, coloured by pattern; decode beside it where it differs.
+
+    Parameters
+    ----------
+    row_of, named, count
+        As in `table`; where the number of layers is not known, the last row is all others.
+    heads : int, optional
+        Number of key heads; by default as many as the policy names.
+    ax : Axes, optional
+    """
+    known = _known(named, count)
+    rows = [row_of(layer) for layer in range(known if count is not None else known + 1)]
+    inside = [p for row in rows for p in row if isinstance(p, ByHead)]
+    if heads is None and inside:
+        heads = 1 + max(head for pattern in inside for head in pattern.patterns)
+    parts = (0, 1) if any(usual != decode for usual, decode in rows) else (0,)
+    cells: list[list[str | None]] = [
+        [_cell(row[part], head) for part in parts for head in range(heads or 1)] for row in rows
+    ]
+    labels = [str(head) for head in range(heads)] if heads else ["prefill"]
+    columns = [*labels, *(f"{label}\ndecode" if heads else "decode" for label in labels)]
+    ax = draw_cells(ax, cells, columns[: len(cells[0])] if cells else columns)
+    if heads:
+        ax.set_xlabel("key head")
+    if count is None:
+        some = range(0, known, 1 + known // 16)
+        ax.set_yticks([*some, known], [*map(str, some), f"from {known}" if known else "all"])
+    return ax
+
+
+def _cell(pattern: Pattern, head: int) -> str:
+    own = pattern.of(head) if isinstance(pattern, ByHead) else pattern
+    return "dense" if own == Full() else repr(own)
+
+
+def _known(named: Iterable[int], count: int | None) -> int:
+    """Return how many layers have rows of their own."""
+    return count if count is not None else max(named, default=-1) + 1
 
 
 def _range(numbers: list[int]) -> str:

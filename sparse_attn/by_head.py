@@ -16,6 +16,7 @@ import torch
 from ._autograd import is_tracked
 from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
+from ._tiles import TileRun
 from .ops import empty_output
 from .patterns import BlockSparse, Full, Pattern
 
@@ -131,6 +132,11 @@ class ByHead(Pattern):
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError(
             "sparse_attn.ByHead: no density of all heads; ask the pattern of one, .of(head)"
+        )
+
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        raise NotImplementedError(
+            "sparse_attn.ByHead: no tiles of all heads; ask the pattern of one, .of(head)"
         )
 
 

@@ -29,13 +29,14 @@ from .layout_entries import check_bits, check_entries, entries_of_csr, sorted_en
 from .layout_flex import block_mask_from
 from .layout_makers import ReadyLayouts
 from .layout_nd import GridLayouts
+from .layout_picture import DrawnLayouts
 from .layout_tokens import TokenLayouts
 
 __all__ = ["BlockLayout"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts):
+class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
     """Key blocks listed for each query block.
 
     Parameters

@@ -28,6 +28,7 @@ from ._checks import (
     without,
 )
 from ._pattern import Pattern
+from ._tiles import TileRun, listed_blocks, listed_runs, tile_runs
 from .layout import BlockLayout
 from .windows import Band, Dilated, Full, Strided
 
@@ -124,6 +125,17 @@ class BlockSparse(Pattern):
             counts.append((rows - start).clamp(0, block_kv).double() @ share[index])
         return torch.cat(counts)
 
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        return listed_runs(self.layout, self.mask(Sq, Skv, is_causal)[0, 0], is_causal)
+
+    def _visited(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> float:
+        layout = self.layout
+        blocks = listed_blocks(layout, Sq, Skv, is_causal).sum((-2, -1)).double().mean()
+        return float(blocks) * layout.block_q * layout.block_kv / (tile[0] * tile[1])
+
+    def _repr_html_(self) -> str:
+        return self.layout._repr_html_()
+
     def _pair_counts(self, end: torch.Tensor) -> torch.Tensor:
         """Count the pairs of a layout with bits, a query block at a time."""
         key = torch.arange(int(end.max()), device=end.device)
@@ -175,6 +187,9 @@ class TopK(Pattern):
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         return end.clamp(max=min(self.k, LARGE))
+
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        return tile_runs(Sq, Skv, is_causal, tile)  # every score is computed
 
 
 @without(budget=BUDGETS)
@@ -385,4 +400,10 @@ class BlockTopK(Pattern):
         raise NotImplementedError(
             "sparse_attn.BlockTopK: no density without data; "
             "BlockSparse(select_blocks(query, key, pattern)) has one"
+        )
+
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        raise NotImplementedError(
+            "sparse_attn.BlockTopK: no tiles without data; "
+            "BlockSparse(select_blocks(query, key, pattern)) has some"
         )

@@ -15,9 +15,10 @@ from typing import Any
 
 from . import _policy_file
 from ._checks import check_integer, check_kind, refuse
+from ._drawing import as_html
 from ._pattern import check_pattern
 from ._policy_parts import checked_heads, checked_layers, twice_reach, widened
-from ._policy_table import table
+from ._policy_table import draw, table
 from .by_head import ByHead
 from .patterns import Full, Pattern
 from .policy_makers import ReadyPolicies
@@ -339,21 +340,58 @@ class Policy(ReadyPolicies):
         0-7     TopK(k=64)  TopK(k=64)
         8-9     Full()      Full()
         """
-        count = num_layers if num_layers is not None else self.num_layers
-        if count is not None:
-            self.check_layers(count)
-
-        def row_of(layer: int) -> tuple[Pattern, Pattern]:
-            usual, _, decode = self._of_layer(layer)
-            return usual, decode
-
-        lines = table(row_of, (*self.dense_layers, *self._named()), count)
+        lines = table(self._row_of, self._own_layers(), self._count(num_layers))
         if self.dense_below:
             lines.append(f"below {self.dense_below} keys: {self._dense}")
         return "\n".join(lines)
 
+    def plot(self, num_layers: int | None = None, ax: Any = None) -> Any:
+        """Draw a map of layers by key heads, coloured by pattern; decode where it differs.
+
+        Parameters
+        ----------
+        num_layers : int, optional
+            As in `table`.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; by default a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            When the policy is made for another number of layers.
+
+        Examples
+        --------
+        >>> from sparse_attn import Policy, TopK
+        >>> policy = Policy.dense_on_top(TopK(64), num_layers=10)
+        >>> policy.plot().figure.savefig("policy.png")  # doctest: +SKIP
+        """
+        rows = self._own_layers()
+        return draw(self._row_of, rows, self._count(num_layers), self.num_key_heads, ax)
+
+    def _row_of(self, layer: int) -> tuple[Pattern, Pattern]:
+        usual, _, decode = self._of_layer(layer)
+        return usual, decode
+
+    def _own_layers(self) -> tuple[int, ...]:
+        return (*self.dense_layers, *self._named())
+
+    def _count(self, num_layers: int | None) -> int | None:
+        if num_layers is None:
+            return self.num_layers
+        self.check_layers(num_layers)
+        return num_layers
+
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        """Return the policy for notebooks: its table and its map."""
+        return as_html(self.table(), lambda ax: self.plot(ax=ax), width=7)
 
 
 def as_policy(policy: Policy | Pattern) -> Policy:

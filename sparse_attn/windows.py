@@ -22,6 +22,7 @@ from ._checks import (
     same_values,
 )
 from ._pattern import Pattern
+from ._tiles import TileRun, tile_runs
 
 __all__ = ["Band", "Dilated", "Full", "Strided"]
 
@@ -84,6 +85,9 @@ class Full(Pattern):
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         return end
+
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        return tile_runs(Sq, Skv, is_causal, tile)
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,11 @@ class Band(Pattern):
         counts = _with_columns(columns, position, self.sides, end)
         return torch.where(self._is_global(position), end, counts)
 
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        arguments = self._arguments()
+        columns = (0, 1, max(arguments.pop("sinks"), arguments["num_global"]))
+        return tile_runs(Sq, Skv, is_causal, tile, columns=columns, **arguments)
+
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
@@ -270,6 +279,11 @@ class Dilated(Pattern):
         taps = _taps(position, sides, step, end)
         return taps + sinks - _taps(position, sides, step, sinks)
 
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        arguments = self._arguments()
+        columns = (0, 1, arguments.pop("sinks"))
+        return tile_runs(Sq, Skv, is_causal, tile, columns=columns, **arguments)
+
 
 @dataclass(frozen=True)
 class Strided(Pattern):
@@ -325,3 +339,8 @@ class Strided(Pattern):
         columns = torch.arange(stride - 1, last, stride, device=position.device)
         sides = (clamped(self.local) - 1, 0)
         return _with_columns(columns, position, sides, end)
+
+    def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
+        local, stride = clamped(self.local), clamped(self.stride)
+        columns = (stride - 1, stride, LARGE)
+        return tile_runs(Sq, Skv, True, tile, left=local - 1, right=0, columns=columns)

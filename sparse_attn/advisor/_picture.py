@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._drawing import draw_cells
 from ..quality._picture import FAINT, INK, LINE
 
 if TYPE_CHECKING:
@@ -62,21 +63,7 @@ def _over_pairs(ax: Any, advice: Advice) -> None:
 
 def _by_head(ax: Any, advice: Advice, layers: int) -> None:
     """Draw the map of layers by key heads, coloured by candidate."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
     heads = 1 + max(head for _, head in advice.choice)
-    names = sorted(set(advice.choice.values()), key=lambda name: (name == "dense", name))
-    colors = [colormaps["tab10"](i % 10) for i in range(len(names))]
-    if names[-1] == "dense":
-        colors[-1] = (0.25, 0.28, 0.33, 1.0)
-    grid = [
-        [names.index(advice.choice[layer, head]) if (layer, head) in advice.choice else float("nan")
-         for head in range(heads)]
-        for layer in range(layers)
-    ]  # fmt: skip
-    ax.imshow(grid, cmap=ListedColormap(colors), vmin=-0.5, vmax=len(names) - 0.5, aspect="auto")
-    ax.set(xlabel="key head", ylabel="layer", title="The policy", xticks=range(heads))
-    marks = [Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
-    ax.legend(handles=marks, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
+    cells = [[advice.choice.get((layer, head)) for head in range(heads)] for layer in range(layers)]
+    draw_cells(ax, cells, [str(head) for head in range(heads)])
+    ax.set(xlabel="key head", title="The policy")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .._drawing import image_html
 
 if TYPE_CHECKING:
     from ._advice import Advice
@@ -28,11 +28,9 @@ def page(path: str | PathLike[str], advice: Advice) -> None:
     """Write the page."""
     from matplotlib import pyplot
 
-    held = io.BytesIO()
     figure = advice.plot()
-    figure.savefig(held, format="png", dpi=110)
+    picture = image_html(figure, "quality over pairs; candidates by layer and key head")
     pyplot.close(figure)
-    picture = base64.b64encode(held.getvalue()).decode()
     verdict = "verdict" if advice.kept else "verdict missed"
     sentences = "".join(f"<p>{html.escape(line)}</p>" for line in advice.summary().splitlines())
     title = f"Sparse attention for {advice.model}"
@@ -44,8 +42,7 @@ def page(path: str | PathLike[str], advice: Advice) -> None:
         f"{advice.seconds / 60:.1f} minutes on {advice.length} positions.</p>"
         f"<div class='{verdict}'>{sentences}</div>"
         f"<h2>What was tried, and what each key head does</h2>"
-        f"<img alt='quality over pairs; candidates by layer and key head' "
-        f"src='data:image/png;base64,{picture}'>"
+        f"{picture}"
         f"<h2>Figures</h2><pre>{html.escape(advice.table())}</pre>"
         f"<h2>The policy</h2><pre>{html.escape(str(advice.policy))}</pre>"
         "</body></html>\n",

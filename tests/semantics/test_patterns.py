@@ -291,17 +291,3 @@ def test_a_pattern_of_the_data_has_no_mask_mod():
 def test_minus_one_is_told_of_none():
     with pytest.raises(ValueError, match="left side of at least 0, got -1; None means no limit"):
         sa.Band((-1, 0))
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [sa.Band((1023, 127), sinks=16, global_tokens=64), MASK_MODS[-1]],
-    ids=lambda pattern: type(pattern).__name__,
-)
-def test_nothing_of_a_picture_is_cut_off(pattern):
-    pytest.importorskip("matplotlib").use("agg")
-    figure = pattern.plot(64).figure
-    figure.canvas.draw()
-    box = figure.get_tightbbox()
-    width, height = figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height

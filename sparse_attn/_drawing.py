@@ -1,0 +1,149 @@
+"""Pictures of masks, tiles, layouts and policies, and their HTML for notebooks.
+
+matplotlib is imported when something is drawn; without it the HTML is the text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["as_html", "draw_blocks", "draw_cells", "draw_mask", "draw_tiles", "image_html"]
+
+_EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE = "#eef1f5", "#f3c98b", "#5b8fc7", "#1f4e79"
+_DENSE = "#40474f"
+
+
+def _axes(ax: Any, width: float, height: float) -> Any:
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    return pyplot.figure(figsize=(width, height), layout="constrained").gca()
+
+
+def _titled(ax: Any, name: str, share: str) -> None:
+    title = "\n".join([*textwrap.wrap(name, 44), share])
+    ax.set_title(title, fontsize="small")
+    ax.set(xlabel="key", ylabel="query")
+
+
+def _image(ax: Any, picture: torch.Tensor, colors: Sequence[str]) -> None:
+    from matplotlib.colors import ListedColormap
+
+    shown = {"vmin": 0, "vmax": len(colors) - 1, "interpolation": "nearest"}
+    ax.imshow(picture.numpy(), cmap=ListedColormap(colors), **shown)
+
+
+def _legend(ax: Any, marks: dict[str, str], **place: Any) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=color, label=name) for name, color in marks.items()]
+    ax.legend(handles=handles, frameon=False, fontsize="small", **place)
+
+
+def draw_mask(mask: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
+    """Draw a bool mask ``(Sq, Skv)``, allowed pairs dark."""
+    ax = _axes(ax, 5, 6)
+    _image(ax, mask, [_EMPTY, _WHOLE])
+    _titled(ax, name, share)
+    return ax
+
+
+def draw_tiles(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
+    """Draw a mask with the tiles that are visited, as `tile_picture` gives it."""
+    ax = _axes(ax, 5, 6.6)
+    _image(ax, picture, [_EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE])
+    _titled(ax, name, share)
+    marks = {
+        "computed, masked out": _LEFT_OUT,
+        "allowed, tile has a mask": _ALLOWED,
+        "allowed, tile without mask": _WHOLE,
+        "never computed": _EMPTY,
+    }
+    _legend(ax, marks, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    return ax
+
+
+def draw_blocks(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
+    """Draw blocks ``(NQ, NKV)``: 0 is not visited, 1 in part, 2 whole."""
+    ax = _axes(ax, 5, 6.6)
+    _image(ax, picture, [_EMPTY, _ALLOWED, _WHOLE])
+    _titled(ax, name, share)
+    ax.set(xlabel="key block", ylabel="query block")
+    if bool((picture == 1).any()):
+        marks = {"seen in part": _ALLOWED, "seen whole": _WHOLE}
+        _legend(ax, marks, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+    return ax
+
+
+def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence[str]) -> Any:
+    """Draw what runs where: a row for each layer, a column for each head, a colour for each name.
+
+    Parameters
+    ----------
+    ax : Axes, optional
+    cells : sequence of sequence of str or None
+        By layer, then by head; None stays empty. Dense attention is named "dense".
+    columns : sequence of str
+        Labels of the columns.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    names = sorted({name for row in cells for name in row if name is not None and name != "dense"})
+    color = {name: to_hex(colormaps["tab10"](i % 10)) for i, name in enumerate(names)}
+    if any("dense" in row for row in cells):
+        color["dense"] = _DENSE
+    ax = _axes(ax, 7, max(2.5, 0.22 * len(cells) + 1))
+    index = {name: i for i, name in enumerate(color)}
+    picture = [[float("nan") if n is None else index[n] for n in row] for row in cells]
+    _image(ax, torch.tensor(picture), list(color.values()))
+    ax.set_aspect("auto")
+    ax.set(ylabel="layer", xticks=range(len(columns)), xticklabels=columns)
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    marks = {"\n".join(textwrap.wrap(name, 36)): shade for name, shade in color.items()}
+    _legend(ax, marks, loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def _axes_apart(width: float, height: float) -> Any:
+    """Return axes of a figure that no window or notebook shows by itself."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def image_html(figure: Any, said: str) -> str:
+    """Return a figure as an ``<img>`` that holds its own data."""
+    held = io.BytesIO()
+    figure.savefig(held, format="png", dpi=110)
+    data = base64.b64encode(held.getvalue()).decode()
+    return f"<img alt='{html.escape(said)}' src='data:image/png;base64,{data}'>"
+
+
+def as_html(text: str, draw: Callable[[Any], Any], width: float = 3.6) -> str:
+    """Return text with a small picture below it, for notebooks.
+
+    Parameters
+    ----------
+    text : str
+    draw : callable
+        Draws on the axes that it is given. What has no picture (a pattern that depends on the
+        data), and everything where matplotlib is missing, is the text alone.
+    width : float
+        Of the picture, in inches.
+    """
+    shown = f"<pre>{html.escape(text)}</pre>"
+    try:
+        ax = _axes_apart(width, 4)
+        draw(ax)
+    except (ImportError, NotImplementedError, TypeError, ValueError):
+        return shown
+    return shown + image_html(ax.figure, text)

@@ -1,0 +1,116 @@
+"""Pictures of patterns, tiles, layouts and policies, and their HTML in notebooks."""
+
+import sys
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("agg")
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+POLICY = sa.Policy(
+    sa.Band((1023, 0), sinks=4),
+    layers={2: sa.Strided(128, 64)},
+    heads={5: {0: sa.Full(), 2: sa.BlockTopK()}},
+    decode=sa.Full(),
+)
+LAYOUT = sa.BlockLayout.from_token_mask(sa.Band((40, 9)).mask(130, 200), 32, 16)
+HEADS = sa.BlockLayout.from_mask(torch.rand(2, 3, 4, 4) > 0.5, 16, 16)
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays():
+    yield
+    pyplot.close("all")
+
+
+def colors(ax):
+    """Return the numbers that a picture shows."""
+    return set(ax.images[0].get_array().compressed().ravel().tolist())
+
+
+def assert_nothing_is_cut_off(ax):
+    figure = ax.figure
+    figure.canvas.draw()
+    box = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+
+
+DRAWN = {
+    "mask": lambda: sa.Band((1234567, 0), sinks=4, global_tokens=torch.arange(40)).plot(64),
+    "mask-of-a-layout": lambda: sa.BlockSparse(LAYOUT).plot(130, 200),
+    "layout": lambda: LAYOUT.plot(),
+    "layout-heads": lambda: HEADS.plot(1, 2),
+    "policy": lambda: POLICY.plot(),
+    "policy-of-30": lambda: POLICY.plot(30),
+    "policy-bare": lambda: sa.Policy(sa.Band(5)).plot(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_nothing_is_cut_off(name):
+    ax = DRAWN[name]()
+    assert isinstance(ax, pyplot.Axes)
+    assert_nothing_is_cut_off(ax)
+
+
+def test_tiles_show_what_is_computed_and_masked_out():
+    pytest.importorskip("sparse_attn._info", reason="the info module is not built")
+    ax = sa.Band((199, 0), sinks=4).plot(512, is_causal=True, tiles=64)
+    assert colors(ax) == {0, 1, 2, 3}
+    assert "in visited tiles" in ax.get_title()
+    assert_nothing_is_cut_off(ax)
+    assert colors(sa.Full().plot(512, tiles=(128, 64))) == {3}
+    assert colors(sa.BlockSparse(LAYOUT).plot(130, 200, tiles=64)) == {0, 1, 2, 3}
+
+
+def test_layouts_show_blocks_seen_in_part():
+    picture = LAYOUT.plot().images[0].get_array()
+    assert (torch.as_tensor(picture > 0) == LAYOUT.to_mask()[0, 0]).all()
+    assert {1, 2} <= set(picture.ravel().tolist())
+    with pytest.raises(ValueError, match=r"BlockLayout.plot: expected head below 3, got 3"):
+        HEADS.plot(0, 3)
+    LAYOUT.plot(7, 9)  # its one list is that of every batch entry and head
+
+
+def test_policies_show_layers_by_heads_and_decode():
+    ax = POLICY.plot(num_layers=8)
+    picture = torch.as_tensor(ax.images[0].get_array().data)
+    assert picture.shape == (8, 6)  # three heads, and the same at decode
+    assert len(set(picture[5].tolist())) == 4
+    assert ax.get_xticklabels()[3].get_text() == "0\ndecode"
+    assert sa.Policy(sa.Band(5)).plot(4).images[0].get_array().shape == (4, 1)
+    with pytest.raises(ValueError, match="layers below the model's 4 layers, got 5|heads below"):
+        POLICY.plot(4)
+
+
+@pytest.mark.parametrize(
+    ("thing", "drawn"),
+    [
+        (sa.Band(5), True),
+        (LAYOUT, True),
+        (sa.BlockSparse(LAYOUT), True),
+        (POLICY, True),
+        (sa.TopK(5), False),
+        (sa.BlockTopK(), False),
+        (sa.ByHead({0: sa.Full()}), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_notebooks_show_a_picture_where_there_is_one(thing, drawn):
+    before = pyplot.get_fignums()
+    shown = thing._repr_html_()
+    assert ("<img " in shown) == drawn
+    assert shown.startswith("<pre>")
+    assert pyplot.get_fignums() == before  # a notebook would show those again
+
+
+def test_html_without_matplotlib_is_the_text(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert sa.Band(5)._repr_html_() == (
+        "<pre>Band(window=(5, 5), sinks=0, global_tokens=None)</pre>"
+    )
