@@ -63,6 +63,7 @@ inline Features features_of(const AttentionParams& params) {
   features.add(Feature::kGlobalRows, pattern.global_count > 0);
   features.add(Feature::kGlobalIndices, params.num_global_tokens > 0);
   features.add(Feature::kList, pattern.list.block_q > 0);
+  features.add(Feature::kPartialBlocks, pattern.list.has_bits());
   features.add(Feature::kTopK, pattern.topk > 0);
   return features;
 }

@@ -12,10 +12,11 @@ namespace {
 using F = Feature;
 
 /// What calls of (B, H, S, D) tensors bring, whatever their pattern.
-constexpr Features kContiguous = Features::of(
-    F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets, F::kKeyOrigins,
-    F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow, F::kDilation, F::kLead,
-    F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList, F::kTopK, F::kValueDim);
+constexpr Features kContiguous =
+    Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets,
+                 F::kKeyOrigins, F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow,
+                 F::kDilation, F::kLead, F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList,
+                 F::kPartialBlocks, F::kTopK, F::kValueDim);
 
 /// Sequences that differ in length, packed or in pages, and keys of 8 bits.
 constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
@@ -33,9 +34,11 @@ constexpr EngineLimits kEngines[] = {
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
      kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi,
-                                      F::kGlobalIndices, F::kValueDim))},
+                                      F::kGlobalIndices, F::kPartialBlocks, F::kValueDim))},
     {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kValueDim))
+     kContiguous
+         .without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kPartialBlocks,
+                               F::kValueDim))
          .with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences).without(Features::of(F::kValueDim))},
     {"naive", true, 0, kContiguous.with(kSequences)},
@@ -78,6 +81,8 @@ const char* words_of(Feature feature) {
       return "global_tokens given as indices";
     case F::kList:
       return "block lists";
+    case F::kPartialBlocks:
+      return "partial blocks";
     case F::kTopK:
       return "token top-k";
     case F::kValueDim:

@@ -28,6 +28,7 @@ enum class Feature : int32_t {
   kGlobalRows,     // rows of the first global tokens
   kGlobalIndices,  // global tokens given as an index tensor
   kList,           // block lists
+  kPartialBlocks,  // lists with bits of partial blocks
   kTopK,           // token top-k
   kValueDim,       // a value head dim that differs from the key's
   kPacked,         // queries or keys packed by cumulative lengths

@@ -15,70 +15,12 @@
 #pragma once
 
 #include <cstdint>
-#ifdef SPARSE_ATTN_DEBUG
-#include <cstdio>
-#endif
 
+#include "block_list.h"
 #include "interval.h"
 #include "sequence.h"
 
 namespace sparse_attn {
-
-/// What a list says that no list should; spoken in debug builds only.
-SPARSE_ATTN_HD void report_list([[maybe_unused]] const char* what, [[maybe_unused]] int32_t value) {
-#ifdef SPARSE_ATTN_DEBUG
-  printf("sparse_attn: block list: %s %d\n", what, value);
-#endif
-}
-
-/// The key blocks listed for one row of query blocks, ascending, in runs of `length` keys.
-/// Entries are never trusted: those that name no block are empty runs.
-struct ListedRuns {
-  const int32_t* blocks = nullptr;
-  int32_t count = 0;      // of runs
-  int32_t length = 0;     // of a run
-  int32_t per_block = 1;  // runs of a block
-  int32_t num_kv = 0;     // blocks
-  int32_t shift = 0;      // per_block is 2^shift; -1 where it is no power of 2
-
-  /// Keys of run r; the last block may reach past Skv.
-  SPARSE_ATTN_HD Interval keys(int32_t r) const {
-    int32_t entry = shift >= 0 ? r >> shift : r / per_block;
-    int32_t block = blocks[entry];
-    if (block < 0 || block >= num_kv) {
-      report_list("skips the entry", block);
-      return {kUnlimited, kUnlimited};
-    }
-    int32_t begin = ((block - entry) * per_block + r) * length;
-    return {begin, begin + length};
-  }
-};
-
-/// Key blocks listed per row of query blocks. Counts are never trusted either: they are clamped.
-struct BlockList {
-  const int32_t* counts = nullptr;   // [B|1, Hq|Hkv|1, num_q]
-  const int32_t* indices = nullptr;  // [B|1, Hq|Hkv|1, num_q, max_count]
-  int64_t count_stride_b = 0, count_stride_h = 0;
-  int64_t index_stride_b = 0, index_stride_h = 0, index_stride_q = 0;
-  int32_t block_q = 0, block_kv = 0;
-  int32_t num_q = 0, num_kv = 0, max_count = 0;
-  int32_t heads_per_list = 1;  // query heads that share a list, those of a key head or one
-
-  SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
-  SPARSE_ATTN_HD ListedRuns runs(int64_t batch, int64_t head, int32_t row, int32_t length) const {
-    head /= heads_per_list;
-    // Of sequences that differ in length some may have more blocks than the list has rows.
-    int32_t said = row < num_q ? counts[batch * count_stride_b + head * count_stride_h + row] : 0;
-    int32_t count = imin(imax(said, 0), max_count);
-    if (count != said) report_list("clamps the count", said);
-    const int32_t* blocks =
-        indices + batch * index_stride_b + head * index_stride_h + row * index_stride_q;
-    int32_t per_block = block_kv / length, shift = 0;
-    while (1 << shift < per_block) ++shift;
-    if (1 << shift != per_block) shift = -1;
-    return {blocks, count * per_block, length, per_block, num_kv, shift};
-  }
-};
 
 /// Which keys a query may see; plain data, passed to kernels by value.
 struct Pattern {

@@ -70,10 +70,10 @@ class GridLayouts:
         Examples
         --------
         >>> import torch
-        >>> from sparse_attn import BlockLayout, BlockSparse, naive_attention
+        >>> from sparse_attn import BlockLayout, BlockSparse, block_sparse_attention
         >>> layout, order = BlockLayout.local_nd((12, 20), window=3, tile=(4, 4))
         >>> q, k, v = (torch.randn(1, 2, 240, 16)[:, :, order] for _ in range(3))
-        >>> out = naive_attention(q, k, v, BlockSparse(layout))[:, :, order.argsort()]
+        >>> out = block_sparse_attention(q, k, v, layout)[:, :, order.argsort()]
         >>> int(BlockSparse(layout).mask(240, 240).sum(-1).max())  # (3 + 1 + 3) squared
         49
         """

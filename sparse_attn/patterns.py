@@ -76,19 +76,13 @@ class BlockSparse(Pattern):
     def __post_init__(self) -> None:
         check_kind("BlockSparse", "layout", self.layout, BlockLayout, "a BlockLayout")
 
-    def _unserved(self) -> str | None:
-        if self.layout.bits is None:
-            return super()._unserved()
-        return (
-            "a layout with partial blocks; call naive_attention, or make it with whole=True, which "
-            "sees them whole"
-        )
-
     def _arguments(self) -> dict[str, Any]:
         layout = self.layout
         return {
             "counts": layout.counts,
             "indices": layout.indices,
+            "partial": layout.partial,
+            "bits": layout.bits,
             "block_q": layout.block_q,
             "block_kv": layout.block_kv,
             "num_kv_blocks": layout.num_kv_blocks,

@@ -67,6 +67,17 @@ def random_layout(Sq, Skv, block_q, block_kv, device, batch=1, heads=1, density=
     return sa.BlockLayout.from_mask(mask.to(device), block_q, block_kv)
 
 
+def with_bits(layout, rows=5):
+    """The layout with random bits in most of its blocks, of a few rows that they share."""
+    words = -(-layout.block_kv // 32)
+    size = (rows, layout.block_q, words)
+    device = layout.indices.device
+    bits = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
+    partial = torch.randint(-1, rows, layout.indices.shape, dtype=torch.int32, device=device)
+    sizes = (layout.block_q, layout.block_kv, layout.num_kv_blocks)
+    return sa.BlockLayout._trusted(layout.counts, layout.indices, *sizes, partial, bits)
+
+
 #: One pattern of every kind and feature, made for a shape and device.
 PATTERNS = {
     "full": lambda s, device: sa.Full(),
@@ -83,6 +94,9 @@ PATTERNS = {
     "blocks": lambda s, device: sa.BlockSparse(random_layout(s.Sq, s.Skv, s.block, 32, device)),
     "blocks-of-heads": lambda s, device: sa.BlockSparse(
         random_layout(s.Sq, s.Skv, max(s.block, 64), 16, device, s.B, s.Hq)
+    ),
+    "partial-blocks": lambda s, device: sa.BlockSparse(
+        with_bits(random_layout(s.Sq, s.Skv, s.block, 48, device, heads=s.Hkv))
     ),
     "topk": lambda s, device: sa.TopK(7),
     "block-topk": lambda s, device: sa.BlockTopK(s.block, budget_share=0.4, local_blocks=1),

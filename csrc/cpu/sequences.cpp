@@ -93,6 +93,7 @@ AttentionParams alone(const AttentionParams& params, const Sequence& sequence, i
   if (list.present()) {
     list.counts += b * list.count_stride_b;
     list.indices += b * list.index_stride_b;
+    if (list.has_bits()) list.partial += b * list.index_stride_b;
   }
   return one;
 }

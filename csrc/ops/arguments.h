@@ -29,7 +29,7 @@ struct CallArguments {
   int64_t dilation = 1, sinks = 0, num_global = 0;
   MaybeTensor global_tokens;
   MaybeInt local, stride;
-  MaybeTensor counts, indices;
+  MaybeTensor counts, indices, partial, bits;
   int64_t block_q = 0, block_kv = 0, num_kv_blocks = 0;
   MaybeInt k;
   int64_t block_size = 64;
@@ -70,7 +70,8 @@ enum class PatternKind { kFull, kBand, kDilated, kStrided, kBlockSparse, kTopK, 
 struct CheckedCall {
   AttentionParams params;
   MaybeTensor sink_logits, alibi_slopes, global_tokens;  // converted copies
-  MaybeTensor query_offsets;  // of an int where lengths are on the device
+  MaybeTensor indices, partial, bits;  // of a list, contiguous where the caller's are not alike
+  MaybeTensor query_offsets;           // of an int where lengths are on the device
 };
 
 /// The same for a selection.

@@ -112,7 +112,48 @@ void check_list_tensor(const std::string& op, const char* name, const MaybeTenso
   }
 }
 
-void fill_list(const std::string& op, const CallArguments& args, AttentionParams* params) {
+/// Whether elements of two tensors of one shape lie at the same offsets.
+bool lie_alike(const Tensor& a, const Tensor& b) {
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+/// The bits of partial blocks, if there are some.
+void fill_bits(const std::string& op, const CallArguments& args, CheckedCall* call) {
+  if (!args.partial && !args.bits) return;
+  if (!args.partial) fail_expected(op, "partial beside bits", "None");
+  if (!args.bits) fail_expected(op, "bits beside partial", "None");
+  const Tensor& indices = *args.indices;
+  const Tensor& partial = *args.partial;
+  const Tensor& bits = *args.bits;
+  BlockList& list = call->params.pattern.list;
+  check_same_device(op, "partial", partial, *args.query);
+  check_dtype(op, "partial", partial, ScalarType::Int, "int32");
+  check_shape(op, "partial", partial,
+              {indices.size(0), indices.size(1), indices.size(2), indices.size(3)});
+  check_same_device(op, "bits", bits, *args.query);
+  check_dtype(op, "bits", bits, ScalarType::Int, "int32");
+  const int64_t words = ceil_div(list.block_kv, 32);
+  if (bits.dim() != 3 || bits.size(1) != list.block_q || bits.size(2) != words) {
+    fail_expected(op, text("bits of shape (rows, ", list.block_q, ", ", words, ")"),
+                  shape_of(bits));
+  }
+  call->indices = indices;
+  call->partial = partial;
+  call->bits = torch::stable::contiguous(bits);
+  if (!lie_alike(indices, partial)) {
+    call->indices = torch::stable::contiguous(indices);
+    call->partial = torch::stable::contiguous(partial);
+  }
+  list.partial = static_cast<const int32_t*>(call->partial->const_data_ptr());
+  list.bits = static_cast<const uint32_t*>(call->bits->const_data_ptr());
+  list.num_bits = static_cast<int32_t>(std::min<int64_t>(bits.size(0), kMaxLength));
+}
+
+void fill_list(const std::string& op, const CallArguments& args, CheckedCall* call) {
+  AttentionParams* params = &call->params;
   BlockList& list = params->pattern.list;
   list.block_q = check_block(op, "block_q", args.block_q);
   list.block_kv = check_block(op, "block_kv", args.block_kv);
@@ -132,8 +173,9 @@ void fill_list(const std::string& op, const CallArguments& args, AttentionParams
   }
   check_list_tensor(op, "counts", args.counts, *args.query, params->problem, 3, list.num_q);
   check_list_tensor(op, "indices", args.indices, *args.query, params->problem, 4, list.num_q);
+  fill_bits(op, args, call);
   const Tensor& counts = *args.counts;
-  const Tensor& indices = *args.indices;
+  const Tensor& indices = call->indices ? *call->indices : *args.indices;
   if (counts.size(1) != indices.size(1) && counts.size(1) != 1 && indices.size(1) != 1) {
     fail_expected(op, text("indices of counts' ", counts.size(1), " heads"), shape_of(indices));
   }
@@ -154,12 +196,16 @@ void fill_topk(const std::string& op, const CallArguments& args, Pattern* patter
   pattern->topk = check_at_least(op, "k", *args.k, 1);
 }
 
+bool has_list(const CallArguments& args) {
+  return args.counts || args.indices || args.partial || args.bits;
+}
+
 /// `naive` takes the arguments of every kind, of one kind a call.
 void check_one_kind(const std::string& op, const CallArguments& args) {
   bool lead = args.sinks > 0 || args.num_global > 0 || args.global_tokens;
   bool window = args.left || args.right || args.dilation != 1 || lead;
   bool strided = args.local || args.stride;
-  bool list = args.counts || args.indices;
+  bool list = has_list(args);
   if (window + strided + list + args.k.has_value() > 1) {
     fail_expected(op, "the arguments of one pattern", "those of several");
   }
@@ -256,8 +302,8 @@ void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& 
   if (kind == PatternKind::kStrided || (any && (args.local || args.stride))) {
     fill_strided(op, args, &params);
   }
-  if (kind == PatternKind::kBlockSparse || (any && (args.counts || args.indices))) {
-    fill_list(op, args, &params);
+  if (kind == PatternKind::kBlockSparse || (any && has_list(args))) {
+    fill_list(op, args, call);
   }
   if (kind == PatternKind::kTopK || (any && args.k)) fill_topk(op, args, &params.pattern);
 }

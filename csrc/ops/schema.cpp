@@ -52,6 +52,8 @@ const Argument kArguments[] = {
     {"stride", "SymInt? stride=None", read<&A::stride>},
     {"counts", "Tensor? counts=None", read<&A::counts>},
     {"indices", "Tensor? indices=None", read<&A::indices>},
+    {"partial", "Tensor? partial=None", read<&A::partial>},
+    {"bits", "Tensor? bits=None", read<&A::bits>},
     {"block_q", "SymInt block_q=0", read<&A::block_q>},
     {"block_kv", "SymInt block_kv=0", read<&A::block_kv>},
     {"num_kv_blocks", "SymInt num_kv_blocks=0", read<&A::num_kv_blocks>},
@@ -103,7 +105,7 @@ const Names& selection_names() {
 Names with_any_pattern(Names names) {
   for (const char* name :
        {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride",
-        "counts", "indices", "block_q", "block_kv", "num_kv_blocks", "k"}) {
+        "counts", "indices", "partial", "bits", "block_q", "block_kv", "num_kv_blocks", "k"}) {
     names.push_back(name);
   }
   return names;
@@ -118,7 +120,7 @@ const std::vector<Op>& ops() {
       {"strided", PatternKind::kStrided, {"local", "stride"}},
       {"block_sparse",
        PatternKind::kBlockSparse,
-       {"counts", "indices", "block_q", "block_kv", "num_kv_blocks"}},
+       {"counts", "indices", "partial", "bits", "block_q", "block_kv", "num_kv_blocks"}},
       {"topk", PatternKind::kTopK, {"k"}},
       {"block_topk", PatternKind::kBlockTopK, selection_names()},
       {"varlen", PatternKind::kAny,

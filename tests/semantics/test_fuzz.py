@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from reference import DTYPES, Shape
+from reference import DTYPES, Shape, with_bits
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
@@ -52,7 +52,8 @@ def patterns(draw, shape, device):
         batch, heads = draw(st.sampled_from([1, shape.B])), draw(st.sampled_from([1, shape.Hq]))
         blocks = (batch, heads, -(-shape.Sq // block_q), -(-shape.Skv // block_kv))
         mask = torch.rand(blocks) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
-        return sa.BlockSparse(sa.BlockLayout.from_mask(mask.to(device), block_q, block_kv))
+        layout = sa.BlockLayout.from_mask(mask.to(device), block_q, block_kv)
+        return sa.BlockSparse(with_bits(layout) if draw(st.booleans()) else layout)
     if kind == "k":
         return sa.TopK(draw(st.integers(1, 110)))
     if kind == "blocks":

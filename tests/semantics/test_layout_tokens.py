@@ -7,7 +7,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sparse_attn as sa
 from sparse_attn import BlockLayout, BlockSparse, layout_bits
-from sparse_attn.testing import assert_close_to_reference
 
 SIZES = [(16, 16), (32, 64), (48, 16), (128, 128)]
 
@@ -123,14 +122,6 @@ def test_to_flex_gives_the_same_attention():
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-def test_naive_attention_is_exact(device, is_causal):
-    query, key, value = Shape(2, 4, 2, 70, 95, 16).make(device)
-    pattern = BlockSparse(BlockLayout.from_token_mask(token_mask(device, heads=4), 32, 32))
-    result = sa.naive_attention(query, key, value, pattern, is_causal=is_causal, return_lse=True)
-    assert_close_to_reference(result, query, key, value, pattern, is_causal=is_causal)
-
-
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 def test_density_counts_pairs(device, is_causal):
     mask = token_mask(device)
     pattern = BlockSparse(BlockLayout.from_token_mask(mask, 32, 32))
@@ -187,21 +178,6 @@ def test_wrong_bits(change, sentence):
     BlockLayout(one, none, 16, 16, 1, **right)
     with pytest.raises(ValueError, match=f"^sparse_attn.BlockLayout: expected {sentence}"):
         BlockLayout(one, none, 16, 16, 1, **(right | change))
-
-
-def test_what_the_engines_do_not_read_yet_is_refused(device):
-    query, key, value = Shape(2, 3, 3, 70, 95, 16).make(device)
-    layout = BlockLayout.from_token_mask(token_mask(device), 16, 32)
-    for call in (
-        sa.block_sparse_attention,
-        lambda *t: sa.sparse_attention(*t[:3], BlockSparse(t[3])),
-    ):
-        with pytest.raises(
-            NotImplementedError, match="not served: a layout with partial blocks.*whole=True"
-        ):
-            call(query, key, value, layout)
-    answer = sa.can_use(query, key, value, BlockSparse(layout))
-    assert not answer and "a layout with partial blocks" in answer.reasons[0]
 
 
 WRONG = {

@@ -17,6 +17,16 @@ def blocks(query, key, value, **common):
     return sa.block_sparse_attention(query, key, value, layout, **common)
 
 
+def partial_blocks(query, key, value, **common):
+    counts = torch.ones(-(-query.shape[2] // 64), dtype=torch.int32, device=query.device)
+    partial = torch.zeros_like(counts)[None, None, :, None]
+    bits = torch.arange(64 * 4, dtype=torch.int32, device=query.device).view(1, 64, 4)
+    layout = sa.BlockLayout._trusted(
+        counts[None, None], torch.zeros_like(partial), 64, 128, 1, partial, bits
+    )
+    return sa.block_sparse_attention(query, key, value, layout, **common)
+
+
 def into_out(query, key, value, **common):
     out = query.new_zeros((*query.shape[:3], value.shape[3]))
     sa.band_attention(query, key, value, 5, out=out, **common)
@@ -49,6 +59,7 @@ FUNCTIONS = {
     "dilated": lambda *t, **c: sa.dilated_attention(*t, 3, 4, **c),
     "strided": lambda *t, **c: sa.strided_attention(*t, 3, 4, **c),
     "block-sparse": blocks,
+    "partial-blocks": partial_blocks,
     "topk": lambda *t, **c: sa.topk_attention(*t, 5, **c),
     "block-topk": lambda *t, **c: sa.block_topk_attention(
         *t, block_size=16, mass=None, budget_share=0.5, local_blocks=1, **c

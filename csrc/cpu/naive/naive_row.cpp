@@ -42,12 +42,16 @@ NaiveRow::NaiveRow(const AttentionParams& params, Arena* arena) {
   if (params.pattern.topk > 0) ranks = arena->take<int32_t>(params.problem.seq_kv);
 }
 
-void NaiveRow::see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
-                          int32_t head, int32_t layout_row) {
-  ListedRuns runs = list.runs(batch, head, layout_row, list.block_kv);
+void NaiveRow::see_listed(const BlockList& list, Interval keys, int32_t batch, int32_t head,
+                          int32_t i) {
+  ListedRuns runs = list.runs(batch, head, i / list.block_q, list.block_kv);
   for (int32_t r = 0; r < runs.count; ++r) {
+    const BlockBits bits = list.bits_at(list.bits_row(runs, r));
+    const int32_t begin = runs.keys(r).begin;
     Interval block = intersect(keys, runs.keys(r));
-    for (int32_t v = block.begin; v < block.end; ++v) seen[slice.keys.at(v)] = 1;
+    for (int32_t j = block.begin; j < block.end; ++j) {
+      seen[j] = bits.sees(i % list.block_q, j - begin);
+    }
   }
 }
 
@@ -57,7 +61,7 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
   Interval bounds = params.scores.bounds.row(batch, head, i, params.problem.seq_kv);
   auto [slice, row] = make_query(pattern, i, params.sequences.of(batch), bounds);
   if (pattern.list.present()) {
-    see_listed(pattern.list, slice, row.keys, batch, head, i / pattern.list.block_q);
+    see_listed(pattern.list, row.keys, batch, head, i);
     return;
   }
   Seen main = seen_main(pattern, row), lead = seen_lead(pattern, slice, row);

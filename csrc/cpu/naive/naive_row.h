@@ -24,8 +24,7 @@ struct NaiveRow {
   void keep_topk(int32_t k, int32_t n, float* scores);
   void find_seen(const AttentionParams& params, const Pattern& pattern, int32_t batch, int32_t head,
                  int32_t i);
-  void see_listed(const BlockList& list, const Slice& slice, Interval keys, int32_t batch,
-                  int32_t head, int32_t layout_row);
+  void see_listed(const BlockList& list, Interval keys, int32_t batch, int32_t head, int32_t i);
 };
 
 }  // namespace sparse_attn::cpu

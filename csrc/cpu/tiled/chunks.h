@@ -16,6 +16,8 @@ enum class Axis { kMain, kLead, kGlobal };
 struct Run {
   int32_t begin = 0;
   int32_t length = 0;
+  BlockBits bits;     // of a partial block ...
+  int32_t block = 0;  // ... that begins with this element
   Interval interval() const { return {begin, begin + length}; }
 };
 
@@ -26,14 +28,19 @@ struct Chunk {
   Axis axis = Axis::kMain;
   int32_t num_runs = 0;
   int32_t columns = 0;
+  bool partial = false;  // some run is of a partial block
   Run runs[kMaxRuns];
 
-  void add(Interval x) {
+  /// Adds elements, of a partial block that begins with `block` where it has bits.
+  void add(Interval x, BlockBits bits = {}, int32_t block = 0) {
     columns += x.size();
-    if (num_runs > 0 && runs[num_runs - 1].interval().end == x.begin) {
-      runs[num_runs - 1].length += x.size();
+    partial |= bits.present();
+    Run* last = num_runs > 0 ? &runs[num_runs - 1] : nullptr;
+    const bool plain = last != nullptr && !last->bits.present() && !bits.present();
+    if (plain && last->interval().end == x.begin) {
+      last->length += x.size();
     } else {
-      runs[num_runs++] = {x.begin, x.size()};
+      runs[num_runs++] = {x.begin, x.size(), bits, block};
     }
   }
 };
@@ -59,10 +66,12 @@ void for_each_listed(const BlockList& list, const Tile& tile, int32_t chunk_keys
   Chunk chunk;
   ListedRuns runs = list.runs(tile.batch, tile.head, tile.layout_row, list.block_kv);
   for (int32_t r = 0; r < runs.count; ++r) {
-    Interval keys = intersect(runs.keys(r), tile.visited.seen_keys);
+    const Interval block = runs.keys(r);
+    const BlockBits bits = list.bits_at(list.bits_row(runs, r));
+    Interval keys = intersect(block, tile.visited.seen_keys);
     while (!keys.empty()) {
       Interval piece = {keys.begin, imin(keys.end, keys.begin + chunk_keys - chunk.columns)};
-      chunk.add(piece);
+      chunk.add(piece, bits, block.begin);
       keys.begin = piece.end;
       if (chunk.columns == chunk_keys || chunk.num_runs == Chunk::kMaxRuns) {
         visit(chunk);

@@ -177,14 +177,16 @@ bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
 }
 
 void QueryTile::find_visible(const Chunk& chunk) {
-  bool masked = chunk.axis != Axis::kMain;
+  bool masked = chunk.axis != Axis::kMain || chunk.partial;
   for (int32_t i = 0; i < chunk.num_runs && !masked; ++i) {
     masked = tile_.visited.needs_mask(chunk.runs[i].interval());
   }
   RowView view(pattern_, tile_, chunk);
   for (int32_t row = 0; row < tile_.size(); ++row) {
-    scratch_.visible[row] = masked ? view.columns(scratch_.rows[row], scores_ + row * score_stride_)
-                                   : Span{0, chunk.columns};
+    const int32_t block_row = tile_.query_of(row) - tile_.layout_row * pattern_.list.block_q;
+    scratch_.visible[row] =
+        masked ? view.columns(scratch_.rows[row], block_row, scores_ + row * score_stride_)
+               : Span{0, chunk.columns};
   }
 }
 
@@ -194,8 +196,8 @@ bool QueryTile::score(const Chunk& chunk) {
   if (panels_) find_visible(chunk);
   bool ran = multiply_keys(chunk);
   // Hidden columns inside a span are marked in the scores, so after the product.
-  bool has_gaps = chunk.num_runs > 1 || chunk.axis != Axis::kMain || pattern_.has_lead() ||
-                  pattern_.num_global_tiles != nullptr;
+  bool has_gaps = chunk.num_runs > 1 || chunk.partial || chunk.axis != Axis::kMain ||
+                  pattern_.has_lead() || pattern_.num_global_tiles != nullptr;
   if (!panels_ || has_gaps) find_visible(chunk);
   return ran;
 }

@@ -35,13 +35,24 @@ class SpanBuilder {
   Span span_;
 };
 
+/// The first key from `k` on whose bit is `set`, or `end` where none is before it.
+inline int32_t next_key(const uint32_t* words, bool set, int32_t k, int32_t end) {
+  while (k < end) {
+    const uint32_t word = (set ? words[k / 32] : ~words[k / 32]) >> k % 32;
+    if (word != 0) return imin(k + __builtin_ctz(word), end);
+    k = (k / 32 + 1) * 32;
+  }
+  return end;
+}
+
 /// The row's columns of a chunk, whose scores are `scores`.
 class RowView {
  public:
   RowView(const Pattern& pattern, const Tile& tile, const Chunk& chunk)
       : pattern_(pattern), tile_(tile), chunk_(chunk) {}
 
-  Span columns(const Row& row, float* scores) const {
+  /// `block_row` is the row of a listed block that the row is.
+  Span columns(const Row& row, int32_t block_row, float* scores) const {
     SpanBuilder span(scores);
     Interval first = chunk_.runs[0].interval();
     if (chunk_.axis == Axis::kLead) {
@@ -52,15 +63,31 @@ class RowView {
       Seen seen = seen_main(pattern_, row);
       int32_t column = 0;
       for (int32_t i = 0; i < chunk_.num_runs; ++i) {
-        Interval run = chunk_.runs[i].interval();
-        add_seen(seen, run, run.begin - column, &span);
-        column += run.size();
+        const Run& run = chunk_.runs[i];
+        add_run(seen, run, block_row, run.begin - column, &span);
+        column += run.length;
       }
     }
     return span.span();
   }
 
  private:
+  /// What `seen` has of a run, of a partial block what its bits have too.
+  void add_run(const Seen& seen, const Run& run, int32_t block_row, int32_t shift,
+               SpanBuilder* span) const {
+    if (!run.bits.present()) {
+      add_seen(seen, run.interval(), shift, span);
+      return;
+    }
+    const uint32_t* words = run.bits.row(block_row);
+    const int32_t end = run.begin + run.length - run.block;
+    for (int32_t k = run.begin - run.block; k < end;) {
+      const int32_t first = next_key(words, true, k, end);
+      k = next_key(words, false, first, end);
+      add_seen(seen, {run.block + first, run.block + k}, shift, span);
+    }
+  }
+
   /// The global tokens outside the lead and main tiles, a column each.
   void add_globals(const Row& row, Interval tokens, SpanBuilder* span) const {
     for (int32_t g = tokens.begin; g < tokens.end; ++g) {

@@ -28,7 +28,7 @@ struct RankConfig {
   static constexpr bool kGeneral = false;
   static constexpr bool kRanges = true;
   static constexpr Dtype kDtype = std::is_same_v<T, __half> ? Dtype::kFloat16 : Dtype::kBFloat16;
-  using Walk = portable::TileWalk<BLOCK_KV, kShape.granule>;
+  using Walk = portable::TileWalk<BLOCK_KV, kShape.granule, false>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];
   static_assert(kWarpRows == hopper::kWarpRows, "a warp holds the rows that wgmma gives it");

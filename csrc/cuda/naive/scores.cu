@@ -9,9 +9,16 @@
 namespace sparse_attn::cuda::naive {
 namespace {
 
+/// The bits of a listed block and where it begins.
+struct Block {
+  BlockBits bits;
+  int32_t first_query = 0, first_key = 0;
+};
+
 /// The scores of queries [q0, q_end) and keys [k0, k_end), at most a tile of each.
 template <typename T>
-__device__ void score_tile(const Problem& problem, int64_t index, Interval queries, Interval keys) {
+__device__ void score_tile(const Problem& problem, int64_t index, Interval queries, Interval keys,
+                           const Block& block) {
   const AttentionParams& params = problem.params;
   int64_t batch = problem.batch(index);
   int64_t head = problem.head(index);
@@ -45,6 +52,7 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
       int32_t j = keys.begin + product_column(c);
       if (j >= keys.end) continue;
       bool allowed = sees_key(params.pattern, query, j) &&
+                     block.bits.sees(i - block.first_query, j - block.first_key) &&
                      mask_bias(params.scores.mask, batch, head, i, j) != -INFINITY;
       scores[j] = allowed ? scale * acc[r][c] : -INFINITY;
     }
@@ -89,10 +97,15 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem pr
   for (int32_t r = 0; r < runs; ++r) {
     const int32_t k_begin = k_tile * kProductTile;
     const Interval own = {k_begin, k_begin + kProductTile};
-    const Interval keys = intersect(list.present() ? listed.keys(r) : own, all_keys);
+    const Interval whole = list.present() ? listed.keys(r) : own;
+    const Interval keys = intersect(whole, all_keys);
+    Block block;
+    if (list.present()) {
+      block = {list.bits_at(list.bits_row(listed, r)), rows.begin, whole.begin};
+    }
     for (int32_t k0 = keys.begin; k0 < keys.end; k0 += kProductTile) {
       score_tile<T>(problem, index, {q0, imin(q0 + kProductTile, rows.end)},
-                    {k0, imin(k0 + kProductTile, keys.end)});
+                    {k0, imin(k0 + kProductTile, keys.end)}, block);
     }
   }
 }

@@ -10,7 +10,7 @@
 
 namespace sparse_attn::cuda::portable {
 
-template <typename T_, KernelKind kKind, int HEAD_DIM_>
+template <typename T_, KernelKind kKind, int HEAD_DIM_, bool kPartialBlocks = !is_dense(kKind)>
 struct Config {
   using T = T_;
   static constexpr TileShape kShape = tile_shape(kKind, HEAD_DIM_);
@@ -26,6 +26,7 @@ struct Config {
 
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr bool kGeneral = !is_dense(kKind);
+  static constexpr bool kBits = kPartialBlocks;  // lists may have partial blocks
   static constexpr bool kTop = kKind == KernelKind::kTop;
   /// Key tiles are those of a range and nothing else.
   static constexpr bool kRanges = kTop || kKind == KernelKind::kRank;
@@ -38,7 +39,7 @@ struct Config {
   using Products = std::conditional_t<
       kFloat, FmaProducts<HEAD_DIM, BLOCK_KV, kPitch>,
       TensorCoreProducts<T, HEAD_DIM, BLOCK_KV, MT, kPitch, kShape.query_registers>>;
-  using Walk = TileWalk<BLOCK_KV, kShape.granule>;
+  using Walk = TileWalk<BLOCK_KV, kShape.granule, kBits>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];
 

@@ -69,6 +69,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       Config::kGeneral && (!has_plain_scores(params) || params.pattern.topk > 0);
   const Exponent exponent = {transformed ? kLog2e : tile.score_scale() * kLog2e, transformed};
 
+  const bool has_bits = params.pattern.list.has_bits();
+
   while (step.exists()) {
     const typename Config::Step next_step = walk.next(position);
     const WarpStep warp_step = refine(tile, step);
@@ -84,6 +86,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (warp_step.visited) {
       products.scores(rS, key_slot);
       if (warp_step.masked) mask_scores(rS, tile, step);
+      if (Config::kBits && has_bits && step.partial()) mask_by_bits(rS, tile, step);
       if constexpr (Config::kTop) kept.drop_others(rS, tile, step);
       if (transformed) transform_scores(rS, tile, step, thresholds);
       state.raise(rS, exponent, rescale);

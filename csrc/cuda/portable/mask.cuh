@@ -89,6 +89,38 @@ __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
   return bits;
 }
 
+/// Scores of the pairs that the bits of partial blocks leave out become -inf.
+template <typename Config>
+__device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS,
+                                             const QueryTile<Config>& tile,
+                                             const typename Config::Step& step) {
+  constexpr int kGranule = QueryTile<Config>::kGranule;
+  constexpr int kColumns = kGranule < 32 ? kGranule : 32;  // of a word
+  const BlockList& list = tile.params.pattern.list;
+  const int32_t first_row = tile.work.rows.begin - tile.work.list_row * list.block_q;
+#pragma unroll
+  for (int g = 0; g < QueryTile<Config>::kGranules; ++g) {
+    const BlockBits bits = list.bits_at(step.bits[g]);
+    if (!bits.present()) continue;
+    const int32_t in_block = tile.granule(step, g) % list.block_kv;
+#pragma unroll
+    for (int row = 0; row < 2 * Config::MT; ++row) {
+      const int r = imin(lane_row<Config>(row / 2, row % 2), tile.work.rows.size() - 1);
+      const uint32_t* words = bits.row(first_row + r);
+#pragma unroll
+      for (int c = 0; c < kGranule; c += kColumns) {
+        const int32_t key = in_block + c;
+        const uint32_t word = words[key / 32] >> (key % 32 + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int k = 0; k < kColumns / 4; ++k) {
+          float& score = rS[row / 2][(g * kGranule + c) / 8 + k / 2][2 * (row % 2) + k % 2];
+          if (!(word >> (k / 2 * 8 + k % 2) & 1)) score = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
 /// Scores that the pattern does not allow become -inf.
 template <typename Config>
 __device__ __forceinline__ void mask_scores(typename Config::Scores& rS,

@@ -8,8 +8,8 @@ namespace sparse_attn::cuda::portable {
 
 /// A visited tile, or none: the first element of its view with flags in the low bits, so that the
 /// main loop holds it in one register. A gathered tile has a first key for each of its granules
-/// instead, kUnlimited where the list names none.
-template <int kGranules>
+/// instead, kUnlimited where the list names none. Kernels of partial blocks know the rows of bits.
+template <int kGranules, bool kBits>
 struct TileStep {
   static constexpr int32_t kLead = 1;    // of the lead view
   static constexpr int32_t kMasked = 2;  // some row does not see all of it
@@ -18,12 +18,21 @@ struct TileStep {
 
   int32_t code = -1;
   int32_t granules[kGranules];
+  int32_t bits[kBits ? kGranules : 1];  // of the granules' blocks; -1 where they are seen whole
 
   __device__ __forceinline__ bool exists() const { return code >= 0; }
   __device__ __forceinline__ int32_t start() const { return code & ~kFlags; }
   __device__ __forceinline__ bool lead() const { return code & kLead; }
   __device__ __forceinline__ bool masked() const { return code & kMasked; }
   __device__ __forceinline__ bool whole() const { return code & kWhole; }
+  /// Whether some granule of a list's tile is of a partial block.
+  __device__ __forceinline__ bool partial() const {
+    if (!kBits) return false;
+    bool some = false;
+#pragma unroll
+    for (int g = 0; g < (kBits ? kGranules : 1); ++g) some |= bits[g] >= 0;
+    return some;
+  }
 };
 
 /// What the walk of one query tile needs; lives in shared memory. The steps of a range pattern are
@@ -43,10 +52,10 @@ struct alignas(16) WalkPlan {
 
 /// Walks lists by granules of `kGranule` keys, one or several to a tile: a listed block is a whole
 /// number of them.
-template <int BLOCK_KV, int kGranule>
+template <int BLOCK_KV, int kGranule, bool kBits>
 struct TileWalk {
   static constexpr int32_t kGranules = BLOCK_KV / kGranule;
-  using Step = TileStep<kGranules>;
+  using Step = TileStep<kGranules, kBits>;
 
   const Pattern& pattern;
   const WalkPlan& plan;
@@ -100,6 +109,9 @@ struct TileWalk {
       int32_t r = at * kGranules + g;
       run = kGranules == 1 || r < runs.count ? runs.keys(r) : Interval{kUnlimited, kUnlimited};
       step.granules[g] = run.begin;
+      if (kBits) {
+        step.bits[g] = run.begin < kUnlimited ? pattern.list.bits_row(runs, r) : -1;
+      }
       visited |= plan.tiles.visits(run);
       masked |= plan.tiles.needs_mask(run);
       whole &= plan.whole_granules.contains(run.begin);
