@@ -1,25 +1,10 @@
-// Encodes tensor maps through the driver, whose entry point the runtime looks up: nothing links
-// libcuda.
-#include <cudaTypedefs.h>
-#include <cuda_runtime.h>
-
+// The views of a call's tensors that the copy engine reads and writes.
+#include "../common/tensor_map.h"
 #include "config.h"
 #include "tensor_maps.h"
 
 namespace sparse_attn::cuda::hopper {
 namespace {
-
-PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
-  static const auto function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                         cudaEnableDefault, &found);
-    bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry) : nullptr;
-  }();
-  return function;
-}
 
 /// A strided view of a tensor's rows, strides in elements.
 struct RowsView {
@@ -48,43 +33,20 @@ class Encoder {
 
   void encode(const TensorView& tensor, const void* first, int32_t heads, const RowsView& view,
               int32_t box_rows, int32_t copies, CUtensorMap* map) {
-    constexpr uint64_t kElementBytes = 2, kLeastStride = 16;
-    auto extent = [](int64_t size) -> cuuint64_t { return size > 1 ? size : 1; };
-    auto stride = [](int64_t size, int64_t elements) -> cuuint64_t {
-      return size > 1 ? elements * kElementBytes : kLeastStride;  // unused ones must be valid too
-    };
     const bool folded = folds();
     const int64_t third =
         folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs() : view.classes;
-    cuuint64_t dims[5] = {static_cast<cuuint64_t>(folded ? slab_ : params_.problem.head_dim),
-                          extent(view.rows), extent(third), extent(heads),
-                          extent(params_.problem.batch)};
-    cuuint64_t strides[4] = {
-        stride(view.rows, view.row_stride), stride(third, folded ? slab_ : view.class_stride),
-        stride(heads, tensor.stride_h), stride(params_.problem.batch, tensor.stride_b)};
-    cuuint32_t box[5] = {static_cast<cuuint32_t>(slab_), static_cast<cuuint32_t>(box_rows),
-                         static_cast<cuuint32_t>(slabs() / copies), 1, 1};
-    cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-    auto function = encode_function();
-    if (function == nullptr) {
-      fail(CUDA_ERROR_NOT_FOUND, "the CUDA driver has no cuTensorMapEncodeTiled");
-      return;
-    }
-    CUresult result = function(
-        map,
-        params_.problem.dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        5, const_cast<void*>(first), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        slab_ == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) fail(result, "the CUDA driver refused a tensor map");
+    const TensorMapShape shape = {
+        {folded ? slab_ : params_.problem.head_dim, view.rows, third, heads, params_.problem.batch},
+        {view.row_stride, folded ? slab_ : view.class_stride, tensor.stride_h, tensor.stride_b},
+        {slab_, box_rows, slabs() / copies, 1, 1}};
+    const Status status = encode_tensor_map(params_.problem.dtype, first, shape, map);
+    if (!status.ok()) status_ = status;
   }
 
   Status status() const { return status_; }
 
  private:
-  void fail(CUresult code, const char* message) { status_ = {static_cast<int32_t>(code), message}; }
-
   const AttentionParams& params_;
   int32_t slab_, columns_;
   Status status_;
