@@ -1,5 +1,5 @@
-// The Hopper engine's split of query tiles with global rows: every such tile is split wherever the
-// rows lie, chunks cover all keys, and where they end follows from the length of the keys alone.
+// The Hopper engine's key split: of few query tiles all, of many those with global rows, wherever
+// they lie; chunks cover all keys, and where they end follows from what a tile visits alone.
 #include "cuda/hopper/key_split.h"
 
 #include "check.h"
@@ -29,9 +29,9 @@ void test_tiles_hold_the_global_rows(TileShape tile, int32_t seq_q, int32_t glob
   std::string text = "tile " + std::to_string(tile.block_q) + ", Sq " + std::to_string(seq_q) +
                      ", globals " + std::to_string(globals) + ", offset " + std::to_string(offset);
   AttentionParams params = case_of(seq_q, 8192, globals, offset);
-  KeySplit known = plan_key_split(params, tile);
+  KeySplit known = split_global_rows(params, tile);
   params.sequences.query_offsets = &offset;  // only its presence is looked at
-  KeySplit unknown = plan_key_split(params, tile);
+  KeySplit unknown = split_global_rows(params, tile);
   int32_t first = imax(0, -offset) / tile.block_q;
   bool some = false;
   for (int32_t i = 0; i < seq_q; ++i) {
@@ -41,40 +41,79 @@ void test_tiles_hold_the_global_rows(TileShape tile, int32_t seq_q, int32_t glob
     CHECK(i / tile.block_q < first + unknown.tiles, text);
   }
   CHECK(some == (known.tiles > 0), text);
-  CHECK(known.tiles <= unknown.tiles && known.chunk_tiles <= unknown.chunk_tiles, text);
+  CHECK(known.tiles <= unknown.tiles && known.least <= unknown.least, text);
 }
 
+/// Whatever a tile visits, its chunks cover it, no more of them than have room; and other batches,
+/// heads and placed rows have the same.
 void test_chunks_cover_the_keys(int32_t block_kv) {
-  int32_t before = 0;
+  const TileShape tile = {128, block_kv, 128, true};
   for (int32_t keys = 1; keys < 200000; keys += 61) {
     std::string text = std::to_string(keys) + " keys, tiles of " + std::to_string(block_kv);
-    KeySplit split = plan_key_split(case_of(500, keys, 128, 0), {128, block_kv});
+    KeySplit split = plan_key_split(case_of(1500, keys, 128, 0), tile);
     int32_t tiles = ceil_div(keys, block_kv);
-    CHECK((split.chunks == 0) == (tiles <= kLeastChunkTiles), text);
     if (split.chunks == 0) continue;
-    CHECK(split.chunks * split.chunk_tiles >= tiles, text);
-    CHECK((split.chunks - 1) * split.chunk_tiles < tiles, text);
-    CHECK(split.chunks <= kMostChunks && split.chunks >= before, text);
-    before = split.chunks;
-    AttentionParams other = case_of(100, keys, 3, -20);
+    CHECK(tiles > kMostChunks && !split.all, text);
+    for (int32_t visited : {0, 1, split.least, split.least + 1, tiles / 2, tiles}) {
+      const int32_t length = split.chunk_tiles(visited);
+      CHECK(length >= split.least && length * split.chunks >= visited, text);
+    }
+    AttentionParams other = case_of(1100, keys, 3, -20);
     other.problem.batch = 7;
     other.problem.heads_q = 64;
-    CHECK(plan_key_split(other, {128, block_kv}).chunk_tiles == split.chunk_tiles, text);
+    CHECK(plan_key_split(other, tile).chunk_tiles(tiles) == split.chunk_tiles(tiles), text);
+  }
+}
+
+/// All tiles of few queries on many keys, whatever the batch and the heads.
+void test_few_queries() {
+  constexpr TileShape kTile = {128, 128, 128, true};
+  for (int32_t seq_q : {1, 17, 64, 128, 129, 300, 512}) {
+    for (int32_t keys : {4096, 65536, 131072}) {
+      const std::string text = std::to_string(seq_q) + " on " + std::to_string(keys);
+      AttentionParams params = case_of(seq_q, keys, 0, keys - seq_q);
+      params.pattern.left = params.pattern.right = kUnlimited;
+      const KeySplit split = plan_key_split(params, kTile);
+      const int32_t tiles = ceil_div(seq_q, 128);
+      CHECK(split.all && split.tiles == tiles && split.chunks > 1, text);
+      CHECK(split.items() <= kMostChunks && split.rows(params.problem, kTile) == seq_q, text);
+      CHECK(split.chunk_tiles(keys / 128) * split.chunks >= keys / 128, text);
+      params.problem.batch = 64;
+      params.problem.heads_q = params.problem.heads_kv = 32;
+      CHECK(plan_key_split(params, kTile).chunks == split.chunks, text);
+      params.pattern.left = 500;
+      params.pattern.right = 0;
+      CHECK(plan_key_split(params, kTile).chunks == 0, "a window of few keys, " + text);
+      params.pattern.left = params.pattern.right = kUnlimited;
+      params.pattern.dilation = 7;
+      const KeySplit classes = plan_key_split(params, kTile);
+      CHECK(classes.chunks == 0 || seq_q < 7, "more classes than tiles fill a device, " + text);
+    }
   }
 }
 
 void test_who_is_not_split() {
+  constexpr TileShape kTile = {128, 128, 128, true};
   AttentionParams params = case_of(8192, 8192, 128, 0);
-  CHECK(plan_key_split(params, {128, 128}).tiles == 1, "a split case");
+  CHECK(plan_key_split(params, kTile).tiles == 1, "a split case");
+  CHECK(plan_key_split(params, {128, 128, 128}).items() == 0, "a kernel without chunks");
   params.pattern.causal = true;
-  CHECK(plan_key_split(params, {128, 128}).items() == 0, "causal");
+  CHECK(plan_key_split(params, kTile).items() == 0, "causal");
   params = case_of(8192, 8192, 0, 0);
-  CHECK(plan_key_split(params, {128, 128}).items() == 0, "no global rows");
-  params = case_of(8192, 8192, kMostSplitGlobals + 1, 0);
-  CHECK(plan_key_split(params, {128, 128}).items() == 0, "many global rows");
+  CHECK(plan_key_split(params, kTile).items() == 0, "no global rows");
+  params = case_of(8192, 8192, 257, 0);
+  CHECK(plan_key_split(params, kTile).items() == 0, "many global rows");
   params = case_of(8192, 8192, 128, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, {128, 128}).items() == 0, "every row sees every key");
+  CHECK(plan_key_split(params, kTile).items() == 0, "every row sees every key");
+  params = case_of(513, 8192, 0, 0);
+  params.pattern.left = params.pattern.right = kUnlimited;
+  CHECK(plan_key_split(params, kTile).items() == 0, "many queries");
+  params = case_of(128, 2047, 0, 0);
+  params.pattern.left = params.pattern.right = kUnlimited;
+  CHECK(plan_key_split(params, kTile).items() > 0, "few queries");
+  params.problem.seq_kv = 1920;
+  CHECK(plan_key_split(params, kTile).items() == 0, "few keys");
 }
 
 }  // namespace
@@ -90,6 +129,7 @@ int main() {
     }
   }
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
+  test_few_queries();
   test_who_is_not_split();
   return check::summary();
 }

@@ -31,13 +31,14 @@ template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
   const uint32_t row = blockIdx.x;
-  const uint32_t head_index = row / partials.rows;
+  const uint32_t in_heads = row / partials.rows;
+  const uint32_t head_index = partials.first_head + in_heads;
   const int64_t batch = head_index / params.problem.heads_q;
   const int64_t head = head_index % params.problem.heads_q;
   ptx::wait_for_primary();
   const Sequence sequence = params.sequences.of(batch);
   const int32_t first = partials.first_query(imax(0, sequence.origin), sequence.offset);
-  const int64_t i = first + static_cast<int64_t>(row - head_index * partials.rows);
+  const int64_t i = first + static_cast<int64_t>(row - in_heads * partials.rows);
   if (i >= sequence.rows) return;
   const int32_t d = threadIdx.x;
   const bool exists = d < params.problem.head_dim;
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kMostThreads)
 }  // namespace
 
 Status merge_chunks(const AttentionParams& params, const Partials& partials) {
-  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * partials.rows;
+  int64_t rows = int64_t{partials.heads} * partials.rows;
   int32_t threads = ceil_div(params.problem.head_dim, 32) * 32;
   auto kernel =
       params.problem.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;

@@ -78,6 +78,7 @@ Status run(const AttentionParams& params) {
   memory += state_bytes(params, plan.grid);
   plan.partials.chunks = reinterpret_cast<int32_t*>(memory);
   plan.partials.rows = params.problem.seq_q;
+  plan.partials.heads = params.problem.batch * params.problem.heads_q;
   plan.partials.max_chunks = plan.grid.max_chunks;
   plan.partials.head_dim = params.problem.head_dim;
 

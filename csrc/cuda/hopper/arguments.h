@@ -54,7 +54,8 @@ struct Arguments {
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
   int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number
 
-  KeySplit split;  // its items come first
+  KeySplit split;           // a section of heads a launch, whose items come first
+  int32_t split_items = 0;  // of the section
   Partials partials;
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k

@@ -30,6 +30,7 @@ struct Config {
   static constexpr bool kListed = kKind == KernelKind::kListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kLeads = kKind == KernelKind::kGeneral;  // lead views and global rows
+  static constexpr bool kSplits = kLeads;                        // takes chunks of keys
   static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
@@ -92,7 +93,8 @@ struct Work {
   int32_t batch = -1;  // -1: there is no more
   int32_t head = 0;
   int32_t first_row = 0;
-  int32_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
+  int16_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
+  int16_t chunks = 0;  // of the query tile
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
   bool written = false;  // some of its key tiles may need a mask that is written
   Slice slice;

@@ -91,20 +91,44 @@ bool has_raw_values(const AttentionParams& params) {
   return params.pattern.causal && cut && !has_short_maps(params);
 }
 
+/// The tile of the kernel that takes chunks; none where there is no such kernel.
+TileShape split_tile(const AttentionParams& params) {
+  const int32_t head_dim = built_head_dim(params.problem.head_dim, Tiling::kGeneral);
+  const int32_t height = shape_of(Tiling::kGeneral).consumers * kConsumerRows;
+  const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
+  return {height, kernels_of(head_dim).keys_of(Tiling::kGeneral), head_dim, head_dim > 0 && ranges};
+}
+
 /// Whether a plain kernel serves the call.
 bool is_plain(const Arguments& args) {
   constexpr Features kPlain = Features::of(Feature::kQueryOffsets, Feature::kSinkLogits,
                                            Feature::kWindow, Feature::kDilation, Feature::kTopK);
-  return args.params.features.within(kPlain) && (!args.raw || args.params.pattern.topk > 0);
+  const AttentionParams& params = args.params;
+  if (!params.features.within(kPlain)) return false;
+  if (params.pattern.topk > 0) return true;
+  return !args.raw && plan_key_split(params, split_tile(params)).chunks == 0;
 }
 
-/// Partial results of a call, (row, chunk) pairs, whatever tile is chosen: chunks are no fewer
-/// where key tiles are smaller.
-int64_t most_partials(const AttentionParams& params) {
-  constexpr int32_t kLeastKeys = 80;  // of the tiles of ranges
-  const TileShape tile = {2 * kConsumerRows, kLeastKeys};
-  const KeySplit split = plan_key_split(params, tile);
-  return int64_t{params.problem.batch} * params.problem.heads_q * split.rows(tile) * split.chunks;
+/// The partial results of a call.
+struct PartialPlan {
+  KeySplit split;
+  int64_t rows = 0;        // of a head
+  int64_t head_bytes = 0;  // of a head
+  int64_t heads = 0;       // that have room at once
+};
+
+PartialPlan plan_partials(const AttentionParams& params, TileShape tile) {
+  constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head takes
+  PartialPlan plan;
+  plan.split = plan_key_split(params, tile);
+  if (plan.split.chunks == 0) return plan;
+  plan.rows = plan.split.rows(params.problem, tile);
+  const int64_t chunk_bytes = sizeof(float2) + tile.head_dim * sizeof(float);
+  const int64_t row_bytes = plan.split.chunks * chunk_bytes + sizeof(int32_t);
+  plan.head_bytes = plan.rows * row_bytes;
+  plan.heads = std::min(std::max<int64_t>(kMostBytes / plan.head_bytes, 1),
+                        int64_t{params.problem.batch} * params.problem.heads_q);
+  return plan;
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
@@ -113,12 +137,11 @@ int64_t workspace_bytes(const AttentionParams& params) {
         int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
     return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
-  const int64_t partial_bytes =
-      sizeof(float2) + built_head_dim(params.problem.head_dim, Tiling::kGeneral) * sizeof(float);
+  const PartialPlan partials = plan_partials(params, split_tile(params));
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
-  return kCounterBytes + most_partials(params) * partial_bytes + order_bytes;
+  return kCounterBytes + partials.heads * partials.head_bytes + order_bytes;
 }
 
 Status run(const AttentionParams& params) {
@@ -151,19 +174,24 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   args->classes = pattern.classes(params.problem.seq_q);
   args->row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;
-  args->split = plan_key_split(params, tile);
-  args->num_tiles = problems * (args->split.items() + args->row_blocks);
+  args->num_tiles = problems * args->row_blocks;
   char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
   if (orders_lists(params)) args->order = reinterpret_cast<int32_t*>(memory);
+  const PartialPlan plan = plan_partials(params, tile);
+  args->split = plan.split;
   if (args->split.chunks > 0) {
     Partials& partials = args->partials;
-    partials.rows = args->split.rows(tile);
+    partials.rows = static_cast<int32_t>(plan.rows);
+    partials.heads = static_cast<int32_t>(plan.heads);
     partials.max_chunks = args->split.chunks;
     partials.head_dim = tile.head_dim;
-    partials.tile_rows = tile.block_q;
-    const int64_t states = int64_t{problems} * partials.rows * partials.max_chunks;
+    partials.tile_rows = args->split.all ? 0 : tile.block_q;
+    const int64_t rows = plan.heads * plan.rows, states = rows * partials.max_chunks;
     partials.state = reinterpret_cast<float2*>(memory);
     partials.out = reinterpret_cast<float*>(partials.state + states);
+    partials.chunks = reinterpret_cast<int32_t*>(partials.out + states * partials.head_dim);
+    args->split_items = partials.heads * args->classes * args->split.items();
+    args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
   }
 
   args->box_rows = tile.block_kv;
@@ -192,6 +220,15 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     args->tail =
         static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, args->row_blocks / 2));
   }
+}
+
+bool next_section(Arguments* args) {
+  Partials& partials = args->partials;
+  const Problem& problem = args->params.problem;
+  partials.first_head += partials.heads;
+  partials.heads = imin(partials.heads, problem.batch * problem.heads_q - partials.first_head);
+  args->split_items = args->num_tiles = partials.heads * args->classes * args->split.items();
+  return partials.heads > 0;
 }
 
 }  // namespace hopper

@@ -13,6 +13,7 @@
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
+#include "chunks.cuh"
 #include "config.h"
 #include "softmax.cuh"
 
@@ -39,13 +40,14 @@ class Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float l = quad_sum(rows.l[r]);
+      const int32_t row = row_of(work, r);
       if (is_chunk(work)) {
-        if (lane_ % 4 == 0) {
-          args_.partials.state[partial(work, r)] = {rows.m[r] * args_.scale_log2, l};
+        if (lane_ % 4 == 0 && row < work.slice.rows.length) {
+          args_.partials.state[partial(work, row)] = {rows.m[r] * args_.scale_log2, l};
+          if (work.chunk == 0) args_.partials.chunks[partial_row(args_, work, row)] = work.chunks;
         }
         continue;
       }
-      const int32_t row = work.first_row + row_ + lane_ / 4 + 8 * r;
       if (params.outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
         params.outputs.lse[work.batch * params.outputs.lse_stride_b +
                            work.head * params.outputs.lse_stride_h +
@@ -102,23 +104,26 @@ class Epilogue {
 
  private:
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
-    return C::kLeads && work.chunk >= 0;
+    return C::kSplits && work.chunk >= 0;
   }
 
-  /// Where the results of row r of this thread and of a chunk lie.
-  __device__ __forceinline__ int64_t partial(const Work& work, int r) const {
-    const Partials& partials = args_.partials;
-    const int32_t first =
-        work.first_row - partials.first_query(imax(0, work.slice.origin), work.slice.offset) + row_;
-    const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
-    return partials.at(head * partials.rows + first + lane_ / 4 + 8 * r, work.chunk);
+  /// Row r of this thread's two, in the slice.
+  __device__ __forceinline__ int32_t row_of(const Work& work, int r) const {
+    return work.first_row + row_ + lane_ / 4 + 8 * r;
+  }
+
+  /// Where the chunk's results of a row lie.
+  __device__ __forceinline__ int64_t partial(const Work& work, int32_t row) const {
+    return args_.partials.at(partial_row(args_, work, row), work.chunk);
   }
 
   __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
                                                 const Work& work) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float* out = args_.partials.out + partial(work, r) * C::HEAD_DIM + lane_ % 4 * 2;
+      const int32_t row = row_of(work, r);
+      if (row >= work.slice.rows.length) continue;
+      float* out = args_.partials.out + partial(work, row) * C::HEAD_DIM + lane_ % 4 * 2;
 #pragma unroll
       for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
         *reinterpret_cast<float2*>(out + 8 * i) = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};

@@ -55,8 +55,8 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
   if (!C::kLeads) {
     pattern.lead = {};
     pattern.global_count = 0;
-    all.split = {};
   }
+  if (!C::kSplits) all.split = {};
   if (C::kPlain) {
     all.params.scores.bounds = {};
     all.transform = false;

@@ -1,8 +1,9 @@
-// The key split of query tiles with global rows. Such a tile visits every key, hundreds of key
-// tiles where its neighbours visit ten, and would run long after them: its keys are cut into
-// chunks, whose partial results are merged behind the kernel. Plain C++, from sizes alone: where a
-// chunk ends depends on the length of the keys, never on batch, heads or device, so neither do a
-// row's bits.
+// The key split: query tiles whose keys are cut into chunks, whose partial results are merged after
+// the kernel. Two kinds of tiles are: all of a call with few of them, which would leave most of a
+// device idle, and those with global rows, which visit hundreds of key tiles where their neighbours
+// visit ten. Plain C++, from sizes alone: which tiles are split depends on the pattern and the
+// lengths of the sequence, where a chunk ends on what its tile visits; neither on batch, heads or
+// device, so neither do a row's bits.
 #pragma once
 
 #include "../../params.h"
@@ -12,34 +13,74 @@ namespace sparse_attn::cuda::hopper {
 struct TileShape {
   int32_t block_q, block_kv;
   int32_t head_dim = 0;
+  bool splits = false;  // the kernel takes chunks
 };
 
 struct KeySplit {
-  int32_t tiles = 0;        // query tiles of a head that are split, from that of position 0 on
-  int32_t chunks = 0;       // of each one's keys
-  int32_t chunk_tiles = 0;  // key tiles of a chunk
+  int32_t tiles = 0;   // query tiles of a head (and class) that are split
+  int32_t chunks = 0;  // of each one's keys, at most
+  int32_t least = 0;   // key tiles of a chunk, at least
+  bool all = false;    // every tile is split; else those from the first global row on
 
   SPARSE_ATTN_HD constexpr int32_t items() const { return tiles * chunks; }
+  /// Key tiles of a chunk of a query tile that visits so many.
+  SPARSE_ATTN_HD constexpr int32_t chunk_tiles(int32_t visited) const {
+    return imax(least, ceil_div(visited, chunks));
+  }
   /// Rows of a head that have partial results.
-  constexpr int32_t rows(TileShape tile) const { return tiles * tile.block_q; }
+  constexpr int32_t rows(const Problem& problem, TileShape tile) const {
+    return all ? problem.seq_q : tiles * tile.block_q;
+  }
 };
 
-constexpr int32_t kMostSplitGlobals =
-    256;  // more fill a device, and their workspace would be large
 constexpr int32_t kMostChunks = 16;
-constexpr int32_t kLeastChunkTiles = 32;
 
-inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
+/// Key tiles that a query tile visits, at most.
+inline int32_t most_visited(const AttentionParams& params, TileShape tile) {
+  const Pattern& pattern = params.pattern;
+  const int32_t keys = ceil_div(params.problem.seq_kv, pattern.dilation);
+  const int64_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
+  const int64_t reach = int64_t{pattern.left} + right + tile.block_q;
+  const int32_t all = ceil_div(keys, tile.block_kv);
+  const int32_t lead = ceil_div(pattern.most_lead(params.problem.seq_kv), tile.block_kv);
+  int32_t main = all;
+  if (reach < keys && pattern.global_count == 0) {  // off the tiles' edges it touches one more
+    main = ceil_div(imax(static_cast<int32_t>(reach), 0), tile.block_kv) + 1;
+  }
+  return pattern.shared_axis() ? imin(main + lead, all) : imin(main, all) + lead;
+}
+
+/// The split of a call with few query tiles a head. The fewer there are, the more chunks each has.
+inline KeySplit split_few_tiles(const AttentionParams& params, TileShape tile) {
+  constexpr int32_t kFewTiles = 4;     // more fill a device
+  constexpr int32_t kLeastTiles = 16;  // fewer key tiles are not worth a merge
+  constexpr int32_t kShortChunk = 4;   // of a single query tile ...
+  constexpr int32_t kChunk = 8;        // ... and of several
+  const int32_t classes = params.pattern.classes(params.problem.seq_q);
+  const int32_t class_tiles = ceil_div(ceil_div(params.problem.seq_q, classes), tile.block_q);
+  const int32_t visited = most_visited(params, tile);
+  if (classes * class_tiles > kFewTiles || visited < kLeastTiles) return {};
+  KeySplit split;
+  split.tiles = class_tiles;
+  split.least = classes * class_tiles == 1 ? kShortChunk : kChunk;
+  split.chunks = imin(kMostChunks / (classes * class_tiles), ceil_div(visited, split.least));
+  split.all = true;
+  return split;
+}
+
+/// The split of the tiles with global rows.
+inline KeySplit split_global_rows(const AttentionParams& params, TileShape tile) {
+  constexpr int32_t kMostGlobals = 256;  // more fill a device, and their workspace would be large
+  constexpr int32_t kLeastTiles = 32;    // where the device is full, shorter chunks cost
   const Pattern& pattern = params.pattern;
   const int32_t globals = pattern.global_count;
   // Under causal a global row sees no more keys than its position.
-  if (globals == 0 || globals > kMostSplitGlobals || pattern.causal) return {};
+  if (globals == 0 || globals > kMostGlobals || pattern.causal) return {};
   if (pattern.left >= params.problem.seq_kv && pattern.right >= params.problem.seq_kv)
     return {};  // all see all
-  const int32_t key_tiles = ceil_div(params.problem.seq_kv, tile.block_kv);
   KeySplit split;
-  split.chunk_tiles = imax(kLeastChunkTiles, ceil_div(key_tiles, kMostChunks));
-  split.chunks = ceil_div(key_tiles, split.chunk_tiles);
+  split.least = kLeastTiles;
+  split.chunks = imin(kMostChunks, ceil_div(most_visited(params, tile), kLeastTiles));
   if (split.chunks <= 1) return {};
   const int32_t row_tiles = ceil_div(params.problem.seq_q, tile.block_q);
   split.tiles = ceil_div(globals - 1, tile.block_q) + 1;  // wherever the first global row lies
@@ -51,6 +92,13 @@ inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
   }
   split.tiles = imin(split.tiles, row_tiles);
   return split;
+}
+
+/// The split of a call; none where a kernel serves it that takes no chunks.
+inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
+  if (!tile.splits || !params.sequences.same_lengths()) return {};
+  const KeySplit few = split_few_tiles(params, tile);
+  return few.chunks > 0 ? few : split_global_rows(params, tile);
 }
 
 }  // namespace sparse_attn::cuda::hopper

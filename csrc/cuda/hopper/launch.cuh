@@ -24,12 +24,33 @@ cudaError_t allow_shared_memory(int32_t device) {
   return error;
 }
 
+/// Launches the kernel on the tiles of `args`, and the merge of their chunks.
+template <class C>
+Status launch_tiles(const TensorMaps& maps, Arguments args, int32_t multiprocessors) {
+  const AttentionParams& params = args.params;
+  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
+  if (blocks == args.num_tiles) args.counter = args.order = nullptr;  // one each
+  cudaStream_t stream = to_stream(params.stream);
+  constexpr size_t kSharedBytes = sizeof(SharedStorage<C>);
+  Status status;
+  if (args.counter == nullptr) {
+    attention<C><<<blocks, C::kThreads, kSharedBytes, stream>>>(maps, args);
+    status = launched();
+  } else {
+    status = order_tiles(args, C::BLOCK_Q, blocks);
+    if (!status.ok()) return status;
+    const LaunchShape shape = {static_cast<uint32_t>(blocks), C::kThreads, kSharedBytes, stream};
+    status = launch_dependent(attention<C>, shape, maps, args);
+  }
+  return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;
+}
+
 template <class C>
 Status launch(Arguments args) {
   static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
-  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM}, &args);
+  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM, C::kSplits}, &args);
 
   TensorMaps maps;
   BoxShape box = {C::kSlabColumns, C::kColumns,   kConsumerRows,
@@ -42,20 +63,10 @@ Status launch(Arguments args) {
   cudaError_t error =
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
-  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
-  if (blocks == args.num_tiles) args.counter = args.order = nullptr;  // one each
-  cudaStream_t stream = to_stream(params.stream);
-  constexpr size_t kSharedBytes = sizeof(SharedStorage<C>);
-  if (args.counter == nullptr) {
-    attention<C><<<blocks, C::kThreads, kSharedBytes, stream>>>(maps, args);
-    status = launched();
-  } else {
-    status = order_tiles(args, C::BLOCK_Q, blocks);
-    if (!status.ok()) return status;
-    const LaunchShape shape = {static_cast<uint32_t>(blocks), C::kThreads, kSharedBytes, stream};
-    status = launch_dependent(attention<C>, shape, maps, args);
-  }
-  return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;
+  do {
+    status = launch_tiles<C>(maps, args, multiprocessors);
+  } while (status.ok() && next_section(&args));
+  return status;
 }
 
 }  // namespace sparse_attn::cuda::hopper

@@ -10,6 +10,10 @@ namespace sparse_attn::cuda::hopper {
 /// Fills what Arguments say about tiles: how many, and in which order.
 void arrange_tiles(TileShape tile, Arguments* args);
 
+/// Goes on to the next heads whose tiles are split, as many as the workspace has room for; false
+/// where there are none.
+bool next_section(Arguments* args);
+
 /// Launches a kernel of a built head dim, one that the table has.
 template <Dtype kDtype, int HEAD_DIM>
 Status launch_head_dim(Tiling tiling, const Arguments& args);

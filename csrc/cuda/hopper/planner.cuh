@@ -5,6 +5,7 @@
 
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
+#include "chunks.cuh"
 #include "tile_order.h"
 #include "tile_source.cuh"
 
@@ -25,15 +26,11 @@ class Planner {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
-      if (rows.empty() || (C::kLeads && work.chunk < 0 && is_split(work))) continue;
+      if (rows.empty() || (C::kSplits && work.chunk < 0 && is_split(work))) continue;
       Bounds bounds = bounds_of(work, rows);
       if (C::kRawValues) bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
-      if (C::kLeads && work.chunk >= 0) {
-        const int32_t first = work.chunk * args_.split.chunk_tiles;
-        work.tiles.main = intersect(work.tiles.main, {first, first + args_.split.chunk_tiles});
-        if (work.chunk > 0) work.tiles.lead_left = work.tiles.lead_right = {};
-      }
+      if (C::kSplits && work.chunk >= 0 && !take_chunk(work)) continue;
       if (C::kListed) {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
@@ -48,27 +45,35 @@ class Planner {
 
  private:
   __device__ __forceinline__ Work decode(int32_t tile) {
-    if (!C::kLeads) return decode_whole(tile);
-    const int32_t items =
-        args_.params.problem.batch * args_.params.problem.heads_q * args_.split.items();
-    return tile < items ? decode_split(tile) : decode_whole(tile - items);
+    if (!C::kSplits) return decode_whole(tile);
+    return tile < args_.split_items ? decode_split(tile) : decode_whole(tile - args_.split_items);
   }
 
-  /// A chunk of the keys of a query tile with global rows.
+  /// A chunk of the keys of a query tile.
   __device__ __forceinline__ Work decode_split(int32_t item) {
     const KeySplit& split = args_.split;
     const int32_t problem = item / split.items();
     const int32_t in_problem = item - problem * split.items();
-    Work work = place(problem);
+    Work work = place(args_.partials.first_head * args_.classes + problem);
     work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
                      in_problem / split.chunks * C::BLOCK_Q;
-    work.chunk = in_problem % split.chunks;
+    work.chunk = static_cast<int16_t>(in_problem % split.chunks);
     return work;
   }
 
   __device__ __forceinline__ bool is_split(const Work& work) const {
     const int32_t first = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset);
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
+  }
+
+  /// Leaves of what the tile visits its chunk; false where it has fewer chunks.
+  __device__ __forceinline__ bool take_chunk(Work& work) const {
+    const int32_t visited = work.tiles.count();
+    const int32_t length = args_.split.chunk_tiles(visited);
+    if (work.chunk > 0 && work.chunk * length >= visited) return false;
+    work.chunks = static_cast<int16_t>(imax(1, ceil_div(visited, length)));
+    work.tiles = part_of(work.tiles, work.chunk * length, length);
+    return true;
   }
 
   __device__ __forceinline__ Work decode_whole(int32_t tile) {

@@ -1,0 +1,69 @@
+"""Few queries on keys by the thousand, which an engine may cut into chunks and merge."""
+
+import pytest
+import torch
+from reference import Shape
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+KEYS = 4300
+PATTERNS = {
+    "full": lambda: sa.Full(),
+    "band": lambda: sa.Band((2900, 130)),
+    "sinks": lambda: sa.Band((2500, 0), sinks=200),
+    "globals": lambda: sa.Band((2100, 70), global_tokens=150),
+    "dilated": lambda: sa.Dilated((1500, 9), 2, sinks=3),
+    "strided": lambda: sa.Strided(2100, 5),
+}
+COMMON = {
+    "plain": lambda rows, device: {},
+    "causal": lambda rows, device: {"is_causal": True},
+    "softcap-and-sinks": lambda rows, device: {
+        "softcap": 5.0,
+        "sink_logits": torch.randn(2, device=device),
+    },
+    "offsets": lambda rows, device: {
+        "is_causal": True,
+        "query_offset": torch.tensor([-20, 2500], dtype=torch.int32, device=device),
+    },
+    "bounds": lambda rows, device: {"key_bounds": bounds(rows).to(device)},
+}
+
+
+def bounds(rows):
+    """Bounds that leave whole chunks out, others that cut inside one, rows without a key."""
+    intervals = torch.randint(0, KEYS, (2, 1, rows, 2), dtype=torch.int32).sort(-1).values
+    intervals[0, 0, ::2, 1] = 100
+    intervals[1, 0, 5:9] = 0
+    return intervals
+
+
+@pytest.mark.parametrize("Sq", [17, 129, 400])
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("arguments", COMMON)
+def test_patterns(attend, device, name, arguments, Sq):
+    tensors = Shape(2, 2, 1, Sq, KEYS, 64).make(device, torch.bfloat16)
+    pattern, common = PATTERNS[name](), COMMON[arguments](Sq, device)
+    result = attend(pattern, *tensors, return_lse=True, **common)
+    assert_close_to_reference(result, *tensors, pattern, **common)
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 96, 128, 192, 256])
+@pytest.mark.parametrize("Sq", [100])
+def test_head_dims(attend, device, head_dim, Sq):
+    tensors = Shape(1, 3, 1, Sq, KEYS, head_dim).make(device, torch.float16, "transposed")
+    result = attend(sa.Full(), *tensors, is_causal=True, return_lse=True)
+    assert_close_to_reference(result, *tensors, sa.Full(), is_causal=True)
+
+
+@pytest.mark.parametrize("Sq", [60, 128])
+def test_bits_of_a_head_alone(attend, device, Sq):
+    """Of so many heads that an engine may take them one after the other."""
+    query, key, value = Shape(2, 40, 2, Sq, KEYS, 256).make(device, torch.bfloat16)
+    out, lse = attend(sa.Full(), query, key, value, return_lse=True)
+    for b, h in ((0, 0), (0, 39), (1, 17), (1, 39)):
+        kv = slice(h // 20, h // 20 + 1)
+        own = query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv]
+        one, one_lse = attend(sa.Full(), *own, return_lse=True)
+        assert torch.equal(one[0, 0], out[b, h]) and torch.equal(one_lse[0, 0], lse[b, h])
