@@ -7,6 +7,7 @@
 #include "../common/log2_units.h"
 #include "../common/mask.cuh"
 #include "../common/ptx/math.cuh"
+#include "estimate_hopper.h"
 #include "vector_product.cuh"
 
 namespace sparse_attn::cuda {
@@ -86,8 +87,7 @@ struct BlockEstimate {
     return bits;
   }
   __device__ Interval seen_by(int32_t vector) const {
-    return SelectParams::blocks_of(
-        params.keys_of_rows(batch, head, estimate.queries(params, vector)), estimate.keys);
+    return estimate.seen(params, batch, head, vector);
   }
   __device__ int32_t owner(int32_t vector) const {
     return estimate.queries(params, vector).begin / params.block_q - blocks.begin;
@@ -325,6 +325,9 @@ Status launch_half(const SelectParams& params, const Estimate& estimate,
 
 Status launch_estimate(const SelectParams& params, const Estimate& estimate,
                        const SelectWorkspace& workspace) {
+  if (serves_estimate_hopper(params, estimate)) {
+    return launch_estimate_hopper(params, estimate, workspace);
+  }
   switch (params.dtype) {
     case Dtype::kFloat16:
       return launch_half<__half>(params, estimate, workspace);

@@ -32,6 +32,11 @@ struct Estimate {
     if (kind == Vectors::kRows) return {(vector + 1) * rows - 1, (vector + 1) * rows};
     return {vector * rows, imin((vector + 1) * rows, params.seq_q)};
   }
+  /// The key vectors that a query vector sees, from the first to the last.
+  __device__ Interval seen(const SelectParams& params, int64_t batch, int64_t head,
+                           int32_t vector) const {
+    return SelectParams::blocks_of(params.keys_of_rows(batch, head, queries(params, vector)), keys);
+  }
   /// Row of the tensor of queries, and of keys, that is a slice of a vector.
   __device__ int32_t query_row(int32_t vector, int32_t slice) const {
     if (kind == Vectors::kRows) return (vector + 1) * rows - 1;

@@ -47,8 +47,10 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
     take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.seq_kv + kLastRows));
     take(&lines.slashes, heads_q * num_slashes(params));
   } else if (selector != Selector::kMean && selector != Selector::kScores) {
-    const int64_t blocks = query_blocks < kEstimateBlocks ? query_blocks : kEstimateBlocks;
-    take(&workspace->masses, blocks * params.num_kv * kEstimateRows);
+    const int64_t most = 2 * query_blocks;  // as work goes to pairs of warpgroups, one of them idle
+    const int64_t walks = most < kEstimateBlocks ? most : kEstimateBlocks;
+    take(&workspace->masses, walks * params.num_kv * kEstimateRows);
+    take(&workspace->counter, 1);
   }
   return used;
 }

@@ -32,6 +32,7 @@ struct SelectWorkspace {
   void* query_vectors = nullptr;  // mixed: [B, Hq, num_q * groups, D], of the inputs' type
   void* key_vectors = nullptr;  // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
   float* masses = nullptr;      // [kEstimateBlocks, num_kv, kEstimateRows], logarithms
+  int32_t* counter = nullptr;   // of the work that thread blocks have claimed
   LineWorkspace lines;          // vertical_slash
 };
 
