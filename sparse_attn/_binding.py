@@ -50,20 +50,22 @@ def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iter
 def _applied(model: Any, policy: Policy | Pattern) -> Iterator[None]:
     from .integrations import transformers
 
-    kinds = [(module, type(module)) for module in model.modules()]
-    layers = [(module, vars(module).get("_sparse_attn")) for module in model.modules()]
-    implementation = model.config._attn_implementation
+    names = {transformers.LAYER, transformers.BEFORE}
+    states = [
+        (module, type(module), {name: vars(module)[name] for name in names & set(vars(module))})
+        for module in model.modules()
+    ]
+    models = [m for m in model.modules() if is_transformers_model(m)]
+    chosen = [(part, part.config._attn_implementation) for part in models]
     transformers.apply(model, policy)
     try:
         yield
     finally:
-        for module, kind in kinds:
+        transformers.restore(model)
+        for module, kind, held in states:
             module.__class__ = kind
-        for module, layer in layers:
-            vars(module).pop("_sparse_attn", None)
-            if layer is not None:
-                module._sparse_attn = layer
-        model.set_attn_implementation(implementation)
+            vars(module).update(held)
+        transformers.set_implementations(chosen)
 
 
 @contextmanager

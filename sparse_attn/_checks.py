@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -32,6 +33,7 @@ __all__ = [
     "check_window",
     "clamped",
     "kind_of",
+    "named_by",
     "refuse",
     "same_values",
     "without",
@@ -152,6 +154,15 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         for side, value in sides
     )
     return left, right
+
+
+def named_by(owner: str, only: Any) -> Callable[[str], bool]:
+    """Return what tells whether a module's path is asked for; None asks for all."""
+    if only is None:
+        return lambda path: True
+    check_kind(owner, "only", only, Sequence, "a name or a sequence of names")
+    names = [only] if isinstance(only, str) else only
+    return lambda path: any(fnmatchcase(path, name) for name in names)
 
 
 def clamped(number: Any) -> Any:

@@ -40,6 +40,7 @@ def check_policy(path: str, policy: Policy) -> None:
 class SparseBigBirdAttention(BigBirdAttention):
     """`BigBirdAttention` whose inner module, of either attention type, is ours."""
 
+    _own_kind = BigBirdAttention
     _sparse_attn: Layer
 
     def set_attention_type(self, value: str, layer_idx: int | None = None) -> None:
@@ -56,6 +57,8 @@ class SparseBigBirdAttention(BigBirdAttention):
 
 class _SparseFull(BigBirdSelfAttention):
     """Full attention, self or cross, with the original's caches."""
+
+    _own_kind = BigBirdSelfAttention
 
     def forward(
         self,
@@ -92,6 +95,8 @@ class _SparseFull(BigBirdSelfAttention):
 
 class _SparseBlocks(BigBirdBlockSparseAttention):
     """Block-sparse attention: the edge blocks' rows dense, the others by a block layout."""
+
+    _own_kind = BigBirdBlockSparseAttention
 
     def forward(
         self,

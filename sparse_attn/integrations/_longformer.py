@@ -36,6 +36,7 @@ def check_policy(path: str, policy: Policy) -> None:
 class SparseLongformerSelfAttention(LongformerSelfAttention):
     """`LongformerSelfAttention` with another forward: same parameters, same results."""
 
+    _own_kind = LongformerSelfAttention
     _sparse_attn: Layer
 
     def forward(

@@ -13,12 +13,13 @@ from . import _requirement  # noqa: F401, before an older transformers fails on 
 # isort: split
 import inspect
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .._checks import check_kind, named_by, refuse
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -28,10 +29,12 @@ from ._longformer import LongformerSelfAttention, SparseLongformerSelfAttention
 from ._masks import attention_mask
 from ._model_source import refuse_model
 
-__all__ = ["apply", "register"]
+__all__ = ["apply", "register", "restore"]
 
 KEY = "sparse_attn"
-Model = TypeVar("Model", bound=PreTrainedModel)
+#: Attributes that `apply` leaves: a layer's policy; the implementation that a model had before.
+LAYER, BEFORE = "_sparse_attn", "_before_sparse_attn"
+Model = TypeVar("Model", bound=nn.Module)
 
 #: Attention that calls no attention function; modules of these classes get forwards of ours.
 _OWN = (LongformerSelfAttention, BigBirdAttention)
@@ -60,7 +63,11 @@ def register() -> None:
     AttentionMaskInterface.register(KEY, attention_mask)
 
 
-def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
+def apply(
+    model: Model,
+    policy: Policy | Pattern | None = None,
+    only: str | Sequence[str] | None = None,
+) -> Model:
     """Run a policy in the self-attention layers of a loaded model, in place.
 
     A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
@@ -69,7 +76,8 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     lie on key positions. Layers are the self-attention modules in module order;
     cross attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes
     bands that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the
-    one that is meant, as ``model.language_model``.
+    one that is meant, as ``model.language_model``. A model that has a policy may be given another;
+    `restore` undoes it.
 
     Parameters
     ----------
@@ -77,10 +85,14 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
         Changed in place; or a module that holds one, such as a SentenceTransformer.
     policy : Policy or Pattern, optional
         A bare pattern runs in every call, whatever its length. Default ``Full()``.
+    only : str or sequence of str, optional
+        Names of the self-attention modules that the policy is for, such as ``"*.layers.[0-3].*"``
+        (as `fnmatch` has it); it numbers these alone. The others keep their own attention, on this
+        package's kernels.
 
     Returns
     -------
-    PreTrainedModel
+    nn.Module
         `model`.
 
     Raises
@@ -105,7 +117,7 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     Source: attention functions by name, transformers' ``AttentionInterface``.
     """
     if not isinstance(model, PreTrainedModel):
-        apply(_held(model), policy)
+        apply(_held(model), policy, only)
         return model
     chosen = as_policy(Full() if policy is None else policy)
     name = type(model).__name__
@@ -116,6 +128,11 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
     ]
     if not layers:
         raise refuse_model(name)
+    wanted = named_by("apply", only)
+    others = [module for path, module in layers if not wanted(path)]
+    layers = [(path, module) for path, module in layers if wanted(path)]
+    if not layers:
+        raise refuse("apply", f"self-attention of {name} under the names {only}", "none")
     chosen.check_model(len(layers), _key_heads(model), name)
     for path, module in layers:
         if isinstance(module, LongformerSelfAttention):
@@ -124,6 +141,8 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
             _bigbird.check_policy(path, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
         _choose_key(model)
+    for module in others:
+        _forget(module)
     for number, (path, module) in enumerate(layers):
         module._sparse_attn = Layer(chosen, number, path)
         if isinstance(module, LongformerSelfAttention):
@@ -132,6 +151,58 @@ def apply(model: Model, policy: Policy | Pattern | None = None) -> Model:
             module.__class__ = SparseBigBirdAttention
             module.bind()
     return model
+
+
+def restore(model: Model) -> Model:
+    """Undo `apply`, in place: the model attends as it did before, with the kernels that it had.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Or a module that holds one. What has no policy stays as it is.
+
+    Returns
+    -------
+    nn.Module
+        `model`.
+
+    Raises
+    ------
+    TypeError
+        No module.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, transformers
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    ... )
+    >>> model = transformers.LlamaModel(config)
+    >>> own = model.config._attn_implementation
+    >>> model = sa.integrations.transformers.apply(model, sa.Band((63, 0)))
+    >>> sa.integrations.transformers.restore(model).config._attn_implementation == own
+    True
+    """
+    check_kind("restore", "model", model, nn.Module, "an nn.Module")
+    before = []
+    for module in model.modules():
+        _forget(module)
+        if BEFORE in vars(module):
+            before.append((module, vars(module).pop(BEFORE)))
+    set_implementations(before)
+    return model
+
+
+def set_implementations(chosen: Sequence[tuple[Any, str]]) -> None:
+    """Give models their implementations; what holds others comes before them."""
+    for part, implementation in chosen:
+        part.set_attn_implementation(implementation)
+
+
+def _forget(module: nn.Module) -> None:
+    """Take a module's policy, and with it a forward of ours."""
+    vars(module).pop(LAYER, None)
+    module.__class__ = getattr(type(module), "_own_kind", type(module))
 
 
 def _held(model: object) -> PreTrainedModel:
@@ -167,4 +238,7 @@ def _choose_key(model: PreTrainedModel) -> None:
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             raise refuse_model(type(part).__name__)
     register()
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            vars(part).setdefault(BEFORE, part.config._attn_implementation)
     model.set_attn_implementation(KEY)

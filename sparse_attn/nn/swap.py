@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from torch import nn
 
-from .._checks import check_kind, refuse
+from .._checks import check_kind, named_by, refuse
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
@@ -114,12 +113,10 @@ def _found(
     model: nn.Module, only: str | Sequence[str] | None
 ) -> list[tuple[str, nn.MultiheadAttention]]:
     """List the dense modules, and those of twins, under the names that are asked for."""
-    if only is not None:
-        check_kind("swap_attention", "only", only, Sequence, "a name or a sequence of names")
-    names = [only] if isinstance(only, str) else only
+    wanted = named_by("swap_attention", only)
     found = []
     for path, module in model.named_modules(remove_duplicate=False):
-        if names is not None and not any(fnmatchcase(path, name) for name in names):
+        if not wanted(path):
             continue
         dense = _dense_of(module)
         if dense is not None:

@@ -125,3 +125,16 @@ def test_weights_and_training_are_refused_by_name():
 def test_bigbird_block_size_is_refused_with_what_to_set():
     with pytest.raises(NotImplementedError, match="block_size=8; set .* a multiple of 16"):
         hidden(apply(bigbird(block_size=8)), *text(length=192))
+
+
+@pytest.mark.parametrize("kind", [longformer, bigbird], ids=lambda kind: kind.__name__)
+def test_restore_gives_the_own_modules_back(kind):
+    model = kind()
+    ids, mask = text(length=128)
+    own = [type(module) for module in model.modules()]
+    want = hidden(model, ids, mask)
+    assert_same(hidden(apply(model), ids, mask), want)
+    assert [type(module) for module in model.modules()] != own
+    sa.integrations.transformers.restore(model)
+    assert [type(module) for module in model.modules()] == own
+    assert torch.equal(hidden(model, ids, mask), want)

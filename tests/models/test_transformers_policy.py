@@ -279,3 +279,48 @@ def test_the_model_inside_another_module_is_found():
         sa.integrations.transformers.apply(Holder(inner, build(CONFIGS["bert"]())), sa.Band(3))
     with pytest.raises(TypeError, match="expected a transformers model, got Linear$"):
         sa.integrations.transformers.apply(torch.nn.Linear(2, 2), sa.Band(3))
+
+
+def own_state(model):
+    return [(path, type(module), sorted(vars(module))) for path, module in model.named_modules()]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_restore_gives_the_own_attention_back(name):
+    model = build(CONFIGS[name]())
+    before, implementation = own_state(model), model.config._attn_implementation
+    want = output(model, input_ids=text()[0])
+    for pattern in (sa.Full(), sa.Band(3)):
+        sa.integrations.transformers.apply(model, pattern)
+        assert model.config._attn_implementation == "sparse_attn"
+    assert not torch.allclose(output(model, input_ids=text()[0]), want)
+    assert sa.integrations.transformers.restore(model) is model
+    assert own_state(model) == before and model.config._attn_implementation == implementation
+    assert torch.equal(output(model, input_ids=text()[0]), want)
+    assert sa.integrations.transformers.restore(model) is model  # nothing to undo
+
+
+def test_restore_reaches_the_model_inside_and_towers_apart():
+    inner = build(CONFIGS["bert"]())
+    inner.set_attn_implementation("eager")
+    holder = Holder(inner, build(CONFIGS["llama"]()))
+    sa.integrations.transformers.apply(inner, sa.Band(3))
+    sa.integrations.transformers.restore(holder)
+    assert inner.config._attn_implementation == "eager"
+    assert holder.parts[1]["auto_model"].config._attn_implementation != "sparse_attn"
+    with pytest.raises(TypeError, match=r"sparse_attn.restore: expected model to be an nn.Module"):
+        sa.integrations.transformers.restore("bert")
+
+
+def test_a_policy_for_layers_by_name():
+    ids, apply = text()[0], sa.integrations.transformers.apply
+    model = build(CONFIGS["llama"]())
+    other = build(CONFIGS["llama"]())
+    other.load_state_dict(model.state_dict())
+    policy = sa.Policy(sa.Band(1), layers={0: sa.Full()}, dense_below=0)
+    want = output(apply(model, policy), input_ids=ids)
+    apply(other, sa.Band(1))
+    apply(other, sa.Policy(sa.Band(1), dense_below=0, num_layers=1), only="*layers.1.*")
+    assert torch.equal(output(other, input_ids=ids), want)
+    with pytest.raises(ValueError, match="expected self-attention of LlamaF.* under the names x"):
+        apply(other, sa.Band(1), only="x")
