@@ -34,13 +34,11 @@ constexpr EngineLimits kEngines[] = {
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
      kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi,
-                                      F::kGlobalIndices, F::kPartialBlocks, F::kValueDim))},
+                                      F::kGlobalIndices, F::kPartialBlocks))},
     {"decode", true, 80,
-     kContiguous
-         .without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kPartialBlocks,
-                               F::kValueDim))
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kPartialBlocks))
          .with(kSequences)},
-    {"portable", true, 75, kContiguous.with(kSequences).without(Features::of(F::kValueDim))},
+    {"portable", true, 75, kContiguous.with(kSequences)},
     {"naive", true, 0, kContiguous.with(kSequences)},
 };
 
@@ -128,7 +126,7 @@ std::string head_dims_with(cuda::hopper::Tiling tiling) {
 std::string hopper_refusal(const Case& c) {
   using cuda::hopper::built_head_dim;
   using cuda::hopper::Tiling;
-  const int32_t head_dim = c.problem.head_dim;
+  const int32_t head_dim = c.problem.widest_dim();
   const Tiling least = c.features.has(F::kList) ? Tiling::kListed : Tiling::kGeneral;
   if (built_head_dim(head_dim, least) == 0) {
     return "hopper is built for head dims up to " +

@@ -74,6 +74,8 @@ struct Problem {
 
   /// Query heads that share a key head.
   SPARSE_ATTN_HD constexpr int32_t group() const { return heads_q / heads_kv; }
+  /// The head dim of a kernel that is compiled for one: the columns that a tensor lacks are zeros.
+  SPARSE_ATTN_HD constexpr int32_t widest_dim() const { return imax(head_dim, value_dim); }
 };
 
 /// What keys or values of 8 bits are multiplied by: float32 [B|1, Hkv|1]; 1 without.

@@ -115,6 +115,20 @@ void test_hopper_takes_every_head_dim() {
   CHECK(choice.reasons[0] == "hopper is built for head dims up to 256, not 264", choice.reasons[0]);
 }
 
+void test_the_wider_head_dim_chooses_the_kernel() {
+  Case c = plain_case(90, 64);
+  c.problem.value_dim = 192;
+  c.features.add(Feature::kValueDim);
+  CHECK(engine_of(c) == "hopper", engine_of(c));
+  c.features.add(Feature::kList);
+  c.block_q = 64;
+  CHECK(engine_of(c) == "portable", "lists of 64 rows end at head dim 128");
+  c = plain_case(90, 64);
+  c.features.add(Feature::kValueDim);
+  c.features.add(Feature::kTopK);
+  CHECK(engine_of(c) == "portable", "token top-k");
+}
+
 void test_columns_that_move_leave_hopper() {
   Case c = plain_case(90, 128);
   c.features.add(Feature::kKeyOrigins);
@@ -133,6 +147,7 @@ int main() {
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();
   test_hopper_takes_every_head_dim();
+  test_the_wider_head_dim_chooses_the_kernel();
   test_columns_that_move_leave_hopper();
   return check::summary();
 }

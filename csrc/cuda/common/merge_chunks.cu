@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(kMostThreads)
   const int64_t i = first + static_cast<int64_t>(row - in_heads * partials.rows);
   if (i >= sequence.rows) return;
   const int32_t d = threadIdx.x;
-  const bool exists = d < params.problem.head_dim;
+  const bool exists = d < params.problem.value_dim;
   const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
   const float2* chunk_state = partials.state + partials.at(row, 0);
-  const float* chunk_out = partials.out + partials.at(row, 0) * partials.head_dim;
+  const float* chunk_out = partials.out + partials.at(row, 0) * partials.columns;
 
   SoftmaxState<1, false> state;
   float& m = state.m[0][0];
@@ -58,9 +58,9 @@ __global__ void __launch_bounds__(kMostThreads)
     float parts[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      parts[i] = begin + i < chunks ? from[i * partials.head_dim] : 0.0f;
+      parts[i] = begin + i < chunks ? from[i * partials.columns] : 0.0f;
     }
-    from += kAtOnce * partials.head_dim;
+    from += kAtOnce * partials.columns;
     if (begin == 0) m = find_maximum(chunk_state, chunks);
     int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
     float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 Status merge_chunks(const AttentionParams& params, const Partials& partials) {
   int64_t rows = int64_t{partials.heads} * partials.rows;
-  int32_t threads = ceil_div(params.problem.head_dim, 32) * 32;
+  int32_t threads = ceil_div(params.problem.value_dim, 32) * 32;
   auto kernel =
       params.problem.dtype == Dtype::kFloat16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
   const LaunchShape shape = {static_cast<uint32_t>(rows), static_cast<uint32_t>(threads), 0,

@@ -11,13 +11,13 @@ namespace sparse_attn::cuda {
 /// Partial results in the workspace, of `rows` rows of each of `heads` of the batch * heads_q
 /// heads.
 struct Partials {
-  float* out = nullptr;       // [heads, rows, max_chunks, D]
+  float* out = nullptr;       // [heads, rows, max_chunks, columns]
   float2* state = nullptr;    // [heads, rows, max_chunks]: m, l
   int32_t* chunks = nullptr;  // [heads, rows], how many chunks were visited; null: all
   int32_t rows = 0;
   int32_t first_head = 0, heads = 0;
   int32_t max_chunks = 0;
-  int32_t head_dim = 0;   // D: the call's, or more where tiles are wider
+  int32_t columns = 0;    // of the output, or more where tiles are wider
   int32_t tile_rows = 0;  // 0: the rows are all queries; else those of query tiles of this height,
                           // from that of the first global row on
 

@@ -15,7 +15,7 @@ struct CodeLoader {
   static constexpr int kPasses = kStepKeys * kPiecesPerRow / 32;
   static_assert(kPiece * sizeof(typename Config::T) == kChunkBytes, "a piece becomes a chunk");
 
-  int32_t head_dim;
+  int32_t columns;  // that exist; zeros up to HEAD_DIM
   bool aligned;
 
   /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
@@ -25,7 +25,7 @@ struct CodeLoader {
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = piece(pass) / kPiecesPerRow;
       const int column = piece(pass) % kPiecesPerRow * kPiece;
-      const bool exists = valid.contains(row) && column < head_dim;
+      const bool exists = valid.contains(row) && column < columns;
       const uint8_t* codes = from + row * stride + column;
       const uint32_t place = to + piece(pass) * kPiece;
       if (aligned) {

@@ -30,7 +30,7 @@ auto with_config(int32_t head_dim, const Function& function) {
 }
 
 GridPlan grid_of(const AttentionParams& params) {
-  return with_config(params.problem.head_dim, [&](auto config) {
+  return with_config(params.problem.widest_dim(), [&](auto config) {
     using Shape = decltype(config);
     DeviceShape device;
     device.resident =
@@ -50,7 +50,7 @@ int64_t rows_of(const AttentionParams& params) {
 }
 
 int64_t out_bytes(const AttentionParams& params, const GridPlan& grid) {
-  return aligned_bytes(rows_of(params) * grid.max_chunks * params.problem.head_dim *
+  return aligned_bytes(rows_of(params) * grid.max_chunks * params.problem.value_dim *
                        static_cast<int64_t>(sizeof(float)));
 }
 
@@ -80,9 +80,9 @@ Status run(const AttentionParams& params) {
   plan.partials.rows = params.problem.seq_q;
   plan.partials.heads = params.problem.batch * params.problem.heads_q;
   plan.partials.max_chunks = plan.grid.max_chunks;
-  plan.partials.head_dim = params.problem.head_dim;
+  plan.partials.columns = params.problem.value_dim;
 
-  Status status = with_config(params.problem.head_dim, [&](auto config) {
+  Status status = with_config(params.problem.widest_dim(), [&](auto config) {
     return launch<decltype(config)::HEAD_DIM>(params, plan);
   });
   return status.ok() ? merge_chunks(params, plan.partials) : status;

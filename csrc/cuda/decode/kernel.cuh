@@ -21,7 +21,7 @@ struct KeyLoader {
   const TileState<Config>& state;
   Step* steps;  // of the ring's slots
   uint32_t ring;
-  RowLoader<Config> rows;
+  RowLoader<Config> key_rows, value_rows;
   Walk walk;
 
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
@@ -44,16 +44,16 @@ struct KeyLoader {
       int64_t stride = kKind == Kind::kStrided ? view.step : 1;
       const KeySource& source = params.keys;
       if constexpr (Config::kFloat8) {
-        load_codes(keys(ring, slot), source.key, step.start, valid);
-        load_codes(values(ring, slot), source.value, step.start, valid);
+        load_codes(keys(ring, slot), source.key, key_rows, step.start, valid);
+        load_codes(values(ring, slot), source.value, value_rows, step.start, valid);
       } else if (source.paged()) {
-        load_paged(keys(ring, slot), source.key, view, step.start, valid);
-        load_paged(values(ring, slot), source.value, view, step.start, valid);
+        load_paged(keys(ring, slot), source.key, key_rows, view, step.start, valid);
+        load_paged(values(ring, slot), source.value, value_rows, view, step.start, valid);
       } else {
-        rows.load(keys(ring, slot), state.key_head + first * source.key.stride_s,
-                  stride * source.key.stride_s, valid);
-        rows.load(values(ring, slot), state.value_head + first * source.value.stride_s,
-                  stride * source.value.stride_s, valid);
+        key_rows.load(keys(ring, slot), state.key_head + first * source.key.stride_s,
+                      stride * source.key.stride_s, valid);
+        value_rows.load(values(ring, slot), state.value_head + first * source.value.stride_s,
+                        stride * source.value.stride_s, valid);
       }
     }
     ptx::cp_async_commit();
@@ -70,19 +70,20 @@ struct KeyLoader {
   using Codes = CodeLoader<Config>;
 
   /// Keys of 8 bits, of which a step lies in one page too.
-  __device__ __forceinline__ void load_codes(uint32_t to, const TensorView& tensor, int32_t start,
+  __device__ __forceinline__ void load_codes(uint32_t to, const TensorView& tensor,
+                                             const RowLoader<Config>& rows, int32_t start,
                                              Interval valid) const {
     const Work& work = state.work;
     const uint8_t* from =
         static_cast<const uint8_t*>(tensor.data) +
         params.keys.locate(tensor, work.sequence, work.batch, work.key_head, start);
-    Codes{rows.head_dim, rows.aligned}.load(to, from, tensor.stride_s, valid);
+    Codes{rows.columns, rows.aligned}.load(to, from, tensor.stride_s, valid);
   }
 
   /// A step of consecutive keys lies in one page: pages are whole numbers of steps.
   __device__ __forceinline__ void load_paged(uint32_t to, const TensorView& tensor,
-                                             const View& view, int32_t start,
-                                             Interval valid) const {
+                                             const RowLoader<Config>& rows, const View& view,
+                                             int32_t start, Interval valid) const {
     const Work& work = state.work;
     auto row_at = [&](int32_t j) {
       return static_cast<const T*>(tensor.data) +
@@ -212,8 +213,8 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
                fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
         l = fmaf(weight, state.sums[of_warp][r].y, l);
       }
-      if (column < partials.head_dim) {
-        *reinterpret_cast<float4*>(partials.out + at * partials.head_dim + column) = out;
+      if (column < partials.columns) {
+        *reinterpret_cast<float4*>(partials.out + at * partials.columns + column) = out;
       }
       if (column == 0) partials.state[at] = {m, l};
     }
@@ -252,11 +253,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int warp = threadIdx.x / 32;
   // Behind a shuffle, so that the compiler keeps it instead of making it anew in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
-  const RowLoader<Config> rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
-                                  kPlain || aligned};
+  const RowLoader<Config> key_rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
+                                      kPlain || aligned};
+  const RowLoader<Config> value_rows = {kPlain ? Config::HEAD_DIM : params.problem.value_dim,
+                                        kPlain || aligned};
   typename Config::Products products;
   const Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
-  Loader loader = {params, pattern, state, state.steps[warp], ring, rows, walk};
+  Loader loader = {params, pattern, state, state.steps[warp], ring, key_rows, value_rows, walk};
 
   const bool transformed = !kPlain && !has_plain_scores(params);
   const float scale = params.score_scale(work.batch, work.first_head);
@@ -268,11 +271,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // Queries for registers pass through the slot that is filled last.
   uint32_t queries = Loader::keys(ring, kStages - 1);
   if constexpr (Config::kQueryRegisters) {
-    load_queries(params, state, rows, 0, queries);
+    load_queries(params, state, key_rows, 0, queries);
   } else {
     const uint32_t fragment = kFragmentRows * Config::kPitch;
     queries = ptx::shared_address(smem) + Config::kWarps * Config::kRingBytes;
-    if (warp < Config::MT) load_queries(params, state, rows, warp, queries + warp * fragment);
+    if (warp < Config::MT) load_queries(params, state, key_rows, warp, queries + warp * fragment);
   }
   ptx::cp_async_commit();
 #pragma unroll 1

@@ -147,14 +147,14 @@ struct RowLoader {
   static constexpr int kPasses = kStepKeys / kRowsAtOnce;
   static_assert(32 % kLanesPerRow == 0, "a pass is whole rows");
 
-  int32_t head_dim;
+  int32_t columns;  // that exist; zeros up to HEAD_DIM
   bool aligned;
 
   /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
   __device__ __forceinline__ void load(uint32_t to, const T* from, int64_t stride,
                                        Interval valid) const {
     from += row(0) * stride + column();
-    if (aligned && head_dim == Config::HEAD_DIM && valid.holds({0, kStepKeys})) {
+    if (aligned && columns == Config::HEAD_DIM && valid.holds({0, kStepKeys})) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         ptx::cp_async_16_once(place(to, pass), from, true);
@@ -182,7 +182,7 @@ struct RowLoader {
 
  private:
   __device__ __forceinline__ void copy(uint32_t to, int pass, const T* from, bool exists) const {
-    exists = exists && column() < head_dim;
+    exists = exists && column() < columns;
     if (aligned) {
       ptx::cp_async_16_once(place(to, pass), from, exists);
     } else {

@@ -48,7 +48,7 @@ Choice choose(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
   auto least = [&](Tiling tiling) -> Choice {
-    return {tiling, built_head_dim(params.problem.head_dim, tiling)};
+    return {tiling, built_head_dim(params.problem.widest_dim(), tiling)};
   };
   if (params.pattern.topk > 0) return least(Tiling::kTop);
   // 64 rows are one row of the layout.
@@ -93,7 +93,7 @@ bool has_raw_values(const AttentionParams& params) {
 
 /// The tile of the kernel that takes chunks; none where there is no such kernel.
 TileShape split_tile(const AttentionParams& params) {
-  const int32_t head_dim = built_head_dim(params.problem.head_dim, Tiling::kGeneral);
+  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), Tiling::kGeneral);
   const int32_t height = shape_of(Tiling::kGeneral).consumers * kConsumerRows;
   const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
   return {height, kernels_of(head_dim).keys_of(Tiling::kGeneral), head_dim, head_dim > 0 && ranges};
@@ -101,8 +101,9 @@ TileShape split_tile(const AttentionParams& params) {
 
 /// Whether a plain kernel serves the call.
 bool is_plain(const Arguments& args) {
-  constexpr Features kPlain = Features::of(Feature::kQueryOffsets, Feature::kSinkLogits,
-                                           Feature::kWindow, Feature::kDilation, Feature::kTopK);
+  constexpr Features kPlain =
+      Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow,
+                   Feature::kDilation, Feature::kTopK, Feature::kValueDim);
   const AttentionParams& params = args.params;
   if (!params.features.within(kPlain)) return false;
   if (params.pattern.topk > 0) return true;
@@ -184,12 +185,12 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     partials.rows = static_cast<int32_t>(plan.rows);
     partials.heads = static_cast<int32_t>(plan.heads);
     partials.max_chunks = args->split.chunks;
-    partials.head_dim = tile.head_dim;
+    partials.columns = tile.head_dim;
     partials.tile_rows = args->split.all ? 0 : tile.block_q;
     const int64_t rows = plan.heads * plan.rows, states = rows * partials.max_chunks;
     partials.state = reinterpret_cast<float2*>(memory);
     partials.out = reinterpret_cast<float*>(partials.state + states);
-    partials.chunks = reinterpret_cast<int32_t*>(partials.out + states * partials.head_dim);
+    partials.chunks = reinterpret_cast<int32_t*>(partials.out + states * partials.columns);
     args->split_items = partials.heads * args->classes * args->split.items();
     args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
   }
@@ -209,14 +210,14 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     args->section = problems;
     args->last_first = false;
   } else if (pattern.causal && pattern.left >= params.problem.seq_kv) {
-    int64_t head_bytes = int64_t{params.problem.seq_kv} * params.problem.head_dim * 2 *
-                         size_of(params.problem.dtype);
+    const int64_t key_bytes =
+        int64_t{params.problem.head_dim + params.problem.value_dim} * size_of(params.problem.dtype);
+    int64_t head_bytes = params.problem.seq_kv * key_bytes;
     int64_t heads = head_bytes < kCacheBytes ? kCacheBytes / head_bytes : 1;
     int64_t section = heads * params.problem.group() * args->classes;
     args->section = static_cast<int32_t>(section < problems ? section : problems);
-    const int64_t tile_bytes = int64_t{params.problem.batch} * params.problem.heads_kv *
-                               tile.block_q * params.problem.head_dim * 2 *
-                               size_of(params.problem.dtype);
+    const int64_t tile_bytes =
+        int64_t{params.problem.batch} * params.problem.heads_kv * tile.block_q * key_bytes;
     args->tail =
         static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, args->row_blocks / 2));
   }

@@ -154,7 +154,7 @@ class Epilogue {
                  work.head * out.stride_h +
                  work.slice.rows.at(work.first_row + row_ + row) * out.stride_s;
 #pragma unroll 1
-      for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.head_dim;
+      for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.value_dim;
            chunk += 2) {
         *reinterpret_cast<float4*>(to + chunk * 8) =
             ptx::load_shared_float4(sO + chunk_offset(row, chunk));

@@ -6,8 +6,9 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-/// A strided view of a tensor's rows, strides in elements.
+/// A strided view of a tensor's rows of `columns` elements, strides in elements.
 struct RowsView {
+  int32_t columns;
   int64_t rows, row_stride;
   int64_t classes, class_stride;
 };
@@ -22,7 +23,7 @@ class Encoder {
   /// Whether slabs are a dimension of the maps: rows fill them, and every class begins a whole
   /// number of slabs after the one before.
   bool folds() const {
-    if (params_.problem.head_dim != columns_) return false;
+    if (params_.problem.head_dim != columns_ || params_.problem.value_dim != columns_) return false;
     if (params_.pattern.dilation == 1) return true;
     for (const TensorView* tensor :
          {&params_.query, &params_.keys.key, &params_.keys.value, &params_.outputs.out}) {
@@ -37,7 +38,7 @@ class Encoder {
     const int64_t third =
         folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs() : view.classes;
     const TensorMapShape shape = {
-        {folded ? slab_ : params_.problem.head_dim, view.rows, third, heads, params_.problem.batch},
+        {folded ? slab_ : view.columns, view.rows, third, heads, params_.problem.batch},
         {view.row_stride, folded ? slab_ : view.class_stride, tensor.stride_h, tensor.stride_b},
         {slab_, box_rows, slabs() / copies, 1, 1}};
     const Status status = encode_tensor_map(params_.problem.dtype, first, shape, map);
@@ -72,9 +73,9 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
                   step(params.query),    step(params.outputs.out),
                   step(params.keys.key), step(params.keys.value)};
 
-  auto encode_classes = [&](const TensorView& tensor, int32_t heads, int64_t size, int32_t box_rows,
-                            int32_t copies, CUtensorMap* of_class) {
-    RowsView view = {size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
+  auto encode_classes = [&](const TensorView& tensor, int32_t columns, int32_t heads, int64_t size,
+                            int32_t box_rows, int32_t copies, CUtensorMap* of_class) {
+    RowsView view = {columns, size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
     encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kShortClass]);
     if (size % d == 0) return;
     ++view.rows;
@@ -84,22 +85,24 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
       has_short_maps(params) ? params.num_keys(params.sequences.of(0)) : params.problem.seq_kv;
   const bool moves = params.sequences.key_origins != nullptr;  // the lead view, with each sequence
   const int32_t lead_keys = moves && pattern.has_lead() ? keys : pattern.lead.before(keys);
-  auto encode_keys = [&](const TensorView& tensor, CUtensorMap* of_view) {
-    encode_classes(tensor, params.problem.heads_kv, keys, box.key_rows, key_copies, of_view);
+  auto encode_keys = [&](const TensorView& tensor, int32_t columns, CUtensorMap* of_view) {
+    encode_classes(tensor, columns, params.problem.heads_kv, keys, box.key_rows, key_copies,
+                   of_view);
     if (lead_keys == 0) return;
     const auto* first =
         static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
-    RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
+    RowsView view = {columns, lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
     encoder.encode(tensor, first, params.problem.heads_kv, view, box.lead_rows, key_copies,
                    &of_view[kLeadView]);
   };
 
-  encode_classes(params.query, params.problem.heads_q, params.problem.seq_q, box.query_rows,
+  const Problem& problem = params.problem;
+  encode_classes(params.query, problem.head_dim, problem.heads_q, problem.seq_q, box.query_rows,
                  query_copies, maps->query);
-  encode_classes(params.outputs.out, params.problem.heads_q, params.problem.seq_q, box.out_rows,
-                 query_copies, maps->out);
-  encode_keys(params.keys.key, maps->key);
-  encode_keys(params.keys.value, maps->value);
+  encode_classes(params.outputs.out, problem.value_dim, problem.heads_q, problem.seq_q,
+                 box.out_rows, query_copies, maps->out);
+  encode_keys(params.keys.key, problem.head_dim, maps->key);
+  encode_keys(params.keys.value, problem.value_dim, maps->value);
   return encoder.status();
 }
 

@@ -8,7 +8,7 @@ namespace sparse_attn::cuda::hopper {
 /// Shape of the boxes that a kernel copies.
 struct BoxShape {
   int32_t slab;        // columns of a slab; its bytes are the swizzle's width, 128 or 64
-  int32_t columns;     // of all slabs; those past the head dim are zeros
+  int32_t columns;     // of all slabs; those past a tensor's head dim are zeros
   int32_t query_rows;  // of Q
   int32_t out_rows;    // of O
   int32_t key_rows;    // of K and V

@@ -19,10 +19,10 @@ using portable::KernelKind;
 using portable::kTiles;
 using portable::LaunchChoice;
 
-/// Where rows and keys lie; every kernel takes that as it is, so that a sequence has the same bits
-/// packed, paged and alone.
-constexpr Features kPlaces =
-    Features::of(Feature::kQueryOffsets, Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
+/// Where rows and keys lie and how wide they are; every kernel takes that as it is, so that a
+/// sequence has the same bits packed, paged and alone.
+constexpr Features kPlaces = Features::of(Feature::kQueryOffsets, Feature::kPacked,
+                                          Feature::kUsedKeys, Feature::kPaged, Feature::kValueDim);
 /// What the kernels of ranges and lists of blocks serve beside plain calls.
 constexpr Features kDense =
     Features::of(Feature::kKeyBounds, Feature::kKeyOrigins, Feature::kSinkLogits, Feature::kWindow,
@@ -42,7 +42,7 @@ KernelKind wanted_kernel(const AttentionParams& params) {
   if (!params.features.within(kDense)) return KernelKind::kGeneral;
   if (!pattern.list.present()) return KernelKind::kDense;
   return portable::kernel_for_blocks(pattern.list.block_q, pattern.list.block_kv,
-                                     params.problem.head_dim);
+                                     params.problem.widest_dim());
 }
 
 __global__ void code_probe() {}
@@ -66,16 +66,16 @@ LaunchChoice choose(const AttentionParams& params) {
   choice.aligned = !params.features.has(Feature::kUnaligned);
   choice.smem_limit = smem_limit(params.device);
   choice.kind = portable::choose_kernel(params.problem.dtype, wanted_kernel(params),
-                                        params.problem.head_dim, choice.smem_limit);
+                                        params.problem.widest_dim(), choice.smem_limit);
   if (params.features.has(Feature::kTopK) && params.features.within(kPlainTopK) &&
-      portable::topk_fits(params.problem.head_dim, choice.smem_limit)) {
+      portable::topk_fits(params.problem.widest_dim(), choice.smem_limit)) {
     choice.kind = KernelKind::kTop;
   }
   return choice;
 }
 
 int32_t key_tile(const AttentionParams& params, const LaunchChoice& choice) {
-  return tile_shape(choice.kind, params.problem.head_dim).block_kv;
+  return tile_shape(choice.kind, params.problem.widest_dim()).block_kv;
 }
 
 using Launch = Status (*)(const AttentionParams&, const LaunchChoice&);
@@ -116,7 +116,7 @@ Status run(const AttentionParams& given) {
       mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
   if (!status.ok()) return status;
   constexpr auto kLaunchers = launchers(std::make_index_sequence<std::size(kTiles)>());
-  return kLaunchers[tile_index(choice.kind, params.problem.head_dim)](params, choice);
+  return kLaunchers[tile_index(choice.kind, params.problem.widest_dim())](params, choice);
 }
 
 }  // namespace

@@ -11,8 +11,7 @@
 
 namespace sparse_attn::cuda::portable {
 
-/// Rows of a [rows, head_dim] matrix in global memory; elements of the view that are not in `valid`
-/// read as zeros.
+/// Rows of a matrix in global memory; elements of the view that are not in `valid` read as zeros.
 template <typename T>
 struct RowSource {
   const T* data = nullptr;
@@ -23,7 +22,7 @@ struct RowSource {
 /// The copy of load_tile for rows that are not aligned: element by element, done on return.
 template <typename T, int ROWS, int kThreads, int kPitch, typename RowOf>
 __device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource<T>& source,
-                                                    int32_t head_dim, const RowOf& row_of) {
+                                                    int32_t columns, const RowOf& row_of) {
   constexpr int kElements = kChunkBytes / sizeof(T);
   constexpr int kChunks = kPitch / kChunkBytes;
 #pragma unroll 1
@@ -31,7 +30,7 @@ __device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource
     int row = i / kChunks;
     int chunk = i % kChunks;
     int32_t element = row_of(row);
-    bool valid = source.valid.contains(element) && chunk * kElements < head_dim;
+    bool valid = source.valid.contains(element) && chunk * kElements < columns;
     uint4 bits = {0, 0, 0, 0};
     if (valid) bits = load_unaligned(source.data + element * source.stride + chunk * kElements);
     ptx::store_shared_16(to + swizzled<kPitch>(row, chunk), bits);
@@ -71,9 +70,10 @@ __device__ __forceinline__ void load_run(uint32_t to, const RowSource<T>& source
   }
 }
 
-/// Copies ROWS aligned rows to shared memory at `to`; row r is element row_of(r) of the source.
+/// Copies ROWS aligned rows of `columns` elements to shared memory at `to`, with zeros up to
+/// HEAD_DIM; row r is element row_of(r) of the source.
 template <typename T, int HEAD_DIM, int ROWS, int kThreads, int kPitch, typename RowOf>
-__device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& source, int32_t head_dim,
+__device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& source, int32_t columns,
                                           const RowOf& row_of) {
   using Own = ThreadChunks<T, HEAD_DIM, kThreads>;
   constexpr int kRowsAtOnce = Own::kRowsAtOnce;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void load_tile(uint32_t to, const RowSource<T>& sourc
         source.data + (exists ? element : 0) * source.stride + own.chunk * Own::kElements;
 #pragma unroll
     for (int c = 0; c < Own::kChunks; c += Own::kThreadsPerRow) {
-      bool valid = exists && (own.chunk + c) * Own::kElements < head_dim;
+      bool valid = exists && (own.chunk + c) * Own::kElements < columns;
       ptx::cp_async_16(to + swizzled<kPitch>(row, own.chunk + c), from + c * Own::kElements, valid);
     }
   }

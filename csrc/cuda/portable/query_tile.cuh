@@ -124,7 +124,8 @@ struct QueryTile {
       load_run<T, Config::HEAD_DIM, Config::BLOCK_Q, Config::kThreads, Config::kPitch>(
           to, source, work.rows.begin);
     } else {
-      load<Config::BLOCK_Q>(to, source, [&](int row) { return work.rows.begin + row; });
+      load<Config::BLOCK_Q>(to, source, params.problem.head_dim,
+                            [&](int row) { return work.rows.begin + row; });
     }
   }
 
@@ -161,7 +162,8 @@ struct QueryTile {
  private:
   /// Whether rows that exist can be loaded without a look at each.
   __device__ __forceinline__ bool runs_load() const {
-    return (!Config::kGeneral || aligned) && params.problem.head_dim == Config::HEAD_DIM;
+    return (!Config::kGeneral || aligned) && params.problem.head_dim == Config::HEAD_DIM &&
+           params.problem.value_dim == Config::HEAD_DIM;
   }
 
   /// Whether each key has to be located: it lies in a page, or is converted.
@@ -172,8 +174,9 @@ struct QueryTile {
   /// The keys or values of a step's tile.
   __device__ __forceinline__ void load_rows(uint32_t to, bool value, const Step& step) const {
     const RowSource<T>& source = state.sources[step.lead()][value];
+    const int32_t columns = value ? params.problem.value_dim : params.problem.head_dim;
     if (is_located()) {
-      load_located(to, value ? params.keys.value : params.keys.key, source.valid, step);
+      load_located(to, value ? params.keys.value : params.keys.key, columns, source.valid, step);
     } else if (step.whole()) {
 #pragma unroll
       for (int g = 0; g < kGranules; ++g) {
@@ -181,13 +184,14 @@ struct QueryTile {
             to + g * kGranule * Config::kPitch, source, granule(step, g));
       }
     } else {
-      load<Config::BLOCK_KV>(to, source, [&](int row) { return element(step, row); });
+      load<Config::BLOCK_KV>(to, source, columns, [&](int row) { return element(step, row); });
     }
   }
 
   /// The same where keys lie in pages or have 8 bits; the loops stay rolled, off the main path.
   __device__ __forceinline__ void load_located(uint32_t to, const TensorView& tensor,
-                                               Interval valid, const Step& step) const {
+                                               int32_t columns, Interval valid,
+                                               const Step& step) const {
     using Own = ThreadChunks<T, Config::HEAD_DIM, Config::kThreads>;
     const KeySource& keys = params.keys;
     const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
@@ -203,20 +207,19 @@ struct QueryTile {
       for (int c = own.chunk; c < Own::kChunks; c += Own::kThreadsPerRow) {
         const int d = c * Own::kElements;
         copy_key_chunk<T>(to + swizzled<Config::kPitch>(row, c), keys, tensor, at + d,
-                          exists && d < params.problem.head_dim, rows_aligned);
+                          exists && d < columns, rows_aligned);
       }
     }
   }
 
   template <int ROWS, typename RowOf>
-  __device__ __forceinline__ void load(uint32_t to, const RowSource<T>& source,
+  __device__ __forceinline__ void load(uint32_t to, const RowSource<T>& source, int32_t columns,
                                        const RowOf& row_of) const {
     if (!Config::kGeneral || aligned) {
-      load_tile<T, Config::HEAD_DIM, ROWS, Config::kThreads, Config::kPitch>(
-          to, source, params.problem.head_dim, row_of);
+      load_tile<T, Config::HEAD_DIM, ROWS, Config::kThreads, Config::kPitch>(to, source, columns,
+                                                                             row_of);
     } else {
-      load_tile_unaligned<T, ROWS, Config::kThreads, Config::kPitch>(
-          to, source, params.problem.head_dim, row_of);
+      load_tile_unaligned<T, ROWS, Config::kThreads, Config::kPitch>(to, source, columns, row_of);
     }
   }
 

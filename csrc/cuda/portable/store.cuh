@@ -36,7 +36,7 @@ __device__ __forceinline__ void store_elements(const Output<Config>& rO,
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           int d = Config::Products::column(dt, e);
-          if (d < tile.params.problem.head_dim) out[d] = from_float<T>(rO[mt][dt][2 * h + e]);
+          if (d < tile.params.problem.value_dim) out[d] = from_float<T>(rO[mt][dt][2 * h + e]);
         }
       }
     }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_chunks(const Output<Config>& rO,
     if (first + row >= tile.work.rows.size()) return;
 #pragma unroll
     for (int chunk = first_chunk; chunk < Config::DT; chunk += kLanesPerRow) {
-      if (chunk * 8 >= tile.params.problem.head_dim) break;
+      if (chunk * 8 >= tile.params.problem.value_dim) break;
       uint4 bits = *reinterpret_cast<uint4*>(smem + swizzled<Config::kPitch>(row, chunk));
       *reinterpret_cast<uint4*>(out + (chunk - first_chunk) * 8) = bits;
     }

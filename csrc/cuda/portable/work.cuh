@@ -31,9 +31,9 @@ GridPlan plan_grid(const AttentionParams& params) {
   }
   plan.heads = params.problem.batch * params.problem.heads_q;
   plan.head_group = params.problem.group();
-  int64_t head_bytes = int64_t{2} * params.problem.seq_kv * params.problem.head_dim *
-                           size_of(params.problem.dtype) / params.problem.group() +
-                       1;
+  const int64_t key_bytes =
+      int64_t{params.problem.head_dim + params.problem.value_dim} * size_of(params.problem.dtype);
+  const int64_t head_bytes = params.problem.seq_kv * key_bytes / params.problem.group() + 1;
   int64_t heads = kGroupBytes / head_bytes;
   heads = heads < plan.heads ? heads : plan.heads;
   plan.heads_at_once = imax(static_cast<int32_t>(heads), ceil_div(plan.heads, kMostGroups));
