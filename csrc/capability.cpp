@@ -36,8 +36,7 @@ constexpr EngineLimits kEngines[] = {
      kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi,
                                       F::kGlobalIndices, F::kPartialBlocks))},
     {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK, F::kPartialBlocks))
-         .with(kSequences)},
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
     {"naive", true, 0, kContiguous.with(kSequences)},
 };

@@ -311,6 +311,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     typename Config::Scores rS;
     products.scores(rS, Loader::keys(ring, slot));
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);
+    if (pattern.list.has_bits() && step.bits >= 0) {
+      mask_by_bits<Config>(rS, pattern.list, state, step);
+    }
     if (transformed) transform_scores<Config>(rS, params, pattern, state, step);
     float rescale[Config::MT][2];
     sum.softmax.update(rS, exponent, rescale);

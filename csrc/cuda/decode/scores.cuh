@@ -42,6 +42,24 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const P
   });
 }
 
+/// Scores of the pairs that the bits of a partial block leave out become -inf.
+template <typename Config>
+__device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const BlockList& list,
+                                             const TileState<Config>& state, const Step& step) {
+  const BlockBits bits = list.bits_at(step.bits);
+  const int32_t key = step.start % list.block_kv;
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    const uint32_t* words = bits.row(state.rows[lane_row(row / 2, row % 2)].query);
+    const uint32_t word = words[key / 32] >> (key % 32 + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int k = 0; k < 2 * Config::NT; ++k) {
+      float& score = rS[row / 2][k / 2][row % 2 * 2 + k % 2];
+      if (!(word >> (k / 2 * 8 + k % 2) & 1)) score = -INFINITY;
+    }
+  }
+}
+
 /// scale * q.k, softcap, attn_mask; scores of -inf stay so, and their mask is not read.
 template <typename Config>
 __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,

@@ -13,6 +13,7 @@ struct Step {
   int32_t chunk = 0;
   bool lead = false;
   bool masked = false;
+  int32_t bits = -1;  // row of bits of a partial block
 };
 
 /// What the walk of one row tile needs; lives in shared memory.
@@ -67,11 +68,12 @@ struct Walk {
   Interval run = {};    // elements of consecutive steps in which the warp's next one begins
   bool lead = false;    // of the run
   bool masked = false;
+  int32_t bits = -1;  // row of bits of its block
 
   /// Describes the next visited step; a step of chunk `end_chunk` means that there is none.
   __device__ __forceinline__ Step next() {
     while (run.begin >= run.end && chunk < end_chunk) find_run();
-    Step step = {run.begin, run.begin < run.end ? chunk : end_chunk, lead, masked};
+    Step step = {run.begin, run.begin < run.end ? chunk : end_chunk, lead, masked, bits};
     run.begin += warps * kStepKeys;
     return step;
   }
@@ -142,6 +144,7 @@ struct Walk {
     int32_t first = plan.blocks.keys(entry).begin / kStepKeys + inside;
     Interval steps = intersect({first, first + count}, plan.tiles.main);
     lead = false;
+    bits = pattern.list.bits_row(plan.blocks, entry);
     masked = plan.tiles.needs_mask({steps.begin * kStepKeys, steps.end * kStepKeys});
     set_run(steps, at + steps.begin - first);
     at += count;
