@@ -52,6 +52,8 @@ Number = (int, float, Real, torch.SymInt, torch.SymFloat)
 
 def kind_of(value: object) -> str:
     """Name of a value's kind, for sentences; with its module where Python has one of that name."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     kind = type(value)
     same_name = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
     return f"{kind.__module__}.{kind.__name__}" if same_name else kind.__name__

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import MAX_LENGTH, check_integer, check_kind, kind_of, refuse
+from ._checks import MAX_LENGTH, check_integer, kind_of, refuse
 from ._drawing import as_html, draw_mask, draw_tiles
 from ._tiles import TileRun, checked_tile, tile_picture
 
@@ -21,6 +21,12 @@ __all__ = ["Pattern", "check_pattern"]
 
 #: Pairs that a count by ``allows`` looks at in one step.
 _PAIRS = 2**22
+#: What to write where something close to a pattern was given, by its kind.
+_ADVICE = {
+    "BlockLayout": "write BlockSparse(layout)",
+    "Policy": "a call takes one pattern, such as policy.choose(layer, Sq, Skv)",
+    "Tensor": "a mask goes in as attn_mask, or makes a BlockLayout",
+}
 
 
 class Pattern(abc.ABC):
@@ -356,12 +362,18 @@ class Pattern(abc.ABC):
         return as_html(repr(self), lambda ax: self.plot(64, ax=ax))
 
 
-def check_pattern(owner: str, pattern: object) -> None:
-    """Raise ``TypeError`` unless `pattern` is a pattern."""
+def check_pattern(
+    owner: str,
+    pattern: object,
+    name: str = "pattern",
+    what: str = "a pattern such as sparse_attn.Band",
+) -> None:
+    """Raise ``TypeError`` unless `pattern` is a pattern; the sentence says what to write."""
+    got = kind_of(pattern)
     if isinstance(pattern, type) and issubclass(pattern, Pattern):
-        name = pattern.__name__
-        written = pattern._example or f"{name}(...)"
-        raise TypeError(
-            f"sparse_attn.{owner}: expected a pattern, got the class {name}; write {written}"
-        )
-    check_kind(owner, "pattern", pattern, Pattern, "a pattern such as sparse_attn.Band")
+        got += f"; write {pattern._example or f'{pattern.__name__}(...)'}"
+    elif isinstance(pattern, Pattern):
+        return
+    elif type(pattern).__name__ in _ADVICE:
+        got += f"; {_ADVICE[type(pattern).__name__]}"
+    raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ._checks import check_integer, check_kind
+from ._pattern import check_pattern
 from .by_head import ByHead
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
@@ -43,7 +44,7 @@ def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:
     check_kind("Policy", "layers", layers, Mapping, "a mapping of layer to pattern")
     for layer, pattern in layers.items():
         check_integer("Policy", "layers", layer, 0)
-        check_kind("Policy", f"layers[{layer}]", pattern, Pattern, "a pattern")
+        check_pattern("Policy", pattern, f"layers[{layer}]", "a pattern")
     return {int(layer): layers[layer] for layer in sorted(layers)}
 
 
@@ -54,6 +55,8 @@ def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[
     checked = {}
     for layer, patterns in heads.items():
         check_integer("Policy", "heads", layer, 0)
-        check_kind("Policy", f"heads[{layer}]", patterns, Mapping, "a mapping of key head")
+        check_kind(
+            "Policy", f"heads[{layer}]", patterns, Mapping, "a mapping of key head to pattern"
+        )
         checked[int(layer)] = dict(ByHead(patterns).patterns)
     return dict(sorted(checked.items()))

@@ -74,6 +74,10 @@ class BlockSparse(Pattern):
     _example: ClassVar[str | None] = "BlockSparse(layout)"
 
     def __post_init__(self) -> None:
+        if isinstance(self.layout, torch.Tensor):
+            what = "layout to be a BlockLayout"
+            got = "Tensor; BlockLayout.from_mask(mask, block_q, block_kv) makes one of a block mask"
+            raise TypeError(f"sparse_attn.BlockSparse: expected {what}, got {got}")
         check_kind("BlockSparse", "layout", self.layout, BlockLayout, "a BlockLayout")
 
     def _arguments(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Policy(ReadyPolicies):
         if self.decode is None:
             self._set("_decode", self.pattern)
         else:
-            check_kind(owner, "decode", self.decode, Pattern, "a pattern or None")
+            check_pattern(owner, self.decode, "decode", "a pattern or None")
             self._set("_decode", self._dense if isinstance(self.decode, Full) else self.decode)
         if self.num_key_heads is not None:
             check_integer(owner, "num_key_heads", self.num_key_heads, 1)
@@ -404,5 +404,5 @@ def as_policy(policy: Policy | Pattern) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    check_kind("Policy", "policy", policy, Pattern, "a policy or a pattern")
+    check_pattern("Policy", policy, "policy", "a policy or a pattern")
     return Policy(policy, dense_below=0)

@@ -19,6 +19,7 @@ from ._checks import (
     check_kind,
     check_window,
     clamped,
+    kind_of,
     same_values,
 )
 from ._pattern import Pattern
@@ -134,6 +135,11 @@ class Band(Pattern):
         if isinstance(tokens, torch.Tensor):
             object.__setattr__(self, "global_tokens", tokens.detach().clone())
         elif tokens is not None:
+            if isinstance(tokens, (list, tuple)):
+                raise TypeError(
+                    "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "
+                    f"{kind_of(tokens)}; write torch.tensor({list(tokens)!r:.40})"
+                )
             check_kind("Band", "global_tokens", tokens, Integer, "an int or a tensor")
             tokens = check_integer("Band", "global_tokens", tokens, 0)
             object.__setattr__(self, "global_tokens", tokens)

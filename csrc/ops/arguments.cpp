@@ -26,7 +26,7 @@ void check_tensor(const std::string& op, const char* name, const Tensor& tensor)
   }
   if (tensor.size(3) > 1 && tensor.numel() > 0 && tensor.stride(3) != 1) {
     fail_expected(op, text(name, " with a contiguous last dimension"),
-                  text("stride ", tensor.stride(3)));
+                  text("stride ", tensor.stride(3), "; ", name, ".contiguous() has one"));
   }
   if (tensor.size(2) > kMaxLength) {
     fail_expected(op, text(name, " of length up to ", kMaxLength), std::to_string(tensor.size(2)));
@@ -77,9 +77,21 @@ void check_query_key(const std::string& op, const CallArguments& args) {
   }
   int64_t heads_q = query.size(1), heads_kv = key.size(1);
   if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
+    const int64_t rows = query.size(2), keys = key.size(2);  // heads of tensors (B, S, H, D)
+    const bool turned = heads_q > rows && keys > 0 && rows % keys == 0;
     fail_expected(op, text("query heads that are a multiple of the ", heads_kv, " key heads"),
-                  std::to_string(heads_q));
+                  text(heads_q, turned ? "; tensors (B, S, H, D) go in as .transpose(1, 2)" : ""));
   }
+}
+
+/// What to write for a mask as others have it: a row of keys or a matrix for each batch entry.
+std::string advice_for_mask(const Tensor& mask, const int64_t target[4]) {
+  const int64_t dims = mask.dim();
+  const bool entries = dims == 2 || dims == 3 ? mask.size(0) == target[0] : false;
+  if (!entries || mask.size(dims - 1) != target[3]) return "";
+  if (dims == 2) return "; a mask (B, Skv) of keys goes in as mask[:, None, None, :]";
+  if (mask.size(1) != 1 && mask.size(1) != target[2]) return "";
+  return "; a mask (B, Sq, Skv) goes in as mask[:, None]";
 }
 
 MaskView check_mask(const std::string& op, const CallArguments& args) {
@@ -95,8 +107,11 @@ MaskView check_mask(const std::string& op, const CallArguments& args) {
   } else if (mask.scalar_type() == query.scalar_type()) {
     view.kind = dtype_code(mask) == Dtype::kFloat16 ? MaskKind::kFloat16 : MaskKind::kBFloat16;
   } else {
+    const bool whole = mask.scalar_type() == ScalarType::Long ||
+                       mask.scalar_type() == ScalarType::Int ||
+                       mask.scalar_type() == ScalarType::Byte;
     fail_expected(op, text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
-                  dtype_of(mask));
+                  text(dtype_of(mask), whole ? "; a mask of 0 and 1 goes in as mask.bool()" : ""));
   }
   const int64_t target[4] = {query.size(0), query.size(1), query.size(2), args.key->size(2)};
   int64_t* strides[4] = {&view.stride_b, &view.stride_h, &view.stride_q, &view.stride_k};
@@ -110,7 +125,7 @@ MaskView check_mask(const std::string& op, const CallArguments& args) {
     fail_expected(op,
                   text("attn_mask that broadcasts to ",
                        shape_text({target[0], target[1], target[2], target[3]})),
-                  shape_of(mask));
+                  shape_of(mask) + advice_for_mask(mask, target));
   }
   view.data = mask.const_data_ptr();
   return view;

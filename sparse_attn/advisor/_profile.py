@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import check_kind
+from .._checks import check_kind, refuse
 from .._observe import replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
@@ -238,6 +238,8 @@ def _at(
             peak = torch.cuda.max_memory_allocated(device) - before
         with watching(layers):
             call_model(model, call)
+    if not layers.layers:
+        raise refuse(OWNER, "a model with attention that a policy reaches", "none")
     bar.step(f"{length} positions")
     return AtLength(length, whole, without, layers.layers, layers.patterns, peak)
 

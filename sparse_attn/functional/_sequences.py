@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._checks import Integer, check_kind, check_tensor, clamped
+from .._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
 from ..patterns import BlockTopK, Full, Pattern
@@ -52,6 +52,7 @@ def attend_sequences(
             sequences[name] = clamped(argument)
         else:
             check_tensor(owner, name, argument)
+            sequences[name] = as_int32(argument)
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
     reason = pattern._unserved()

@@ -80,11 +80,27 @@ WRONG = {
     ),
     "last-stride": (
         lambda c: c.band(query=c.query.repeat_interleave(2, -1)[..., ::2]),
-        "query with a contiguous last dimension, got stride 2",
+        r"query with a contiguous last dimension, got stride 2; query.contiguous\(\) has one",
     ),
     "mask-shape": (
         lambda c: c.band(attn_mask=c.ones(34, 66).bool()),
         r"attn_mask that broadcasts to \(2, 4, 34, 67\), got shape \(34, 66\)",
+    ),
+    "mask-of-keys": (
+        lambda c: c.band(attn_mask=c.ones(2, 67).bool()),
+        r"got shape \(2, 67\); a mask \(B, Skv\) of keys goes in as mask\[:, None, None, :\]$",
+    ),
+    "mask-of-entries": (
+        lambda c: c.band(attn_mask=c.ones(2, 34, 67).bool()),
+        r"got shape \(2, 34, 67\); a mask \(B, Sq, Skv\) goes in as mask\[:, None\]$",
+    ),
+    "mask-of-numbers": (
+        lambda c: c.band(attn_mask=c.ints(2, 1, 1, 67)),
+        r"got int32; a mask of 0 and 1 goes in as mask.bool\(\)$",
+    ),
+    "turned": (
+        lambda c: c.band(*(t.transpose(1, 2) for t in (c.query, c.key, c.value))),
+        r"got 34; tensors \(B, S, H, D\) go in as .transpose\(1, 2\)$",
     ),
     "mask-rank": (lambda c: c.band(attn_mask=c.ones(1, 1, 1, 1, 67)), "attn_mask that broadcasts"),
     "mask-dtype": (

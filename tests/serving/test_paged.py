@@ -169,6 +169,15 @@ def test_malformed_tables_stay_inside_the_caches(paged, device, entry, used):
     assert torch.isfinite(again).all()
 
 
+def test_tables_and_lengths_of_64_bits(paged, device):
+    sequences = FEW.sequences(device, torch.float16)
+    pages = pages_of(sequences, 64)
+    query = torch.cat([q for q, _, _ in sequences])
+    want = paged(query, pages.key, pages.value, pages.table, pages.used)
+    got = paged(query, pages.key, pages.value, pages.table.long(), pages.used.long())
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("pages, width", [(0, 3), (4, 0)], ids=["no-pages", "no-entries"])
 def test_caches_without_keys(paged, engine, device, pages, width):
     dtype = main_dtype(device, engine)
@@ -186,7 +195,7 @@ WRONG = {
         {"key_cache": lambda t: t[:, :40]},
         "key_cache with a page_size that is a multiple of",
     ),
-    "table-dtype": ({"block_table": lambda t: t.long()}, "block_table of dtype int32, got int64"),
+    "table-dtype": ({"block_table": lambda t: t.half()}, "block_table of dtype int32, got float16"),
     "table-shape": ({"block_table": lambda t: t[1:]}, r"block_table of shape \(4, 19\)"),
     "table-dim": ({"block_table": lambda t: t[0]}, r"block_table of shape \(batch, pages of a"),
     "used": ({"seqused_k": lambda t: t[1:]}, r"seqused_k of shape \(4\), got shape \(3\)"),

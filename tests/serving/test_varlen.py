@@ -218,10 +218,23 @@ def test_bounds_below_a_length_cut_it(varlen, device, ragged, any_dtype):
     assert (rows[:, :, 16:] == 7).all() and (rows[:, :, :16] != 7).all()
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.int16], ids=str)
+def test_index_arguments_of_any_integer_dtype(varlen, ragged, device, any_dtype, kind):
+    query, key, value = (
+        packed(list(p)) for p in zip(*ragged.sequences(device, any_dtype), strict=True)
+    )
+    rows, keys = (ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys))
+    used = (keys[1:] - keys[:-1]).clamp(max=9)
+    bounds = max(ragged.rows), max(ragged.keys)
+    want = varlen(query, key, value, rows, keys, *bounds, seqused_k=used)
+    others = (rows.to(kind), keys.to(kind), *bounds)
+    assert torch.equal(varlen(query, key, value, *others, seqused_k=used.to(kind)), want)
+
+
 WRONG = {
     "query": ({"query": lambda t: t[None]}, r"query of shape \(tokens, heads, head_dim\)"),
     "key": ({"key": lambda t: t[0]}, r"key of shape \(tokens, heads, head_dim\)"),
-    "cu-dtype": ({"cu_seq_q": lambda t: t.long()}, "cu_seq_q of dtype int32, got int64"),
+    "cu-dtype": ({"cu_seq_q": lambda t: t.float()}, "cu_seq_q of dtype int32, got float32"),
     "cu-shape": ({"cu_seq_k": lambda t: t[1:]}, r"cu_seq_k of shape \(7\), got shape \(6\)"),
     "cu-dim": ({"cu_seq_q": lambda t: t[None]}, r"cu_seq_q of shape \(batch \+ 1\)"),
     "cu-stride": ({"cu_seq_q": lambda t: t.repeat(2)[::2]}, "cu_seq_q that is contiguous"),
