@@ -24,6 +24,8 @@ struct Tools {
   Status (*list_from_mask)(const ListParams&);
   Status (*merge_states)(const MergeParams&);
   Status (*append_to_cache)(const AppendParams&);
+  Status (*append_to_sketch)(const SketchAppendParams&);
+  Status (*sketch_pages)(const SketchPagesParams&);
 };
 
 }  // namespace sparse_attn

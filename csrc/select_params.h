@@ -5,6 +5,7 @@
 #pragma once
 
 #include "params.h"
+#include "sketch_params.h"
 
 namespace sparse_attn {
 
@@ -15,8 +16,11 @@ enum class Selector : int32_t {
   kAntidiagonal,   // sums along the antidiagonals of squares of `stride` rows and keys
   kMinMax,         // the bound of a row's scores by the least and greatest key elements of a block
   kVerticalSlash,  // columns and diagonals of the last rows' probabilities
+  kSketch,         // each row against every key of a sketch
   kScores,         // the caller's own scores
 };
+
+constexpr int32_t kSketchQueries = 16;  // that the sketch selects for, at most
 
 /// The caller's scores [B|1, 1|Hkv|Hq, num_q, num_kv], float32: strides of broadcast dimensions are
 /// 0, and `heads_per_score` query heads share one.
@@ -48,6 +52,7 @@ struct SelectParams {
   int32_t groups = 1;    // mixed: means of a block
   int32_t row_step = 1;  // mixed: every row_step-th row is sampled, the last of each step
   int32_t stride = 8;    // antidiagonal
+  SketchView sketch;     // sketch: the caller's, or made for the call; bits are set
   ScoresView scores;
   bool by_group = false;     // one list for the query heads of a key head
   double mass = 0;           // share of the estimate to keep; 0 keeps what the budget allows
@@ -91,6 +96,16 @@ struct SelectParams {
     Interval all = {seq_kv, 0};
     for (int32_t i = rows.begin; i < rows.end; ++i) {
       Interval keys = keys_of_row(b, head_q, i);
+      if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
+    }
+    return all;
+  }
+  /// From the first to the last key that some row of the batch entry may see.
+  SPARSE_ATTN_HD Interval keys_of_entry(int64_t b) const {
+    Interval all = {seq_kv, 0};
+    const int32_t heads = bounds.data == nullptr || bounds.stride_h == 0 ? 1 : heads_q;
+    for (int32_t head = 0; head < heads; ++head) {
+      Interval keys = keys_of_rows(b, head, {0, seq_q});
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
     }
     return all;

@@ -30,6 +30,7 @@ from .nn import restore_attention, swap_attention
 from .patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 from .policy import Policy
 from .sdpa import PatchedSDPA, patch_sdpa
+from .sketch import KeySketch
 from .tools import merge_states, select_blocks
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "Common",
     "Dilated",
     "Full",
+    "KeySketch",
     "PatchedSDPA",
     "Pattern",
     "Policy",

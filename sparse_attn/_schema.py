@@ -6,7 +6,7 @@ from typing import Any
 
 from ._ops import ops
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "bound", "overload"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "WRITING_OPS", "bound", "overload"]
 
 #: Ops with the common arguments; each has a twin ``<op>_out``.
 ATTENTION_OPS = (
@@ -21,8 +21,10 @@ ATTENTION_OPS = (
     "varlen",
     "paged",
 )
+#: Ops that write into their arguments and return nothing.
+WRITING_OPS = ("append_to_cache", "append_to_sketch", "sketch_pages")
 #: Ops that prepare or combine; ``merge_states`` has a twin ``merge_states_out``.
-TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states", "append_to_cache")
+TOOL_OPS = ("select_blocks", "list_from_mask", "merge_states", *WRITING_OPS)
 
 
 def overload(name: str) -> Any:

@@ -17,7 +17,7 @@ from . import _load
 from ._autocast import register_autocast
 from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_refusals
 from ._ops import add_op_namespace_prefix
-from ._schema import ATTENTION_OPS, TOOL_OPS, bound, overload
+from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, bound, overload
 
 __all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call", "empty_output", "lse_shape"]
 
@@ -115,7 +115,7 @@ def _register() -> None:
     for name, fake in fakes.items():
         torch.library.register_fake(add_op_namespace_prefix(name), fake)
     with_twin = (*ATTENTION_OPS, "merge_states")
-    writing = {f"{name}_out": name for name in with_twin} | {"append_to_cache": "append_to_cache"}
+    writing = {f"{name}_out": name for name in with_twin} | {name: name for name in WRITING_OPS}
     for op, name in writing.items():
         torch.library.register_fake(add_op_namespace_prefix(op), _writing_fake(name, overload(op)))
     register_refusals(with_twin, writing)

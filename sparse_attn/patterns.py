@@ -30,14 +30,18 @@ from ._checks import (
 from ._pattern import Pattern
 from ._tiles import TileRun, listed_blocks, listed_runs, tile_runs
 from .layout import BlockLayout
+from .sketch import KeySketch
 from .windows import Band, Dilated, Full, Strided
 
 __all__ = ["Band", "BlockSparse", "BlockTopK", "Dilated", "Full", "Pattern", "Strided", "TopK"]
 
 #: What to write in place of block top-k's earlier budget.
 BUDGETS = "budget_blocks= for a number of blocks, budget_share= for a share of them"
-SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash")
+SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch")
+MASS = 0.9  # by default
+_BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
+LOCAL_SKETCH_KEYS = 64  # the same with selector sketch, as it was measured
 GROUP_ROWS = 8  # of a group of the mixed selector
 
 
@@ -211,6 +215,8 @@ class BlockTopK(Pattern):
     ``minmax``          the most that each row can score in a block, by its least and greatest
                         elements: for few queries on a long cache
     ``vertical_slash``  columns and diagonals of the last 64 rows
+    ``sketch``          each row against every key of a `KeySketch`, in 2 or 4 bits: for 1 to 16
+                        queries on a cache
     a tensor            scores ``(B|1, Hq|Hkv|1, NQ, NKV)`` of your own; their softmax is the
                         estimate, a NaN or infinite score keeps its block
     ==================  =====================================================================
@@ -221,7 +227,7 @@ class BlockTopK(Pattern):
         Queries and keys of a block, multiples of 16.
     mass : float, optional
         Blocks until this share (0, 1] of the estimated probability.
-    selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash"} or Tensor
+    selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch"} or Tensor
         The estimate.
     budget_blocks : int, optional
         At most this number of key blocks, at least 1; without `mass`, this number.
@@ -233,13 +239,19 @@ class BlockTopK(Pattern):
     sink_blocks : int
         Forced first blocks, at least 0.
     local_blocks : int, optional
-        Forced blocks up to the diagonal, at least 0; by default those of 256 keys.
+        Forced blocks up to the diagonal, at least 0; by default those of 256 keys, with selector
+        ``sketch`` of 64.
     groups : int, optional
         Parts of a block, of which it is a multiple; by default parts of 8 keys.
     row_step : int
         Rows to a sampled one.
     stride : {8, 16}
         Rows of an antidiagonal's square.
+    sketch : KeySketch, optional
+        Of the keys at hand, for selector ``sketch``; by default one of 2 bits is made for the call.
+        Blocks with keys that it does not hold are always kept.
+    budget_tokens : int, optional
+        At most as many key blocks as hold this number of keys. It replaces the default of `mass`.
 
     Raises
     ------
@@ -249,7 +261,9 @@ class BlockTopK(Pattern):
     References
     ----------
     Means: Jiang et al. 2024 (MInference), section 3.2, which has vertical_slash too.
-    Antidiagonals: Xu et al. 2025 (XAttention). Bounds: Tang et al. 2024 (Quest).
+    Antidiagonals: Xu et al. 2025 (XAttention). Bounds: Tang et al. 2024 (Quest). Keys of few bits
+    that choose which keys are read: Ribar et al. 2024 (SparQ) and Yang et al. 2024 (Double
+    Sparsity) do so with few channels.
 
     Examples
     --------
@@ -261,7 +275,7 @@ class BlockTopK(Pattern):
     """
 
     block_size: int | tuple[int, int] = 64
-    mass: float | None = 0.9
+    mass: float | None = MASS
     selector: str | torch.Tensor = "mixed"
     budget_blocks: int | None = None
     budget_share: float | None = None
@@ -271,6 +285,8 @@ class BlockTopK(Pattern):
     groups: int | None = None
     row_step: int = 32
     stride: int = 8
+    sketch: KeySketch | None = None
+    budget_tokens: int | None = None
 
     _op: ClassVar[str | None] = "block_topk"
     _example: ClassVar[str | None] = "BlockTopK()"
@@ -289,11 +305,21 @@ class BlockTopK(Pattern):
             check_integer(owner, "budget_blocks", self.budget_blocks, 1)
         if self.budget_share is not None:
             check_share(owner, "budget_share", self.budget_share)
-        budgets = self.budget_blocks, self.budget_share
-        if None not in budgets:
-            raise refuse(owner, "budget_blocks or budget_share", "both")
-        if self.mass is None and budgets == (None, None):
-            raise refuse(owner, "mass, budget_blocks or budget_share", "none of them")
+        if self.budget_tokens is not None:
+            check_integer(owner, "budget_tokens", self.budget_tokens, 1)
+            if self.mass == MASS:
+                object.__setattr__(self, "mass", None)
+        given = [name for name in _BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            got = "both" if len(given) == 2 else "all"
+            raise refuse(owner, "budget_tokens, budget_blocks or budget_share", got)
+        if self.mass is None and not given:
+            what = "budget_tokens, mass, budget_blocks or budget_share"
+            raise refuse(owner, what, "none of them")
+        if self.sketch is not None:
+            check_kind(owner, "sketch", self.sketch, KeySketch, "a KeySketch")
+            if isinstance(self.selector, torch.Tensor) or self.selector != "sketch":
+                raise refuse(owner, "selector 'sketch' with a sketch", "another selector")
         if not isinstance(self.selector, torch.Tensor):
             check_choice(owner, "selector", self.selector, SELECTORS)
         check_choice(owner, "group", self.group, ("q", "kv"))
@@ -320,7 +346,14 @@ class BlockTopK(Pattern):
     def _local_blocks(self) -> int:
         if self.local_blocks is not None:
             return self.local_blocks
-        return -(-LOCAL_KEYS // self._blocks[1])
+        by_sketch = isinstance(self.selector, str) and self.selector == "sketch"
+        return -(-(LOCAL_SKETCH_KEYS if by_sketch else LOCAL_KEYS) // self._blocks[1])
+
+    @property
+    def _budget_count(self) -> int | None:
+        if self.budget_tokens is None:
+            return self.budget_blocks
+        return -(-self.budget_tokens // self._blocks[1])
 
     @property
     def _groups(self) -> int:
@@ -330,6 +363,8 @@ class BlockTopK(Pattern):
 
     @property
     def _device(self) -> torch.device | None:
+        if self.sketch is not None:
+            return self.sketch.codes.device
         return self.selector.device if isinstance(self.selector, torch.Tensor) else None
 
     def _said(self) -> dict[str, Any]:
@@ -340,7 +375,7 @@ class BlockTopK(Pattern):
                 said.update(groups=self._groups, row_step=self.row_step)
             if self.selector == "antidiagonal":
                 said["stride"] = self.stride
-        for name in ("budget_blocks", "budget_share"):
+        for name in (*_BUDGETS, "sketch"):
             if getattr(self, name) is not None:
                 said[name] = getattr(self, name)
         if self.group != "q":
@@ -371,10 +406,10 @@ class BlockTopK(Pattern):
     def _arguments(self) -> dict[str, Any]:
         by_scores = isinstance(self.selector, torch.Tensor)
         share, mass = self.budget_share, self.mass
-        return {
+        arguments = {
             "block_size": self._blocks[1],
             "block_rows": self._blocks[0],
-            "budget_count": clamped(self.budget_blocks),
+            "budget_count": clamped(self._budget_count),
             "budget_share": None if share is None else float(share),
             "mass": None if mass is None else float(mass),
             "selector": "mixed" if by_scores else self.selector,
@@ -386,6 +421,7 @@ class BlockTopK(Pattern):
             "sink_blocks": clamped(self.sink_blocks),
             "local_blocks": clamped(self._local_blocks),
         }
+        return arguments if self.sketch is None else arguments | self.sketch._arguments()
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Refuse: the blocks depend on the scores."""

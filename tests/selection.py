@@ -154,6 +154,32 @@ def minmax(head):
     return normalised(shares)
 
 
+def sketched(key, bits, group=64):
+    """Keys as a sketch holds them, in float64: codes between their group's extremes by channel."""
+    levels = 2**bits - 1
+    parts = []
+    for part in key.split(group):
+        least, greatest = part.amin(0), part.amax(0)
+        span = (greatest.float() - least.float()).clamp(min=1e-38)
+        codes = ((part.float() - least.float()) / span * levels).round()
+        parts.append(
+            least.double() + codes.double() * (greatest.double() - least.double()) / levels
+        )
+    return torch.cat(parts)
+
+
+def by_sketch(head, key, bits):
+    """Every row against every sketched key; the sketch is of keys that exist, group by group."""
+    found = head.exists.nonzero().flatten()
+    head.key = key.double().clone()
+    for at in range(0, len(key), 64) if len(found) else ():
+        own = range(max(at, int(found[0])), min(at + 64, int(found[-1]) + 1))
+        if own:
+            head.key[list(own)] = sketched(key[list(own)], bits)
+    head.key[~head.exists] = 0
+    return by_rows(head, range(len(head.query)))
+
+
 def vertical_slash(head):
     """Column sums and diagonal sums of the last rows, carried to every block of whole rows."""
     Sq, Skv = head.seen.shape
@@ -184,6 +210,7 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
     block_q, block_kv = pattern._blocks
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     groups = pattern._groups
+    bits = 2 if pattern.sketch is None else pattern.sketch.bits
     batch, heads, Sq, _ = query.shape
     group = heads // key.shape[1]
     exists = seen.any((1, 2))
@@ -200,6 +227,7 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
                 "antidiagonal": lambda head=head: antidiagonal(head, pattern.stride),
                 "minmax": lambda head=head: minmax(head),
                 "vertical_slash": lambda head=head: vertical_slash(head),
+                "sketch": lambda head=head, own=key[b, h // group]: by_sketch(head, own, bits),
             }
             if isinstance(pattern.selector, torch.Tensor):
                 scores = pattern.selector.cpu()
@@ -238,6 +266,8 @@ def forced_blocks(pattern, index, Sq, offset, is_causal, num_kv):
 def budget_of(pattern, visible):
     if pattern.budget_blocks is not None:
         return min(pattern.budget_blocks, visible)
+    if pattern.budget_tokens is not None:
+        return min(-(-pattern.budget_tokens // pattern._blocks[1]), visible)
     share = 1.0 if pattern.budget_share is None else pattern.budget_share
     return math.ceil(share * visible)
 

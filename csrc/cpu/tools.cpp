@@ -5,6 +5,7 @@
 
 #include "append_to_cache.h"
 #include "cpu/select/select_blocks.h"
+#include "cpu/select/sketch.h"
 #include "cpu/vector/vector_math.h"
 #include "engines.h"
 #include "rows.h"
@@ -57,7 +58,7 @@ Status merge_states(const MergeParams& params) {
 
 }  // namespace
 
-const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states,
-                      append_to_cache};
+const Tools kTools = {select_workspace_bytes, select_blocks,    list_from_mask, merge_states,
+                      append_to_cache,        append_to_sketch, sketch_pages};
 
 }  // namespace sparse_attn::cpu

@@ -12,7 +12,6 @@
 namespace sparse_attn {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
 constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 times as large
 
 bool is_float8(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Float8_e4m3fn; }

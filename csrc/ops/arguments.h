@@ -40,6 +40,7 @@ struct CallArguments {
   MaybeInt groups;
   int64_t row_step = 32;
   MaybeTensor scores;
+  MaybeTensor sketch_codes, sketch_ranges, sketch_lengths;
   int64_t sink_blocks = 1, local_blocks = 1;
 
   MaybeTensor attn_mask;

@@ -43,6 +43,10 @@ void merge_states_out(const Tensor& out_a, const Tensor& lse_a, const Tensor& ou
 void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
                      const Tensor& slot_mapping, MaybeTensor key_scale, MaybeTensor value_scale);
 
+void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor open_keys,
+                      Tensor lengths);
+void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges);
+
 /// Registers every kernel with a library of dispatch key CPU or CUDA.
 void register_kernels(torch::stable::detail::StableLibrary& library);
 

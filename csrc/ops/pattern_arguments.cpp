@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "sketch_arguments.h"
 
 namespace sparse_attn {
 namespace {
@@ -248,11 +249,12 @@ Selector check_selector(const std::string& op, const std::string& name) {
       {"mean", Selector::kMean},
       {"antidiagonal", Selector::kAntidiagonal},
       {"minmax", Selector::kMinMax},
-      {"vertical_slash", Selector::kVerticalSlash}};
+      {"vertical_slash", Selector::kVerticalSlash},
+      {"sketch", Selector::kSketch}};
   for (const auto& [known, selector] : kSelectors) {
     if (name == known) return selector;
   }
-  fail_expected(op, "selector mixed, mean, antidiagonal, minmax or vertical_slash", name);
+  fail_expected(op, "selector mixed, mean, antidiagonal, minmax, vertical_slash or sketch", name);
 }
 
 /// The caller's scores of key blocks, as float32.
@@ -287,6 +289,30 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
     params.scores.heads_per_score = params.group();
 }
 
+/// The caller's sketch, or what one made for the call is like.
+void fill_sketch(const std::string& op, const CallArguments& args, SelectParams* params) {
+  const bool given = args.sketch_codes || args.sketch_ranges || args.sketch_lengths;
+  if (params->selector != Selector::kSketch) {
+    if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
+    return;
+  }
+  if (params->seq_q > kSketchQueries) {
+    fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
+                  std::to_string(params->seq_q));
+  }
+  params->sketch.heads = params->heads_kv;
+  params->sketch.head_dim = params->head_dim;
+  if (!given) return;
+  if (!args.sketch_codes) fail_expected(op, "sketch_codes", "None");
+  if (!args.sketch_ranges) fail_expected(op, "sketch_ranges", "None");
+  if (!args.sketch_lengths) fail_expected(op, "sketch_lengths", "None");
+  const Tensor& key = *args.key;
+  const SketchShape shape = {params->batch, params->heads_kv, params->head_dim};
+  params->sketch = check_sketch(op, shape, *args.sketch_codes, *args.sketch_ranges, key, "key");
+  params->sketch.lengths =
+      check_sketch_lengths(op, params->batch, *args.sketch_lengths, key, "key");
+}
+
 }  // namespace
 
 void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& args,
@@ -317,6 +343,7 @@ void fill_selection(const std::string& op, const CallArguments& args, CheckedSel
   }
   params.by_group = args.group == "kv";
   if (args.scores) fill_scores(op, args, selection);
+  fill_sketch(op, args, &params);
 
   auto check_share = [&](const char* name, double share) {
     if (!(share > 0 && share <= 1)) {

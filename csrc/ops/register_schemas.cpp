@@ -18,4 +18,9 @@ SPARSE_ATTN_OPS(library) {
   library.def(
       "append_to_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
       "Tensor slot_mapping, Tensor? key_scale=None, Tensor? value_scale=None) -> ()");
+  library.def(
+      "append_to_sketch(Tensor key, Tensor(a!) codes, Tensor(b!) ranges, Tensor(c!) open_keys, "
+      "Tensor(d!) lengths) -> ()");
+  library.def(
+      "sketch_pages(Tensor key_cache, Tensor slots, Tensor(a!) codes, Tensor(b!) ranges) -> ()");
 }

@@ -67,6 +67,9 @@ const Argument kArguments[] = {
     {"groups", "SymInt? groups=None", read<&A::groups>},
     {"row_step", "SymInt row_step=32", read<&A::row_step>},
     {"scores", "Tensor? scores=None", read<&A::scores>},
+    {"sketch_codes", "Tensor? sketch_codes=None", read<&A::sketch_codes>},
+    {"sketch_ranges", "Tensor? sketch_ranges=None", read<&A::sketch_ranges>},
+    {"sketch_lengths", "Tensor? sketch_lengths=None", read<&A::sketch_lengths>},
     {"group", "str group=\"q\"", read<&A::group>},
     {"sink_blocks", "SymInt sink_blocks=1", read<&A::sink_blocks>},
     {"local_blocks", "SymInt local_blocks=1", read<&A::local_blocks>},
@@ -94,10 +97,10 @@ using Names = std::vector<const char*>;
 
 /// Local statics: registration runs while the library is opened, before other files' globals exist.
 const Names& selection_names() {
-  static const Names kNames = {"block_size",  "block_rows", "budget_count", "budget_share",
-                               "mass",        "selector",   "groups",       "row_step",
-                               "stride",      "scores",     "group",        "sink_blocks",
-                               "local_blocks"};
+  static const Names kNames = {"block_size",     "block_rows", "budget_count", "budget_share",
+                               "mass",           "selector",   "groups",       "row_step",
+                               "stride",         "scores",     "sketch_codes", "sketch_ranges",
+                               "sketch_lengths", "group",      "sink_blocks",  "local_blocks"};
   return kNames;
 }
 

@@ -176,6 +176,8 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("merge_states", TORCH_BOX(&merge_states));
   library.impl("merge_states_out", TORCH_BOX(&merge_states_out));
   library.impl("append_to_cache", TORCH_BOX(&append_to_cache));
+  library.impl("append_to_sketch", TORCH_BOX(&append_to_sketch));
+  library.impl("sketch_pages", TORCH_BOX(&sketch_pages));
 }
 
 }  // namespace sparse_attn

@@ -12,6 +12,7 @@ import torch
 from .._checks import without
 from .._common import Result, attend, given
 from ..patterns import BUDGETS, BlockTopK
+from ..sketch import KeySketch
 
 __all__ = ["block_topk_attention"]
 
@@ -33,6 +34,8 @@ def block_topk_attention(
     groups: int | None = None,
     row_step: int = 32,
     stride: int = 8,
+    sketch: KeySketch | None = None,
+    budget_tokens: int | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -69,6 +72,8 @@ def block_topk_attention(
     groups: int | None = None,
     row_step: int = 32,
     stride: int = 8,
+    sketch: KeySketch | None = None,
+    budget_tokens: int | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -105,6 +110,8 @@ def block_topk_attention(
     groups: int | None = None,
     row_step: int = 32,
     stride: int = 8,
+    sketch: KeySketch | None = None,
+    budget_tokens: int | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -141,6 +148,8 @@ def block_topk_attention(
     groups: int | None = None,
     row_step: int = 32,
     stride: int = 8,
+    sketch: KeySketch | None = None,
+    budget_tokens: int | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -172,8 +181,8 @@ def block_topk_attention(
         ``(B, Hkv, Skv, Dv)`` of key's dtype; Dv may differ from D, with the same limits.
     block_size, mass, selector, budget_blocks, budget_share, group, sink_blocks, local_blocks
         As in `BlockTopK`.
-    groups, row_step, stride
-        Settings of selectors, as in `BlockTopK`.
+    groups, row_step, stride, sketch, budget_tokens
+        Settings of selectors, and a budget in keys, as in `BlockTopK`.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
@@ -250,6 +259,8 @@ def block_topk_attention(
         groups,
         row_step,
         stride,
+        sketch,
+        budget_tokens,
     )
     common = given(
         attn_mask,

@@ -81,9 +81,9 @@ class BlockSelection {
       Interval own = visible_to(block, 1);
       estimator_.estimate(block, own, share, rank);
       double total = 0;
-      for (int32_t j = own.begin; j < own.end; ++j) total += share[j];
+      for (int32_t j = own.begin; j < own.end; ++j) total += std::isnan(share[j]) ? 0 : share[j];
       for (int32_t j = own.begin; j < own.end; ++j) {
-        double x = share[j] / total;
+        double x = total > 0 ? share[j] / total : share[j];
         if (!(x <= best[j]) && !std::isnan(best[j])) best[j] = x;
       }
     }
@@ -152,6 +152,10 @@ Status select_blocks(const SelectParams& params) {
           int64_t head = item / params.num_kv;
           estimator.pool_keys(head / params.heads_kv, head % params.heads_kv,
                               static_cast<int32_t>(item % params.num_kv));
+        });
+  ran = ran &&
+        for_each_item(workers, int64_t{params.batch} * params.heads_kv, [&](int32_t, int64_t head) {
+          estimator.make_sketch(head / params.heads_kv, head % params.heads_kv);
         });
   if (params.selector == Selector::kVerticalSlash) {
     ran = ran && for_each_item(workers, heads, [&](int32_t worker, int64_t head) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 
+#include "cpu/select/sketch.h"
 #include "cpu/tiled/keys.h"
 
 namespace sparse_attn::cpu {
@@ -58,6 +59,13 @@ BlockEstimator::BlockEstimator(const SelectParams& params, int64_t workers, Aren
   scores_ = arena->take<float>(workers * 2 * (keys + num_vectors));
   half_ = arena->take<double>(workers * params.num_kv);
   differences_ = arena->take<double>(lines ? workers * (keys + kLastRows) : 0);
+  sketch_ = params.sketch;
+  if (params.selector == Selector::kSketch && !sketch_.present()) {
+    sketch_.rows = static_cast<int32_t>(round_up(keys, kSketchGroup));
+    const int64_t rows = batch * params.heads_kv * sketch_.rows;
+    sketch_.codes = arena->take<uint32_t>(rows * sketch_.row_words());
+    sketch_.ranges = arena->take<float>(rows / sketch_.group * 2 * params.head_dim);
+  }
 }
 
 BlockEstimator::Scratch BlockEstimator::scratch(int32_t worker) const {
@@ -104,7 +112,7 @@ void BlockEstimator::find_keys(int64_t batch) const {
 
 void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) const {
   if (params_.selector == Selector::kAntidiagonal || params_.selector == Selector::kScores ||
-      params_.selector == Selector::kVerticalSlash) {
+      params_.selector == Selector::kVerticalSlash || params_.selector == Selector::kSketch) {
     return;
   }
   const int32_t head_dim = params_.head_dim;
@@ -273,6 +281,39 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
   }
 }
 
+void BlockEstimator::make_sketch(int64_t batch, int64_t head_kv) const {
+  if (params_.selector != Selector::kSketch || params_.sketch.present()) return;
+  const Interval keys = params_.keys_of_entry(batch);
+  const Rows rows = rows_of(params_.key, params_.dtype, batch, head_kv);
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
+    sketch_group(sketch_, params_.dtype, batch, head_kv, j, end, strided(rows, j, 1));
+    j = end;
+  }
+}
+
+/// Each row against every key of the sketch; blocks with keys that it does not hold are kept.
+void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) const {
+  Interval rows = params_.rows_of_block(block.index);
+  float* scores = scratch(block.worker).scores;
+  const int32_t held = sketch_.held(block.batch, params_.seq_kv);
+  Interval beyond = {params_.seq_kv, 0};
+  for (int32_t i = rows.begin; i < rows.end; ++i) {
+    Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
+    if (keys.end > held) beyond = {imin(beyond.begin, imax(keys.begin, held)), keys.end};
+    keys.end = imin(keys.end, held);
+    if (keys.empty()) continue;
+    float query[kMaxHeadDim];
+    mean_query(block, {i, i + 1}, query);
+    sketch_scores(sketch_, params_.dtype, block.batch, block.head_q / params_.group(), keys.begin,
+                  keys.end, query, scores);
+    math_.transform(scores + keys.begin, keys.size(), params_.scale, params_.softcap, nullptr);
+    add_softmax(scores, keys, nullptr, params_.block_kv, share);
+  }
+  const Interval kept = SelectParams::blocks_of(beyond, params_.block_kv);
+  for (int32_t j = kept.begin; j < kept.end; ++j) share[j] = std::nan("");
+}
+
 void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) const {
   int64_t head = batch * params_.heads_q + head_q;
   double* columns = columns_ + head * params_.num_kv;
@@ -376,6 +417,9 @@ void BlockEstimator::estimate(const QueryBlock& block, Interval visible, double*
       break;
     case Selector::kMinMax:
       add_bounds(block, share);
+      break;
+    case Selector::kSketch:
+      add_sketched_rows(block, share);
       break;
     case Selector::kVerticalSlash:
       add_lines(block, visible, share);

@@ -4,6 +4,8 @@
 // added as integers, so that no order of additions matters.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
+#include "../sketch/sketch.h"
+#include "hull.cuh"
 #include "tools.h"
 #include "warp_list.cuh"
 
@@ -22,8 +24,8 @@ struct ChooseStorage {
   SelectStorage select;
   Weight weights[SelectStorage::kBins];
   float warps[kChooseWarps];
-  int32_t first_key, end_key;  // of any row
-  int32_t forced, above;       // blocks
+  HullStorage hull;
+  int32_t forced, above;  // blocks
   Weight total, reached, equal;
 };
 
@@ -52,21 +54,8 @@ __device__ float reduce(float x, ChooseStorage& storage, const Combine& combine)
 __device__ Interval find_visible(const SelectParams& params, int64_t batch, int64_t head,
                                  int32_t heads, int32_t query_block, ChooseStorage& storage) {
   const Interval rows = params.rows_of_block(query_block);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    storage.first_key = params.seq_kv;
-    storage.end_key = 0;
-  }
-  __syncthreads();
-  const int32_t first = params.bounds.data == nullptr ? rows.end - 1 : rows.begin;
-  for (int32_t at = threadIdx.x; at < heads * (rows.end - first); at += kChooseThreads) {
-    Interval keys = params.keys_of_row(batch, head + at % heads, first + at / heads);
-    if (keys.empty()) continue;
-    atomicMin(&storage.first_key, keys.begin);
-    atomicMax(&storage.end_key, keys.end);
-  }
-  __syncthreads();
-  return SelectParams::blocks_of({storage.first_key, storage.end_key}, params.block_kv);
+  return SelectParams::blocks_of(hull_of_rows(params, batch, head, heads, rows, storage.hull),
+                                 params.block_kv);
 }
 
 /// The estimates of a row of blocks: scores whose softmax the shares are, or shares themselves.
@@ -236,7 +225,8 @@ __global__ void __launch_bounds__(kChooseThreads)
 
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
   int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
-  bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores;
+  bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
+                (params.selector == Selector::kSketch && tiles_are_blocks(params));
   choose_blocks<<<static_cast<uint32_t>(rows), kChooseThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores, scores);
   return launched();

@@ -4,6 +4,7 @@
 #include "../cache/append.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
+#include "../sketch/sketch.h"
 #include "tools.h"
 
 namespace sparse_attn::cuda {
@@ -22,10 +23,10 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
   const int64_t query_blocks = heads_q * params.num_q, key_blocks = heads_kv * params.num_kv;
   const int64_t row_bytes = int64_t{params.head_dim} * size_of(params.dtype);
   take(&workspace->scores, query_blocks * params.num_kv);
-  if (params.bounds.data != nullptr) {
+  const Selector selector = params.selector;
+  if (params.bounds.data != nullptr && selector != Selector::kSketch) {
     take(&workspace->key_marks, int64_t{params.batch} * (params.seq_kv + 1));
   }
-  const Selector selector = params.selector;
   if (selector == Selector::kMean) {
     take(&workspace->query_means, query_blocks * params.head_dim);
     take(&workspace->key_means, key_blocks * params.head_dim);
@@ -46,6 +47,19 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
     take(&lines.lse, heads_q * kLastRows);
     take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.seq_kv + kLastRows));
     take(&lines.slashes, heads_q * num_slashes(params));
+  } else if (selector == Selector::kSketch) {
+    SketchView& sketch = workspace->sketch = params.sketch;
+    if (!sketch.present()) {
+      sketch.rows = ceil_div(params.seq_kv, kSketchGroup) * kSketchGroup;
+      const int64_t rows = heads_kv * sketch.rows;
+      take(&sketch.codes, rows * sketch.row_words());
+      take_vectors(&sketch.ranges, rows / sketch.group * 2);
+    }
+    if (tiles_are_blocks(params)) {
+      workspace->tile_masses = workspace->scores;
+    } else {
+      take(&workspace->tile_masses, heads_q * params.seq_q * num_sketch_tiles(params));
+    }
   } else if (selector != Selector::kMean && selector != Selector::kScores) {
     const int64_t most = 2 * query_blocks;  // as work goes to pairs of warpgroups, one of them idle
     const int64_t walks = most < kEstimateBlocks ? most : kEstimateBlocks;
@@ -61,6 +75,15 @@ Status launch_estimates(const SelectParams& params, const SelectWorkspace& works
       return launch_given_scores(params, workspace);
     case Selector::kVerticalSlash:
       return launch_lines(params, workspace);
+    case Selector::kSketch: {
+      Status status;
+      if (!params.sketch.present()) status = launch_call_sketch(params, workspace.sketch);
+      if (status.ok()) {
+        status = launch_sketch_masses(params, workspace.sketch, workspace.tile_masses);
+      }
+      if (!status.ok() || tiles_are_blocks(params)) return status;
+      return launch_sketch_shares(params, workspace.tile_masses, workspace.scores);
+    }
     case Selector::kMean: {
       Status status = launch_block_means(params, workspace);
       return status.ok() ? launch_block_scores(params, workspace) : status;
@@ -87,7 +110,7 @@ Status select_blocks(const SelectParams& params) {
   return status;
 }
 
-const Tools kTools = {select_workspace_bytes, select_blocks, list_from_mask, merge_states,
-                      append_to_cache};
+const Tools kTools = {select_workspace_bytes, select_blocks,    list_from_mask, merge_states,
+                      append_to_cache,        append_to_sketch, sketch_pages};
 
 }  // namespace sparse_attn::cuda

@@ -1,0 +1,337 @@
+// Masses of tiles of 16 keys from a sketch: with code c of key j, q.k_j = q.least + sum over d of
+// (q_d step_d) c_jd. Codes go from memory to the tensor cores without arithmetic: a few bits under
+// a mask are a 16-bit float, c 2^s 2^-24 with s the bit that they begin at, and the queries carry
+// 2^-s. A warp takes a group at a time: it scales its queries by the group's steps and multiplies
+// tile by tile, keys as the 16 rows of mma, queries as its 8 columns.
+//
+//   rows of a tile of queries   query heads of one key head x queries, 8 at a time
+//   lane                        quad c = lane % 4 has channels c D/4 .. (c + 1) D/4 - 1 of the keys
+//                               lane / 4 and lane / 4 + 8, and of query row lane / 4
+#include "../common/launch.cuh"
+#include "../common/log2_units.h"
+#include "../common/mask.cuh"
+#include "../common/ptx/math.cuh"
+#include "../common/ptx/mma.cuh"
+#include "../common/types.cuh"
+#include "sketch.h"
+
+namespace sparse_attn::cuda {
+namespace {
+
+constexpr int kScoreWarps = 4;
+constexpr int kScoreThreads = kScoreWarps * 32;
+constexpr int kRows = 8;                            // queries of a tile
+constexpr int kTiles = kSketchGroup / kSketchTile;  // of a group
+constexpr int kLift = 4;       // the scaled queries' exponent, between the smallest and largest
+constexpr int kCodeUnit = 24;  // a code at bit 0 is a multiple of 2^-24
+
+/// One kernel's sizes: CHUNKS x 64 channels, codes of BITS.
+template <typename T_, int CHUNKS, int BITS>
+struct SketchConfig {
+  using T = T_;
+  static constexpr int kBits = BITS;
+  static constexpr int kChannels = 16 * CHUNKS;  // of a lane
+  static constexpr int kPairs = kChannels / 2;
+  static constexpr int kWords = kChannels * BITS / 32;  // of a lane and key
+  static constexpr int kPairsOfWord = 16 / BITS;
+  static constexpr int kBlocksPerSm = CHUNKS <= 2 && BITS == 2 ? 4 : 1;  // as registers allow
+  static constexpr uint32_t kLevels = (1u << BITS) - 1;
+  /// The bit of its half at which pair e of a word lies once it is in the low byte.
+  SPARSE_ATTN_HD static constexpr int shift(int e) { return e * BITS % 8; }
+};
+
+/// The pair e of a word as two 16-bit floats, c 2^shift 2^-24 each.
+template <typename Config>
+__device__ __forceinline__ uint32_t codes_of(uint32_t word, int e) {
+  const uint32_t mask = (Config::kLevels << Config::shift(e)) * 0x00010001u;
+  return (e * Config::kBits < 8 ? word : word >> 8) & mask;
+}
+
+/// The queries of a lane's row, in its channels.
+template <typename Config>
+struct LaneQuery {
+  uint32_t scaled[Config::kPairs];  // q 2^(kLift - shift) / unit, below 2^kLift
+  float plain[Config::kChannels];
+};
+
+template <int N>
+__device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[N]) {
+  constexpr int kVector = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += kVector) {
+    if constexpr (kVector == 4) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(from + i));
+      to[i] = words.x, to[i + 1] = words.y, to[i + 2] = words.z, to[i + 3] = words.w;
+    } else if constexpr (kVector == 2) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(from + i));
+      to[i] = words.x, to[i + 1] = words.y;
+    } else {
+      to[i] = __ldg(from + i);
+    }
+  }
+}
+
+/// Eight elements as floats; `from` lies on a multiple of 16 bytes.
+template <typename T>
+__device__ __forceinline__ void load_eight(const T* from, float (&to)[8]) {
+  constexpr int kVectors = sizeof(T) * 8 / 16;
+  uint4 raw[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+  const T* elements = reinterpret_cast<const T*>(raw);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
+}
+
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// The half of two values that a lane keeps while its partner `step` lanes away keeps the other.
+template <int N>
+__device__ __forceinline__ void fold(float (&values)[N], int lane, int step, int count) {
+  const bool high = lane & step;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    if (i >= count / 2) break;
+    const float send = high ? values[i] : values[i + count / 2];
+    const float keep = high ? values[i + count / 2] : values[i];
+    values[i] = keep + __shfl_xor_sync(~0u, send, step);
+  }
+}
+
+/// What a row of a tile of queries is, and which keys it sees.
+struct QueryRow {
+  int32_t head = -1, query = 0;  // a head of -1 is none
+  Interval keys = {};
+};
+
+__device__ __forceinline__ QueryRow row_at(const SelectParams& params, int64_t batch,
+                                           int64_t head_kv, int32_t row) {
+  QueryRow result;
+  if (row >= params.group() * params.seq_q) return result;
+  result.head = static_cast<int32_t>(head_kv) * params.group() + row / params.seq_q;
+  result.query = row % params.seq_q;
+  result.keys = params.keys_of_row(batch, result.head, result.query);
+  return result;
+}
+
+/// Reads the lane's row and returns its unit: the power of two above its largest element.
+template <typename Config>
+__device__ float load_query(const SelectParams& params, int64_t batch, const QueryRow& row,
+                            LaneQuery<Config>& lane_query) {
+  using T = typename Config::T;
+  const int first = threadIdx.x % 4 * Config::kChannels;
+  const T* query = static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
+                   row.head * params.query.stride_h + row.query * params.query.stride_s;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Config::kChannels; ++i) {
+    const bool there = row.head >= 0 && first + i < params.head_dim;
+    lane_query.plain[i] = there ? to_float(query[first + i]) : 0.0f;
+    largest = fmaxf(largest, fabsf(lane_query.plain[i]));
+  }
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  int exponent = 0;
+  frexpf(largest, &exponent);
+#pragma unroll
+  for (int i = 0; i < Config::kPairs; ++i) {
+    const int lift = kLift - Config::shift(i % Config::kPairsOfWord) - exponent;
+    lane_query.scaled[i] = pack<__half>(ldexpf(lane_query.plain[2 * i], lift),
+                                        ldexpf(lane_query.plain[2 * i + 1], lift));
+  }
+  return ldexpf(1.0f, exponent);
+}
+
+/// The lane's queries times a group's steps; returns its part of q.least.
+template <typename Config>
+__device__ __forceinline__ float scale_query(const LaneQuery<Config>& query,
+                                             const typename Config::T* ranges, int32_t head_dim,
+                                             uint32_t (&stepped)[Config::kPairs]) {
+  const int first = threadIdx.x % 4 * Config::kChannels;
+  constexpr float kStep = 1.0f / Config::kLevels;
+  float base = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Config::kChannels; i += 8) {
+    float least[8] = {}, greatest[8] = {};
+    if (first + i < head_dim) {
+      load_eight(ranges + first + i, least);
+      load_eight(ranges + head_dim + first + i, greatest);
+    }
+#pragma unroll
+    for (int d = 0; d < 8; d += 2) {
+      base = fmaf(query.plain[i + d], least[d], base);
+      base = fmaf(query.plain[i + d + 1], least[d + 1], base);
+      const __half2 step = __floats2half2_rn((greatest[d] - least[d]) * kStep,
+                                             (greatest[d + 1] - least[d + 1]) * kStep);
+      const uint32_t pair = query.scaled[(i + d) / 2];
+      const __half2 product = __hmul2(reinterpret_cast<const __half2&>(pair), step);
+      stepped[(i + d) / 2] = reinterpret_cast<const uint32_t&>(product);
+    }
+  }
+  return base;
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
+    score_sketch(const SelectParams params, const SketchView sketch, float* masses,
+                 int32_t row_tiles, int32_t splits) {
+  using T = typename Config::T;
+  const int lane = threadIdx.x % 32, quad = lane % 4;
+  const int32_t split = blockIdx.x % splits;
+  const int32_t row_tile = blockIdx.x / splits % row_tiles;
+  const int64_t item = blockIdx.x / splits / row_tiles;
+  const int64_t batch = item / params.heads_kv, head_kv = item % params.heads_kv;
+  const int32_t num_tiles = ceil_div(params.seq_kv, kSketchTile);
+  const int32_t held = sketch.held(batch, params.seq_kv);
+
+  LaneQuery<Config> query;
+  const QueryRow loaded = row_at(params, batch, head_kv, row_tile * kRows + lane / 4);
+  const float lane_unit = load_query<Config>(params, batch, loaded, query);
+  // Accumulators belong to the rows 2 quad and 2 quad + 1.
+  QueryRow rows[2];
+  float factor[2];
+  const float scale = params.scale * (params.softcap == 0.0f ? kLog2e : 1.0f);
+  Interval any = {params.seq_kv, 0};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows[r] = row_at(params, batch, head_kv, row_tile * kRows + 2 * quad + r);
+    factor[r] = ldexpf(__shfl_sync(~0u, lane_unit, (2 * quad + r) * 4), kCodeUnit - kLift);
+    any.begin = imin(any.begin, rows[r].keys.empty() ? params.seq_kv : rows[r].keys.begin);
+    any.end = imax(any.end, imin(rows[r].keys.end, held));
+  }
+  for (int step = 1; step < 4; step *= 2) {
+    any.begin = imin(any.begin, __shfl_xor_sync(~0u, any.begin, step));
+    any.end = imax(any.end, __shfl_xor_sync(~0u, any.end, step));
+  }
+  // The tile and the row whose mass this lane writes.
+  const int32_t written_tile = lane / 4 % kTiles;
+  const QueryRow written = lane < 16 ? rows[0] : rows[1];
+  float* target =
+      masses + ((batch * params.heads_q + written.head) * params.seq_q + written.query) * num_tiles;
+
+  const int32_t group_tiles = sketch.group / kSketchTile;
+  const int32_t groups = ceil_div(num_tiles, group_tiles);
+  for (int32_t group = split * kScoreWarps + threadIdx.x / 32; group < groups;
+       group += splits * kScoreWarps) {
+    const int32_t begin = group * sketch.group;
+    float sums[2 * kTiles];  // of rows x tiles
+    float highest[2] = {-INFINITY, -INFINITY};
+    const bool visible = begin < any.end && begin + sketch.group > any.begin;
+    if (visible) {
+      const T* ranges =
+          static_cast<const T*>(sketch.ranges) + sketch.ranges_at(batch, head_kv, begin);
+      const uint32_t* codes = sketch.codes + sketch.codes_at(batch, head_kv, begin) +
+                              lane / 4 * sketch.row_words() + quad * Config::kWords;
+      uint32_t words[kTiles][2][Config::kWords];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (tile >= group_tiles) continue;
+          load_words(codes + (tile * kSketchTile + half * 8) * sketch.row_words(),
+                     words[tile][half]);
+        }
+      }
+      uint32_t stepped[Config::kPairs];
+      const float base = sum_of_quad(scale_query<Config>(query, ranges, params.head_dim, stepped));
+      const float bases[2] = {__shfl_sync(~0u, base, 2 * quad * 4),
+                              __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
+      float scores[kTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile >= group_tiles) {
+          for (float& score : scores[tile]) score = -INFINITY;
+          continue;
+        }
+        float sum[4] = {};
+#pragma unroll
+        for (int pair = 0; pair < Config::kPairs; pair += 2) {
+          const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
+          const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
+                                    codes_of<Config>(words[tile][1][word], e),
+                                    codes_of<Config>(words[tile][0][word], e + 1),
+                                    codes_of<Config>(words[tile][1][word], e + 1)};
+          ptx::mma_16x8x16<__half>(sum, keys, stepped[pair], stepped[pair + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = i % 2;
+          const int32_t j = begin + tile * kSketchTile + lane / 4 + i / 2 * 8;
+          float score = fmaf(sum[i], factor[r], bases[r]) * scale;
+          if (params.softcap != 0.0f) score = capped(score, params.softcap) * kLog2e;
+          const bool seen = j >= rows[r].keys.begin && j < rows[r].keys.end && j < held;
+          scores[tile][i] = seen ? score : -INFINITY;
+          highest[r] = fmaxf(highest[r], scores[tile][i]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        for (int step = 4; step < 32; step *= 2) {
+          highest[r] = fmaxf(highest[r], __shfl_xor_sync(~0u, highest[r], step));
+        }
+        const float from = highest[r] == -INFINITY ? 0.0f : highest[r];
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          sums[r * kTiles + tile] = ptx::exp2_approx(scores[tile][r] - from) +
+                                    ptx::exp2_approx(scores[tile][r + 2] - from);
+        }
+      }
+      fold(sums, lane, 16, 8);
+      fold(sums, lane, 8, 4);
+      fold(sums, lane, 4, 2);
+    }
+    const int32_t tile = group * group_tiles + written_tile;
+    if (written.head < 0 || written_tile >= group_tiles || tile >= num_tiles) continue;
+    float mass = -INFINITY;
+    if (visible) mass = ((lane < 16 ? highest[0] : highest[1]) + __log2f(sums[0])) * kLn2;
+    const Interval keys = {tile * kSketchTile, (tile + 1) * kSketchTile};
+    const Interval unknown = intersect(intersect(keys, written.keys), {held, params.seq_kv});
+    target[tile] = !unknown.empty() || mass == INFINITY ? NAN : mass;
+  }
+}
+
+template <typename T, int CHUNKS>
+void launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
+  const int32_t rows = params.group() * params.seq_q;
+  const int32_t row_tiles = ceil_div(rows, kRows);
+  const int64_t items = int64_t{params.batch} * params.heads_kv * row_tiles;
+  int processors = 1;
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, params.device);
+  constexpr int64_t kBlocksPerProcessor = 8, kGroupsPerWarp = 2;
+  const int64_t wanted = ceil_div64(processors * kBlocksPerProcessor, items);
+  const int64_t most = ceil_div64(params.seq_kv, sketch.group * kScoreWarps * kGroupsPerWarp);
+  const auto splits = static_cast<int32_t>(wanted < most ? wanted : most);
+  const auto blocks = static_cast<uint32_t>(items * splits);
+  const cudaStream_t stream = to_stream(params.stream);
+  if (sketch.bits == 2) {
+    score_sketch<SketchConfig<T, CHUNKS, 2>>
+        <<<blocks, kScoreThreads, 0, stream>>>(params, sketch, masses, row_tiles, splits);
+  } else {
+    score_sketch<SketchConfig<T, CHUNKS, 4>>
+        <<<blocks, kScoreThreads, 0, stream>>>(params, sketch, masses, row_tiles, splits);
+  }
+}
+
+}  // namespace
+
+Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch, float* masses) {
+  with_type(params.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    switch (ceil_div(params.head_dim, kSketchChannels)) {
+      case 1:
+        return launch_scores<T, 1>(params, sketch, masses);
+      case 2:
+        return launch_scores<T, 2>(params, sketch, masses);
+      case 3:
+        return launch_scores<T, 3>(params, sketch, masses);
+      default:
+        return launch_scores<T, 4>(params, sketch, masses);
+    }
+  });
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda

@@ -1,0 +1,211 @@
+"""`KeySketch`: every key in 2 or 4 bits a channel, to choose the pages that a query needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import ops
+from ._checks import Integer, check_integer, check_kind, check_tensor, refuse
+
+__all__ = ["KeySketch"]
+
+#: Tokens of a group; channels to whose multiple codes are padded (csrc/sketch_params.h).
+GROUP = 64
+CHANNELS = 64
+#: Bits of a word of codes.
+_WORD = 32
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+class KeySketch:
+    """Every key in 2 or 4 bits a channel, for ``BlockTopK(selector="sketch")``.
+
+    By channel over 64 tokens it has the least and the greatest value, and for each token
+    ``round((k - least) / (greatest - least) * (2**bits - 1))``. Group and range of the last tokens
+    follow from all of them whenever they grow: appending gives what sketching anew would. Nothing
+    waits for the device, and lengths stay there, so decoding steps may be captured in a CUDA graph.
+
+    Parameters
+    ----------
+    key : Tensor
+        ``(B, Hkv, S, D)``, float32, float16 or bfloat16, D a multiple of 8 up to 256; with
+        ``paged=True`` a cache ``(pages, page_size, Hkv, D)``. Its last dimension is contiguous.
+    bits : {2, 4}
+        Of a channel's code.
+    capacity : int, optional
+        Tokens that it has room for; by default it grows as needed, by new tensors.
+    paged : bool
+        A page has groups of its own (of 16 or 32 tokens where its size is no multiple of 64), so
+        pages may be shared and reused. Its tokens come by `append_to_cache` with ``sketch=``.
+    block_table, seqused_k : Tensor, optional
+        As in `paged_attention`: what a paged cache holds already.
+
+    Attributes
+    ----------
+    bits : int
+    paged : bool
+    codes : Tensor
+        int32, ``(B, Hkv, capacity, words)`` or ``(pages, Hkv, page_size, words)``.
+    ranges : Tensor
+        Of key's dtype, ``(B, Hkv, capacity / 64, 2, D)`` or ``(pages, Hkv, groups of a page, 2,
+        D)``: least and greatest values.
+    lengths : Tensor or None
+        int32 ``(B,)``: tokens held; None of a paged sketch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong kind, shape or dtype; bits other than 2 and 4; no room.
+
+    Notes
+    -----
+    Codes between a group's extremes, by channel, as Liu et al. 2024 (KIVI) round keys; here they
+    only rank, and the chosen keys are read in full.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import BlockTopK, KeySketch, block_topk_attention
+    >>> query, key, value = torch.randn(1, 4, 1, 32), *torch.randn(2, 1, 2, 300, 32)
+    >>> sketch = KeySketch(key[:, :, :299])
+    >>> sketch.append(key[:, :, 299:])
+    >>> pattern = dict(selector="sketch", block_size=16, budget_tokens=128, sketch=sketch)
+    >>> block_topk_attention(query, key, value, **pattern).shape
+    torch.Size([1, 4, 1, 32])
+    """
+
+    def __init__(
+        self,
+        key: torch.Tensor,
+        bits: int = 2,
+        *,
+        capacity: int | None = None,
+        paged: bool = False,
+        block_table: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None,
+    ) -> None:
+        owner = "KeySketch"
+        check_tensor(owner, "key", key)
+        check_kind(owner, "bits", bits, Integer, "an int")
+        check_kind(owner, "paged", paged, bool, "a bool")
+        if bits not in (2, 4):
+            raise refuse(owner, "bits of 2 or 4", bits)
+        if key.dim() != 4:
+            shape = "(pages, page_size, heads, head_dim)" if paged else "(batch, heads, length, D)"
+            raise refuse(owner, f"key of shape {shape}", tuple(key.shape))
+        self.bits, self.paged = int(bits), paged
+        self._fixed = capacity is not None
+        self._tokens = 0
+        self.lengths: torch.Tensor | None = None
+        self._open: torch.Tensor | None = None
+        if not paged:
+            if block_table is not None or seqused_k is not None:
+                raise refuse(owner, "paged=True with block_table and seqused_k", "paged=False")
+            length = key.shape[2]
+            rows = length if capacity is None else check_integer(owner, "capacity", capacity, 1)
+            batch, heads, _, head_dim = key.shape
+            self._allocate(key, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
+            self.lengths = key.new_zeros(batch, dtype=torch.int32)
+            self._open = key.new_zeros(batch, heads, GROUP, head_dim)
+            self.append(key)
+            return
+        if capacity is not None:
+            raise refuse(owner, "capacity without paged=True", capacity)
+        pages, page_size, heads, _ = key.shape
+        group = next(size for size in (64, 32, 16, max(page_size, 1)) if page_size % size == 0)
+        self._allocate(key, (pages, heads), page_size, group)
+        if block_table is None and seqused_k is None:
+            self.append(key, key.new_empty(0, dtype=torch.int64))
+            return
+        check_tensor(owner, "block_table", block_table)
+        check_tensor(owner, "seqused_k", seqused_k)
+        assert block_table is not None and seqused_k is not None
+        self.append(key, self._ends(block_table, seqused_k))
+
+    def _allocate(self, key: torch.Tensor, entries: tuple[int, int], rows: int, group: int) -> None:
+        head_dim = key.shape[-1]
+        words = _rounded(head_dim, CHANNELS) * self.bits // _WORD
+        self._group = group
+        self.codes = key.new_zeros(*entries, rows, words, dtype=torch.int32)
+        self.ranges = key.new_zeros(*entries, rows // group, 2, head_dim)
+
+    def _ends(self, block_table: torch.Tensor, seqused_k: torch.Tensor) -> torch.Tensor:
+        """Return the slot of the last token of each group that a cache's sequences have."""
+        if block_table.dim() != 2 or seqused_k.shape != block_table.shape[:1]:
+            shapes = f"{tuple(block_table.shape)} and {tuple(seqused_k.shape)}"
+            what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
+            raise refuse("KeySketch", what, shapes)
+        page_size = self.codes.shape[2]
+        room = block_table.shape[1] * page_size
+        start = torch.arange(0, room, self._group, device=block_table.device)
+        last = torch.minimum(start + self._group, seqused_k.long()[:, None]) - 1
+        page = block_table.long().gather(1, (last.clamp(min=0) // page_size))
+        slots = torch.where(page < 0, -1, page * page_size + last % page_size)
+        return torch.where(last < start, -1, slots).flatten()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each batch entry, or page, has room for."""
+        return self.codes.shape[2]
+
+    def append(self, key: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> None:
+        """Take in new tokens, in place.
+
+        Parameters
+        ----------
+        key : Tensor
+            The new keys ``(B, Hkv, n, D)``; of a paged sketch the cache itself, into which they
+            have been written.
+        slot_mapping : Tensor, optional
+            int64 ``(n,)``, of a paged sketch: the slots of the new tokens, in any order. Pages are
+            filled from their start: what lies behind a new token in its group counts as unused.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a wrong kind; shapes, dtypes or devices that do not fit; no room for the
+            tokens. In the replays of a CUDA graph, tokens past the capacity are left out, and the
+            blocks that hold them are always kept.
+        """
+        owner = "KeySketch.append"
+        check_tensor(owner, "key", key)
+        key = key.detach()
+        if self.paged:
+            check_tensor(owner, "slot_mapping", slot_mapping)
+            ops.call("sketch_pages", key, slot_mapping, self.codes, self.ranges)
+            return
+        if slot_mapping is not None:
+            raise refuse(owner, "slot_mapping with paged=True alone", "one")
+        tokens = self._tokens + (key.shape[2] if key.dim() == 4 else 0)
+        if tokens > self.capacity:
+            if self._fixed:
+                raise refuse(owner, f"up to {self.capacity} tokens (the capacity)", tokens)
+            self._grow(tokens)
+        ops.call("append_to_sketch", key, self.codes, self.ranges, self._open, self.lengths)
+        self._tokens = tokens
+
+    def _grow(self, tokens: int) -> None:
+        """Make room for `tokens`, twice of what there is at least."""
+        codes, ranges = self.codes, self.ranges
+        rows = _rounded(max(tokens, 2 * self.capacity), GROUP)
+        self._allocate(ranges, (codes.shape[0], codes.shape[1]), rows, GROUP)
+        self.codes[:, :, : codes.shape[2]] = codes
+        self.ranges[:, :, : ranges.shape[2]] = ranges
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of the ops that select."""
+        return {
+            "sketch_codes": self.codes,
+            "sketch_ranges": self.ranges,
+            "sketch_lengths": self.lengths,
+        }
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.codes.shape[:3]))
+        kind = "pages" if self.paged else "tokens"
+        return f"KeySketch({shape} {kind}, bits={self.bits})"
