@@ -1,7 +1,8 @@
 // The kept key blocks of each query block, ascending: forced ones first, then the highest estimates
 // until their share reaches the mass or their number the budget, exact with ties to the lower
-// block. The rule stands in docs/design.md, "Block top-k". One thread block a list. Shares are
-// added as integers, so that no order of additions matters.
+// block. The rule stands in docs/design.md, "Block top-k". One thread block a list, whose estimates
+// it holds in shared memory: the lowest kept one is found by bisection between estimates that are
+// there. Shares are added as integers, so that no order of additions matters.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
 #include "../sketch/sketch.h"
@@ -111,68 +112,139 @@ __device__ void join_heads(const SelectParams& params, int64_t batch, int64_t he
   }
 }
 
-/// How many of the blocks that are not forced it takes to reach the mass.
-template <typename Key>
-__device__ int32_t count_for_mass(const SelectParams& params, const Estimates& estimates,
-                                  Interval visible, const Key& key, ChooseStorage& storage) {
-  const float total = total_share(estimates, visible, storage);
-  const float unit = total > 0.0f ? kWholeWeight / total : 0.0f;
-  auto weight = [&](int32_t j) -> Weight {
-    float share = estimates.share(j);
+/// The visible blocks of a list: keys that order them, and weights, integers that add up to
+/// kWholeWeight.
+struct Candidates {
+  BlockRule rule;
+  Estimates estimates;
+  float unit;      // weight of a share of 1
+  uint32_t* keys;  // of the visible blocks, in shared memory; null where it has no room
+  Weight* weights;
+
+  __device__ uint32_t make_key(int32_t j) const {
+    const float value = estimates.values[j];
+    return rule.forced(j) || isnan(value) ? kForced : ordered_key(value);
+  }
+  __device__ Weight make_weight(int32_t j) const {
+    const float share = estimates.share(j);
     return isnan(share) ? 0 : __float2ull_rn(share * unit);
-  };
-  if (threadIdx.x == 0) storage.total = storage.reached = 0;
-  __syncthreads();
-  Weight all = 0, forced = 0;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
-    all += weight(j);
-    if (key(j) == kForced) forced += weight(j);
   }
-  atomicAdd(&storage.total, all);
-  atomicAdd(&storage.reached, forced);
-  __syncthreads();
-  const Weight target = static_cast<Weight>(ceil(params.mass * static_cast<double>(storage.total)));
-  if (storage.reached >= target) return 0;
-
-  Weight wanted = target - storage.reached;
-  uint32_t prefix = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int bin = threadIdx.x; bin < SelectStorage::kBins; bin += kChooseThreads) {
-      storage.weights[bin] = 0;
+  __device__ void fill() const {
+    if (keys == nullptr) return;
+    for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += kChooseThreads) {
+      keys[j - rule.visible.begin] = make_key(j);
+      weights[j - rule.visible.begin] = make_weight(j);
     }
     __syncthreads();
-    const uint32_t high = shift == 24 ? 0 : ~0u << (shift + 8);
-    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
-      const uint32_t x = key(j);
-      if (x == kForced || (x & high) != prefix) continue;
-      if (Weight own = weight(j)) atomicAdd(&storage.weights[x >> shift & 255], own);
-    }
-    __syncthreads();
-    const Digit digit = find_digit(storage.weights, SelectStorage::kBins, wanted);
-    __syncthreads();
-    if (!digit.found) return params.num_kv;  // the weights do not reach the target: all
-    prefix |= digit.value << shift;
-    wanted = digit.wanted;
   }
+  __device__ uint32_t key(int32_t j) const {
+    return keys == nullptr ? make_key(j) : keys[j - rule.visible.begin];
+  }
+  __device__ Weight weight(int32_t j) const {
+    return keys == nullptr ? make_weight(j) : weights[j - rule.visible.begin];
+  }
+};
 
-  // Blocks above the key at which the mass is reached, and of those equal to it as many as it
-  // takes.
-  if (threadIdx.x == 0) storage.above = 0;
-  __syncthreads();
-  int32_t above = 0;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
-    const uint32_t x = key(j);
-    above += x != kForced && x > prefix;
-    if (x == prefix) storage.equal = weight(j);  // the same for all
+/// The blocks whose keys take(key) takes; all threads get them.
+template <typename Take>
+__device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStorage& storage) {
+  Reached all;
+  for (int32_t j = blocks.rule.visible.begin + threadIdx.x; j < blocks.rule.visible.end;
+       j += kChooseThreads) {
+    const uint32_t key = blocks.key(j);
+    if (take(key)) {
+      all.add({blocks.weight(j), 1, key, 0});
+    } else if (key != kForced) {
+      all.add({0, 0, kForced, key});
+    }
   }
-  atomicAdd(&storage.above, above);
+  for (int step = 16; step > 0; step /= 2) all.add(all.from_lane(step));
   __syncthreads();
-  return storage.above + static_cast<int32_t>((wanted + storage.equal - 1) / storage.equal);
+  if (threadIdx.x % 32 == 0) storage.reached[threadIdx.x / 32] = all;
+  __syncthreads();
+  all = storage.reached[0];
+  for (int warp = 1; warp < kChooseWarps; ++warp) all.add(storage.reached[warp]);
+  return all;
 }
 
-/// `scores` tells whether the values are scores, whose softmax the shares are.
+/// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`.
+__device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wanted,
+                            ChooseStorage& storage) {
+  constexpr Threshold kAll = {0, 0};
+  if (most <= 0 || wanted == 0) return {kForced - 1, -1};
+  auto enough = [&](const Reached& reached) {
+    return reached.count >= most || reached.weight >= wanted;
+  };
+  // `low` is enough, `high` is not; what is kept ends at a key between least of the one and below
+  // of the other.
+  Reached low = reach(blocks, [](uint32_t key) { return key != kForced; }, storage), high;
+  high.below = kForced - 1;
+  if (!enough(low)) return kAll;
+  while (low.least < high.below) {
+    const uint32_t middle = low.least + (high.below - low.least + 1) / 2;
+    const Reached reached =
+        reach(blocks, [=](uint32_t key) { return key != kForced && key >= middle; }, storage);
+    (enough(reached) ? low : high) = reached;
+  }
+
+  // Of equal blocks as many as it takes, the first ones.
+  const int32_t equal = low.count - high.count;
+  const Weight each = (low.weight - high.weight) / equal;
+  int32_t wanted_equal = imin(equal, most - high.count);
+  if (each > 0) {
+    const Weight missing = (wanted - high.weight + each - 1) / each;
+    if (missing < static_cast<Weight>(wanted_equal)) wanted_equal = static_cast<int32_t>(missing);
+  }
+  const uint32_t key = low.least;
+  if (wanted_equal == equal) return {key - 1, -1};
+  if (threadIdx.x < 32) {
+    int32_t found = 0, last = -1;
+    for (int32_t begin = blocks.rule.visible.begin; found < wanted_equal; begin += 32) {
+      const int32_t j = begin + threadIdx.x;
+      const bool same = j < blocks.rule.visible.end && blocks.key(j) == key;
+      const uint32_t lanes = __ballot_sync(~0u, same);
+      if (found + __popc(lanes) >= wanted_equal) {
+        last = begin + static_cast<int32_t>(__fns(lanes, 0, wanted_equal - found));
+      }
+      found += __popc(lanes);
+    }
+    if (threadIdx.x == 0) storage.last = last;
+  }
+  __syncthreads();
+  return {key, storage.last};
+}
+
+/// Writes the kept blocks ascending, zeros past them, and their number.
+__device__ void write_kept(const SelectParams& params, const Candidates& blocks,
+                           const Threshold& threshold, int64_t row, ChooseStorage& storage) {
+  const Interval visible = blocks.rule.visible;
+  int32_t* indices = params.indices + row * params.num_kv;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int32_t count = 0;
+  int turn = 0;
+  for (int32_t begin = visible.begin; begin < visible.end; begin += kChooseThreads, turn ^= 1) {
+    const int32_t j = begin + threadIdx.x;
+    const bool kept = j < visible.end && threshold.keeps(blocks.key(j), j);
+    const uint32_t lanes = __ballot_sync(~0u, kept);
+    if (lane == 0) storage.listed[turn][warp] = __popc(lanes);
+    __syncthreads();
+    int32_t at = count + __popc(lanes & ((1u << lane) - 1));
+    for (int other = 0; other < kChooseWarps; ++other) {
+      const int32_t listed = storage.listed[turn][other];
+      if (other < warp) at += listed;
+      count += listed;
+    }
+    if (kept) indices[at] = j;
+  }
+  for (int32_t at = count + threadIdx.x; at < params.num_kv; at += kChooseThreads) indices[at] = 0;
+  if (threadIdx.x == 0) params.counts[row] = count;
+}
+
+/// `scores` tells whether the values are scores, whose softmax the shares are; `cached` whether
+/// shared memory has room for a key and a weight of each key block.
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_blocks(const SelectParams params, float* values, bool scores) {
+    choose_blocks(const SelectParams params, float* values, bool scores, bool cached) {
+  extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
   const int64_t row = blockIdx.x;
   const int64_t list = row / params.num_q;
@@ -189,46 +261,41 @@ __global__ void __launch_bounds__(kChooseThreads)
     join_heads(params, batch, head, query_block, scores, visible, values, storage);
     scores = false;
   }
+  const bool by_mass = params.mass > 0 && params.mass < 1;
   const Estimates estimates = make_estimates(values, scores, visible, storage);
-
-  auto key = [&](int32_t j) -> uint32_t {
-    if (!visible.contains(j)) return 0;
-    if (rule.forced(j) || isnan(values[j])) return kForced;
-    return ordered_key(values[j]);
-  };
-  __syncthreads();
-  if (threadIdx.x == 0) storage.forced = 0;
-  __syncthreads();
-  int32_t mine = 0;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
-    mine += key(j) == kForced;
+  const float total = by_mass ? total_share(estimates, visible, storage) : 0.0f;
+  const Candidates blocks = {rule, estimates, total > 0.0f ? kWholeWeight / total : 0.0f,
+                             cached ? reinterpret_cast<uint32_t*>(cache + params.num_kv) : nullptr,
+                             cache};
+  blocks.fill();
+  const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
+  Weight wanted = ~Weight{0};
+  if (by_mass) {
+    const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
+    const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all.weight)));
+    wanted = forced.weight < target ? target - forced.weight : 0;
   }
-  if (mine > 0) atomicAdd(&storage.forced, mine);
-  __syncthreads();
-
-  int32_t kept = params.budget(visible.size());
-  if (params.mass > 0 && params.mass < 1) {
-    const int32_t best = count_for_mass(params, estimates, visible, key, storage);
-    kept = imin(kept, storage.forced + imin(best, visible.size()));
-  }
-  kept = imax(kept, storage.forced);
-  __syncthreads();
-  const Threshold threshold = find_threshold(key, params.num_kv, kept, storage.select);
-
-  if (threadIdx.x >= 32) return;
-  auto kept_block = [&](int32_t j) { return kept > 0 && threshold.keeps(key(j), j); };
-  write_list_row(params.num_kv, kept_block, params.indices + row * params.num_kv,
-                 params.counts + row);
+  const int32_t most = params.budget(visible.size()) - forced.count;
+  write_kept(params, blocks, choose(blocks, most, wanted, storage), row, storage);
 }
 
 }  // namespace
 
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
-  int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
-  bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
-                (params.selector == Selector::kSketch && tiles_are_blocks(params));
-  choose_blocks<<<static_cast<uint32_t>(rows), kChooseThreads, 0, to_stream(params.stream)>>>(
-      params, workspace.scores, scores);
+  const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
+  const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores;
+  int32_t room = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
+  if (error != cudaSuccess) return to_status(error);
+  const int64_t bytes = params.num_kv * int64_t{sizeof(Weight) + sizeof(uint32_t)};
+  const bool cached = bytes + static_cast<int64_t>(sizeof(ChooseStorage)) <= room;
+  const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
+  error =
+      cudaFuncSetAttribute(choose_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
+  if (error != cudaSuccess) return to_status(error);
+  choose_blocks<<<static_cast<uint32_t>(rows), kChooseThreads, cache_bytes,
+                  to_stream(params.stream)>>>(params, workspace.scores, scores, cached);
   return launched();
 }
 

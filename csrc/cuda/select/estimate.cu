@@ -304,7 +304,7 @@ Status launch(const SelectParams& params, const Estimate& estimate,
   const int64_t items = ceil_div64(params.num_q, at_once) * params.batch * params.heads_q;
   const bool aligned = begins_at_16_bytes(estimate.query, size_of(params.dtype)) &&
                        begins_at_16_bytes(estimate.key, size_of(params.dtype));
-  const uint32_t grid = static_cast<uint32_t>(items < kEstimateBlocks ? items : kEstimateBlocks);
+  const uint32_t grid = static_cast<uint32_t>(items < workspace.walks ? items : workspace.walks);
   kernel<<<grid, Product::kThreads, Product::kSharedBytes, to_stream(params.stream)>>>(
       params, estimate, workspace.key_marks, at_once, aligned, workspace.masses, workspace.scores);
   return launched();

@@ -44,12 +44,20 @@ struct Config {
   static constexpr int kStages = 4;
 };
 
+/// A query block of a warpgroup, as its shares are written.
+struct Owner {
+  Interval rows;    // its vectors, from the unit's first one on
+  int32_t visible;  // key blocks
+  float weight;     // 1 / number of vectors that see a key
+};
+
 template <typename C>
 struct alignas(1024) Storage {
   uint8_t query[kItems][kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
   float chunk[kConsumers][kVectors * kChunkPitch];
   float lse[kConsumers][kVectors];
+  Owner owners[kConsumers][kVectors];
   int64_t item[kItems];
   uint64_t item_full[kItems], item_empty[kItems];
   uint64_t key_full[C::kStages], key_empty[C::kStages];
@@ -354,54 +362,67 @@ struct Consumer {
     }
   }
 
+  /// Finds what the unit's query blocks own.
+  __device__ void write_owners(const Unit& unit) const {
+    const SelectParams& params = args.params;
+    for (int32_t at = threadIdx.x % kWarpgroup; at < unit.blocks.size(); at += kWarpgroup) {
+      const int32_t block = unit.blocks.begin + at;
+      const Interval own =
+          intersect(unit.vectors, args.estimate.vectors(params, {block, block + 1}));
+      int32_t live = 0;
+      for (int32_t v = own.begin; v < own.end; ++v) live += seen(unit, v) > 0;
+      const Interval keys = params.keys_of_rows(unit.batch, unit.head, params.rows_of_block(block));
+      storage.owners[consumer][at] = {
+          {own.begin - unit.vectors.begin, own.end - unit.vectors.begin},
+          SelectParams::blocks_of(keys, params.block_kv).end,
+          live > 0 ? 1.0f / static_cast<float>(live) : 0.0f};
+    }
+  }
+
   /// Adds the vectors' shares to those of their query blocks.
   __device__ void write_shares(const Unit& unit) const {
     const SelectParams& params = args.params;
     const int32_t thread = threadIdx.x % kWarpgroup;
-    const float* from = masses;
     const float* lse = storage.lse[consumer];
+    const Owner* owners = storage.owners[consumer];
     float* chunk = storage.chunk[consumer];
     const int32_t there = imin(ceil_div(unit.end, args.estimate.per_block), params.num_kv);
     const int64_t list = int64_t{unit.batch} * params.heads_q + unit.head;
-    const int32_t visible = visible_blocks(unit, unit.blocks.end - 1);
+    float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
+    const int32_t num_owners = unit.blocks.size();
+    const int32_t visible = owners[num_owners - 1].visible;
     constexpr int kOfThread = kChunk * kVectors / kWarpgroup;
+    constexpr int kAtOnce = kWarpgroup / kChunk;  // query blocks
+    const int32_t column = thread % kChunk;
     for (int32_t j0 = 0; j0 < visible; j0 += kChunk) {
       float mass[kOfThread];
 #pragma unroll
       for (int i = 0; i < kOfThread; ++i) {
         const int32_t at = thread + i * kWarpgroup, j = j0 + at / kVectors;
-        mass[i] = j < there ? from[int64_t{j} * kVectors + at % kVectors] : -INFINITY;
+        mass[i] = j < there ? masses[int64_t{j} * kVectors + at % kVectors] : -INFINITY;
       }
 #pragma unroll
       for (int i = 0; i < kOfThread; ++i) {
         const int32_t at = thread + i * kWarpgroup, vector = at % kVectors;
-        // No score is infinite; -infinity is no mass.
-        chunk[vector * kChunkPitch + at / kVectors] =
-            mass[i] == -INFINITY ? 0.0f : ptx::exp2_approx(mass[i] - lse[vector]);
+        // A vector that sees nothing has an lse of infinity, and no mass.
+        chunk[vector * kChunkPitch + at / kVectors] = ptx::exp2_approx(mass[i] - lse[vector]);
       }
       synchronise();
-      for (int32_t at = thread; at < unit.blocks.size() * kChunk; at += kWarpgroup) {
-        const int32_t j = j0 + at % kChunk, block = unit.blocks.begin + at / kChunk;
-        if (j >= visible_blocks(unit, block)) continue;
-        const Interval own =
-            intersect(unit.vectors, args.estimate.vectors(params, {block, block + 1}));
+      const int32_t j = j0 + column;
+#pragma unroll 4
+      for (int32_t at = thread / kChunk; at < num_owners; at += kAtOnce) {
+        const Owner owner = owners[at];
+        float& share = shares[int64_t{at} * params.num_kv + j];
+        const bool writes = j < owner.visible;
+        const float before = writes && args.estimate.adds ? share : 0.0f;
         float total = 0.0f;
-        int32_t live = 0;
-        for (int32_t v = own.begin - unit.vectors.begin; v < own.end - unit.vectors.begin; ++v) {
-          total += chunk[v * kChunkPitch + at % kChunk];
-          live += lse[v] != INFINITY;
+        for (int32_t v = owner.rows.begin; v < owner.rows.end; ++v) {
+          total += chunk[v * kChunkPitch + column];
         }
-        if (live > 0) total /= static_cast<float>(live);
-        float& share = args.shares[(list * params.num_q + block) * params.num_kv + j];
-        share = args.estimate.adds ? share + total : total;
+        if (writes) share = before + total * owner.weight;
       }
       synchronise();
     }
-  }
-  __device__ int32_t visible_blocks(const Unit& unit, int32_t block) const {
-    const SelectParams& params = args.params;
-    const Interval keys = params.keys_of_rows(unit.batch, unit.head, params.rows_of_block(block));
-    return SelectParams::blocks_of(keys, params.block_kv).end;
   }
 
   __device__ void run() {
@@ -415,6 +436,7 @@ struct Consumer {
       walk(unit.tiles(), imax(unit.tiles(), other.tiles()));
       arrive(storage.item_empty[slot]);
       write_lse();
+      write_owners(unit);
       synchronise();
       if (!unit.blocks.empty()) write_shares(unit);
       synchronise();  // masses and lse may be written again
@@ -464,14 +486,13 @@ Status encode(const SelectParams& params, const TensorView& view, int64_t first,
 }
 
 template <typename C>
-Status launch(Arguments& args, int32_t multiprocessors) {
+Status launch(Arguments& args, int32_t most) {
   constexpr int kBytes = sizeof(Storage<C>);
   auto* kernel = estimate_kernel<C>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return to_status(error);
   cudaStream_t stream = to_stream(args.params.stream);
-  const int64_t most = imin(multiprocessors, kEstimateBlocks / kConsumers);
   const uint32_t blocks = static_cast<uint32_t>(args.items < most ? args.items : most);
   if (blocks == args.items) args.counter = nullptr;
   if (args.counter != nullptr) {
@@ -483,9 +504,9 @@ Status launch(Arguments& args, int32_t multiprocessors) {
 }
 
 template <Dtype kDtype>
-Status launch_head_dim(Arguments& args, int32_t multiprocessors) {
-  if (args.params.head_dim <= 64) return launch<Config<kDtype, 64>>(args, multiprocessors);
-  return launch<Config<kDtype, 128>>(args, multiprocessors);
+Status launch_head_dim(Arguments& args, int32_t most) {
+  if (args.params.head_dim <= 64) return launch<Config<kDtype, 64>>(args, most);
+  return launch<Config<kDtype, 128>>(args, most);
 }
 
 bool is_aligned(const TensorView& view) {

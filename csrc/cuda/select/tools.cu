@@ -1,4 +1,5 @@
 // The tools' table, and block selection as its launches: estimate, by selector, then choose.
+#include <algorithm>
 #include <type_traits>
 
 #include "../cache/append.h"
@@ -61,9 +62,12 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
       take(&workspace->tile_masses, heads_q * params.seq_q * num_sketch_tiles(params));
     }
   } else if (selector != Selector::kMean && selector != Selector::kScores) {
-    const int64_t most = 2 * query_blocks;  // as work goes to pairs of warpgroups, one of them idle
-    const int64_t walks = most < kEstimateBlocks ? most : kEstimateBlocks;
-    take(&workspace->masses, walks * params.num_kv * kEstimateRows);
+    const int64_t of_walk = int64_t{params.num_kv} * kEstimateRows;
+    const int64_t room = std::max<int64_t>(query_blocks * params.num_kv, kMassBytes / 4) / of_walk;
+    // Two at least: work goes to pairs of warpgroups.
+    const int64_t walks = std::max<int64_t>(2, std::min<int64_t>(room, kMostWalks));
+    workspace->walks = static_cast<int32_t>(walks);
+    take(&workspace->masses, walks * of_walk);
     take(&workspace->counter, 1);
   }
   return used;
