@@ -35,10 +35,13 @@ struct Arguments {
   AttentionParams params;
   TileCoordinates at;
 
-  // Softmax in base 2: exp(x) = exp2(x log2(e)). When `transform` is set, scores are first brought
-  // to natural units (softcap, or a scale that is not positive) and scale_log2 is log2(e).
+  // Softmax in base 2: exp(x) = exp2(x log2(e)). When `transform` is set, q.k is first multiplied
+  // by score_rate: under an odd scale by that, so that scale_log2 is log2(e); under softcap by that
+  // over softcap and kTanhUnit, and replaced by its tanh, so that scale_log2 is softcap log2(e).
   float scale_log2 = 0;
+  float score_rate = 0;
   bool transform = false;
+  bool capped = false;
   bool plain = false;  // KernelKind::kPlain serves the call
   bool raw = false;    // the maps hold rows of keys that do not exist, whatever those hold
 

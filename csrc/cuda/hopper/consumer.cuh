@@ -244,14 +244,19 @@ class Consumer {
   }
 
   __device__ __forceinline__ void prepare_scores() {
-    if (args_.transform)
-      transform_scores(s_, args_.params.scores.scale, args_.params.scores.softcap);
+    if (args_.transform) transform_scores();
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
+  }
+
+  __device__ __forceinline__ void transform_scores() {
+#pragma unroll
+    for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= args_.score_rate;
+    if (args_.capped) cap_scores<!C::kEarlyRescale>(s_);
   }
 
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void find_maxima() {
-    if (kMasked && args_.transform && args_.params.scores.softcap == 0.0f) {
+    if (kMasked && args_.transform && !args_.capped) {
       take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
     } else {
       update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, args_.scale_log2);

@@ -3,6 +3,7 @@
 // of query blocks that no tile height divides.
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "../common/launch.cuh"
@@ -11,6 +12,7 @@
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
+#include "softmax.cuh"
 #include "tensor_maps.h"
 #include "tile_order.h"
 
@@ -145,13 +147,29 @@ int64_t workspace_bytes(const AttentionParams& params) {
   return kCounterBytes + partials.heads * partials.head_bytes + order_bytes;
 }
 
+/// How scores become exponents of 2.
+void prepare_scores(Arguments* args) {
+  constexpr float kMostCap = 1e30f;  // leaves every score as it is, and no product overflows
+  constexpr float kMostRate = std::numeric_limits<float>::max();
+  const Scores& scores = args->params.scores;
+  args->transform = !has_plain_scores(args->params);
+  args->capped = scores.softcap != 0.0f;
+  args->scale_log2 = args->transform ? kLog2e : scores.scale * kLog2e;
+  args->score_rate = scores.scale;
+  if (args->capped) {
+    const float softcap = std::min(scores.softcap, kMostCap);
+    const float rate = scores.scale / softcap / kTanhUnit;
+    args->scale_log2 = softcap * kLog2e;
+    args->score_rate = std::max(-kMostRate, std::min(rate, kMostRate));
+  }
+}
+
 Status run(const AttentionParams& params) {
   if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
     return {};
   Arguments args;
   args.params = params;
-  args.transform = !has_plain_scores(params);
-  args.scale_log2 = args.transform ? kLog2e : params.scores.scale * kLog2e;
+  prepare_scores(&args);
   args.raw = has_raw_values(params);
   args.plain = is_plain(args);
   if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
