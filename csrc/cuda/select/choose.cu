@@ -8,7 +8,6 @@
 #include "../sketch/sketch.h"
 #include "hull.cuh"
 #include "tools.h"
-#include "warp_list.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -20,14 +19,34 @@ constexpr float kWholeWeight = 1ull << 40;  // of all shares together
 
 using Weight = unsigned long long;
 
+/// Blocks from some estimate on, forced ones aside.
+struct Reached {
+  Weight weight = 0;
+  int32_t count = 0;
+  uint32_t least = kForced;  // key of those blocks
+  uint32_t below = 0;        // highest key of the others
+
+  __device__ void add(const Reached& other) {
+    weight += other.weight;
+    count += other.count;
+    least = other.least < least ? other.least : least;
+    below = other.below > below ? other.below : below;
+  }
+  __device__ Reached from_lane(int step) const {
+    return {__shfl_xor_sync(~0u, weight, step), __shfl_xor_sync(~0u, count, step),
+            __shfl_xor_sync(~0u, least, step), __shfl_xor_sync(~0u, below, step)};
+  }
+};
+
 /// Shared memory of a thread block.
 struct ChooseStorage {
-  SelectStorage select;
-  Weight weights[SelectStorage::kBins];
   float warps[kChooseWarps];
+  Weight weights[kChooseWarps];
+  int32_t counts[kChooseWarps];
+  uint32_t least[kChooseWarps], below[kChooseWarps];
+  int32_t listed[2][kChooseWarps];
   HullStorage hull;
-  int32_t forced, above;  // blocks
-  Weight total, reached, equal;
+  int32_t last;
 };
 
 /// What the rule says about the key blocks of one query block.
@@ -160,10 +179,19 @@ __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStora
   }
   for (int step = 16; step > 0; step /= 2) all.add(all.from_lane(step));
   __syncthreads();
-  if (threadIdx.x % 32 == 0) storage.reached[threadIdx.x / 32] = all;
+  if (threadIdx.x % 32 == 0) {
+    const int warp = threadIdx.x / 32;
+    storage.weights[warp] = all.weight;
+    storage.counts[warp] = all.count;
+    storage.least[warp] = all.least;
+    storage.below[warp] = all.below;
+  }
   __syncthreads();
-  all = storage.reached[0];
-  for (int warp = 1; warp < kChooseWarps; ++warp) all.add(storage.reached[warp]);
+  all = {};
+  for (int warp = 0; warp < kChooseWarps; ++warp) {
+    all.add(
+        {storage.weights[warp], storage.counts[warp], storage.least[warp], storage.below[warp]});
+  }
   return all;
 }
 
@@ -283,7 +311,8 @@ __global__ void __launch_bounds__(kChooseThreads)
 
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
   const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
-  const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores;
+  const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
+                      (params.selector == Selector::kSketch && tiles_are_blocks(params));
   int32_t room = 0;
   cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);

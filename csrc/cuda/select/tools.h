@@ -31,8 +31,9 @@ struct SelectWorkspace {
   float* query_means = nullptr;   // mean: [B, Hq, num_q, D]
   float* key_means = nullptr;     // mean: [B, Hkv, num_kv, D]
   void* query_vectors = nullptr;  // mixed: [B, Hq, num_q * groups, D], of the inputs' type
-  void* key_vectors = nullptr;   // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
-  float* masses = nullptr;       // [kEstimateBlocks, num_kv, kEstimateRows], logarithms
+  void* key_vectors = nullptr;  // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
+  float* masses = nullptr;      // [walks, num_kv, kEstimateRows], logarithms
+  int32_t walks = 0;
   int32_t* counter = nullptr;    // of the work that thread blocks have claimed
   LineWorkspace lines;           // vertical_slash
   SketchView sketch;             // sketch: the caller's, or one for the call
