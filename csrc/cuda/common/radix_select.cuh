@@ -85,6 +85,7 @@ template <typename Key>
 __device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, SelectStorage& storage) {
   uint32_t prefix = 0;
   uint32_t wanted = k;
+  uint32_t equal_keys = 0;
   bool found = true;
   for (int shift = 24; shift >= 0 && found; shift -= 8) {
     for (int bin = threadIdx.x; bin < SelectStorage::kBins; bin += blockDim.x) {
@@ -101,9 +102,11 @@ __device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, Select
     __syncthreads();
     prefix |= digit.value << shift;
     wanted = digit.wanted;
+    equal_keys = digit.count;
     found = digit.found;
   }
   if (!found) return {};  // fewer than k keys: everything above 0 is kept
+  if (wanted == equal_keys) return {prefix, n};
 
   // The `wanted`-th of the keys equal to the threshold, in index order.
   if (threadIdx.x < 32) {

@@ -13,7 +13,12 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kChooseThreads = 128;
-constexpr int kChooseWarps = kChooseThreads / 32;
+constexpr int kLongThreads = 1024;     // of few lists of many blocks
+constexpr int32_t kLongBlocks = 1024;  // from which on
+constexpr int64_t kFewLists = 1024;    // up to which
+constexpr int kMostWarps = kLongThreads / 32;
+constexpr int kAtOnce = 4;                  // values that a thread reads at once
+constexpr int kMembers = 8;                 // heads whose shares are summed at once
 constexpr uint32_t kForced = ~0u;           // above the key of every score
 constexpr float kWholeWeight = 1ull << 40;  // of all shares together
 
@@ -40,14 +45,19 @@ struct Reached {
 
 /// Shared memory of a thread block.
 struct ChooseStorage {
-  float warps[kChooseWarps];
-  Weight weights[kChooseWarps];
-  int32_t counts[kChooseWarps];
-  uint32_t least[kChooseWarps], below[kChooseWarps];
-  int32_t listed[2][kChooseWarps];
+  float warps[kMostWarps];
+  Weight weights[kMostWarps];
+  int32_t counts[kMostWarps];
+  uint32_t least[kMostWarps], below[kMostWarps];
+  int32_t listed[2][kMostWarps];
+  float2 member_warps[kMembers][kMostWarps];
+  float2 members[kMembers];  // greatest score, sum of exp(score - greatest); or 0, sum of shares
+  SelectStorage select;
   HullStorage hull;
   int32_t last;
 };
+
+__device__ __forceinline__ int num_warps() { return static_cast<int>(blockDim.x / 32); }
 
 /// What the rule says about the key blocks of one query block.
 struct BlockRule {
@@ -66,7 +76,7 @@ __device__ float reduce(float x, ChooseStorage& storage, const Combine& combine)
   if (threadIdx.x % 32 == 0) storage.warps[threadIdx.x / 32] = x;
   __syncthreads();
   x = storage.warps[0];
-  for (int warp = 1; warp < kChooseWarps; ++warp) x = combine(x, storage.warps[warp]);
+  for (int warp = 1; warp < num_warps(); ++warp) x = combine(x, storage.warps[warp]);
   return x;
 }
 
@@ -95,7 +105,7 @@ __device__ Estimates make_estimates(const float* values, bool scores, Interval v
   Estimates estimates = {values, scores};
   if (!scores) return estimates;
   float highest = -INFINITY;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
+  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
     highest = fmaxf(highest, values[j]);
   }
   estimates.highest = reduce(highest, storage, [](float a, float b) { return fmaxf(a, b); });
@@ -105,27 +115,97 @@ __device__ Estimates make_estimates(const float* values, bool scores, Interval v
 /// The sum of the shares; those that are no numbers stand apart.
 __device__ float total_share(const Estimates& estimates, Interval visible, ChooseStorage& storage) {
   float sum = 0.0f;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
+  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
     float share = estimates.share(j);
     sum += isnan(share) ? 0.0f : share;
   }
   return reduce(sum, storage, [](float a, float b) { return a + b; });
 }
 
+/// What a thread, then a warp, then a thread block has added up of a row's shares.
+struct ShareSum {
+  float m = -INFINITY, l = 0.0f;
+
+  __device__ void add(float value, bool scores) {
+    if (isnan(value) || value == -INFINITY) return;
+    if (!scores) {
+      m = 0.0f;
+      l += value;
+    } else if (value > m) {
+      l = l * expf(m - value) + 1.0f;
+      m = value;
+    } else {
+      l += expf(value - m);
+    }
+  }
+  /// The sum over the lanes of a warp; lane 0 has it.
+  __device__ void join_lanes() {
+    for (int step = 16; step > 0; step /= 2) {
+      const float other_m = __shfl_down_sync(~0u, m, step);
+      const float other_l = __shfl_down_sync(~0u, l, step);
+      const float top = fmaxf(m, other_m);
+      if (top == -INFINITY) continue;
+      l = l * expf(m - top) + other_l * expf(other_m - top);
+      m = top;
+    }
+  }
+};
+
 /// Writes the greatest of the heads' normalised shares over the first head's row.
 __device__ void join_heads(const SelectParams& params, int64_t batch, int64_t head,
                            int32_t query_block, bool scores, Interval visible, float* rows,
                            ChooseStorage& storage) {
   const int64_t stride = int64_t{params.num_q} * params.num_kv;
-  for (int32_t member = 0; member < params.group(); ++member) {
-    const Interval own = find_visible(params, batch, head + member, 1, query_block, storage);
-    const Estimates estimates = make_estimates(rows + member * stride, scores, own, storage);
-    const float total = total_share(estimates, own, storage);
-    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kChooseThreads) {
-      float share = own.contains(j) ? estimates.share(j) : 0.0f;
-      share = total > 0.0f ? share / total : share;
-      float best = member == 0 ? 0.0f : rows[j];
-      rows[j] = isnan(best) || isnan(share) ? NAN : fmaxf(best, share);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int32_t first = 0; first < params.group(); first += kMembers) {
+    const int32_t members = imin(kMembers, params.group() - first);
+    Interval own[kMembers];
+#pragma unroll
+    for (int member = 0; member < kMembers; ++member) {
+      if (member >= members) continue;
+      own[member] = visible;
+      if (params.bounds.data != nullptr) {
+        own[member] = find_visible(params, batch, head + first + member, 1, query_block, storage);
+      }
+      const float* row = rows + (first + member) * stride;
+      ShareSum sum;
+      for (int32_t j = own[member].begin + threadIdx.x; j < own[member].end;
+           j += kAtOnce * blockDim.x) {
+        float some[kAtOnce];  // read before any is used: their latencies overlap
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int32_t at = j + i * static_cast<int32_t>(blockDim.x);
+          some[i] = at < own[member].end ? row[at] : -INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) sum.add(some[i], scores);
+      }
+      sum.join_lanes();
+      if (lane == 0) storage.member_warps[member][warp] = {sum.m, sum.l};
+    }
+    __syncthreads();
+    for (int32_t member = warp; member < members; member += num_warps()) {
+      ShareSum sum;
+      if (lane < num_warps()) {
+        sum = {storage.member_warps[member][lane].x, storage.member_warps[member][lane].y};
+      }
+      sum.join_lanes();
+      if (lane == 0) storage.members[member] = {sum.m, sum.l};
+    }
+    __syncthreads();
+    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
+      float best = first == 0 ? 0.0f : rows[j];
+#pragma unroll
+      for (int member = 0; member < kMembers; ++member) {
+        if (member >= members) continue;
+        if (!own[member].contains(j)) continue;
+        const float2 sum = storage.members[member];
+        float share = rows[(first + member) * stride + j];
+        if (scores) share = share == -INFINITY ? 0.0f : expf(share - sum.x);
+        if (sum.y > 0.0f) share /= sum.y;
+        best = isnan(best) || isnan(share) ? NAN : fmaxf(best, share);
+      }
+      rows[j] = best;
     }
     __syncthreads();
   }
@@ -136,7 +216,7 @@ __device__ void join_heads(const SelectParams& params, int64_t batch, int64_t he
 struct Candidates {
   BlockRule rule;
   Estimates estimates;
-  float unit;      // weight of a share of 1
+  float unit;      // weight of a share of 1; 0 where none counts
   uint32_t* keys;  // of the visible blocks, in shared memory; null where it has no room
   Weight* weights;
 
@@ -145,12 +225,13 @@ struct Candidates {
     return rule.forced(j) || isnan(value) ? kForced : ordered_key(value);
   }
   __device__ Weight make_weight(int32_t j) const {
+    if (unit == 0.0f) return 0;
     const float share = estimates.share(j);
     return isnan(share) ? 0 : __float2ull_rn(share * unit);
   }
   __device__ void fill() const {
     if (keys == nullptr) return;
-    for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += kChooseThreads) {
+    for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += blockDim.x) {
       keys[j - rule.visible.begin] = make_key(j);
       weights[j - rule.visible.begin] = make_weight(j);
     }
@@ -169,7 +250,7 @@ template <typename Take>
 __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStorage& storage) {
   Reached all;
   for (int32_t j = blocks.rule.visible.begin + threadIdx.x; j < blocks.rule.visible.end;
-       j += kChooseThreads) {
+       j += blockDim.x) {
     const uint32_t key = blocks.key(j);
     if (take(key)) {
       all.add({blocks.weight(j), 1, key, 0});
@@ -188,14 +269,15 @@ __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStora
   }
   __syncthreads();
   all = {};
-  for (int warp = 0; warp < kChooseWarps; ++warp) {
+  for (int warp = 0; warp < num_warps(); ++warp) {
     all.add(
         {storage.weights[warp], storage.counts[warp], storage.least[warp], storage.below[warp]});
   }
   return all;
 }
 
-/// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`.
+/// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`,
+/// by bisection.
 __device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wanted,
                             ChooseStorage& storage) {
   constexpr Threshold kAll = {0, 0};
@@ -242,6 +324,18 @@ __device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wante
   return {key, storage.last};
 }
 
+/// The same by their number alone, in four passes.
+__device__ Threshold choose(const Candidates& blocks, int32_t most, ChooseStorage& storage) {
+  if (most <= 0) return {kForced - 1, -1};
+  const Interval visible = blocks.rule.visible;
+  auto key = [&](int32_t i) -> uint32_t {
+    const uint32_t own = blocks.key(visible.begin + i);
+    return own == kForced ? 0 : own;
+  };
+  const Threshold threshold = find_threshold(key, visible.size(), most, storage.select);
+  return {threshold.key, threshold.last < 0 ? -1 : visible.begin + threshold.last};
+}
+
 /// Writes the kept blocks ascending, zeros past them, and their number.
 __device__ void write_kept(const SelectParams& params, const Candidates& blocks,
                            const Threshold& threshold, int64_t row, ChooseStorage& storage) {
@@ -250,27 +344,28 @@ __device__ void write_kept(const SelectParams& params, const Candidates& blocks,
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int32_t count = 0;
   int turn = 0;
-  for (int32_t begin = visible.begin; begin < visible.end; begin += kChooseThreads, turn ^= 1) {
+  for (int32_t begin = visible.begin; begin < visible.end; begin += blockDim.x, turn ^= 1) {
     const int32_t j = begin + threadIdx.x;
     const bool kept = j < visible.end && threshold.keeps(blocks.key(j), j);
     const uint32_t lanes = __ballot_sync(~0u, kept);
     if (lane == 0) storage.listed[turn][warp] = __popc(lanes);
     __syncthreads();
     int32_t at = count + __popc(lanes & ((1u << lane) - 1));
-    for (int other = 0; other < kChooseWarps; ++other) {
+    for (int other = 0; other < num_warps(); ++other) {
       const int32_t listed = storage.listed[turn][other];
       if (other < warp) at += listed;
       count += listed;
     }
     if (kept) indices[at] = j;
   }
-  for (int32_t at = count + threadIdx.x; at < params.num_kv; at += kChooseThreads) indices[at] = 0;
+  for (int32_t at = count + threadIdx.x; at < params.num_kv; at += blockDim.x) indices[at] = 0;
   if (threadIdx.x == 0) params.counts[row] = count;
 }
 
 /// `scores` tells whether the values are scores, whose softmax the shares are; `cached` whether
 /// shared memory has room for a key and a weight of each key block.
-__global__ void __launch_bounds__(kChooseThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     choose_blocks(const SelectParams params, float* values, bool scores, bool cached) {
   extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
@@ -290,21 +385,24 @@ __global__ void __launch_bounds__(kChooseThreads)
     scores = false;
   }
   const bool by_mass = params.mass > 0 && params.mass < 1;
-  const Estimates estimates = make_estimates(values, scores, visible, storage);
+  Estimates estimates = {values, scores};
+  if (by_mass) estimates = make_estimates(values, scores, visible, storage);
   const float total = by_mass ? total_share(estimates, visible, storage) : 0.0f;
   const Candidates blocks = {rule, estimates, total > 0.0f ? kWholeWeight / total : 0.0f,
                              cached ? reinterpret_cast<uint32_t*>(cache + params.num_kv) : nullptr,
                              cache};
   blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
-  Weight wanted = ~Weight{0};
+  Weight wanted = 0;
   if (by_mass) {
     const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
     const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all.weight)));
     wanted = forced.weight < target ? target - forced.weight : 0;
   }
   const int32_t most = params.budget(visible.size()) - forced.count;
-  write_kept(params, blocks, choose(blocks, most, wanted, storage), row, storage);
+  const Threshold threshold =
+      by_mass ? choose(blocks, most, wanted, storage) : choose(blocks, most, storage);
+  write_kept(params, blocks, threshold, row, storage);
 }
 
 }  // namespace
@@ -320,11 +418,12 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const int64_t bytes = params.num_kv * int64_t{sizeof(Weight) + sizeof(uint32_t)};
   const bool cached = bytes + static_cast<int64_t>(sizeof(ChooseStorage)) <= room;
   const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
-  error =
-      cudaFuncSetAttribute(choose_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
+  const bool wide = params.num_kv >= kLongBlocks && rows <= kFewLists;
+  const auto kernel = wide ? choose_blocks<kLongThreads> : choose_blocks<kChooseThreads>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
-  choose_blocks<<<static_cast<uint32_t>(rows), kChooseThreads, cache_bytes,
-                  to_stream(params.stream)>>>(params, workspace.scores, scores, cached);
+  kernel<<<static_cast<uint32_t>(rows), wide ? kLongThreads : kChooseThreads, cache_bytes,
+           to_stream(params.stream)>>>(params, workspace.scores, scores, cached);
   return launched();
 }
 
