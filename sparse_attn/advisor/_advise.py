@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..policy import Policy
 from ..quality._model import Judge, PolicyQuality, as_inputs, call_model, evaluating
 from ._advice import Advice, Tried
 from ._candidates import named
+from ._clock import Clock
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search
@@ -147,9 +148,10 @@ class _Run:
         memory: Memory,
     ) -> None:
         self.model, self.calls, self.other = model, calls, other
-        self.found, self.keep, self.minutes = found, keep, minutes
-        self.began = time.monotonic()
+        self.found, self.keep = found, keep
         self.memory = memory
+        layers = len(calls) * self._layers()
+        self.clock = Clock(minutes, layers, self._layers() + len(found) + STEPS)
         self.local = Local(found)
         self.judge = Judge(OWNER, model, calls, hold=self._holds())
 
@@ -159,22 +161,17 @@ class _Run:
         width = getattr(config, "vocab_size", 1)
         return 4 * width * sum(_size(call) for call in self.calls) < _HELD_BYTES
 
-    def out_of_time(self, share: float) -> Callable[[], bool]:
-        """Return what says whether this share of the minutes is over."""
-        if self.minutes is None:
-            return lambda: False
-        end = self.began + 60 * float(self.minutes) * share
-        return lambda: time.monotonic() > end
-
     def advice(self, lengths: list[int], progress: bool) -> Advice:
         """Search and validate."""
-        steps = len(self.calls) * self._evaluations()
+        steps = self.clock.layers + len(self.calls) * self.clock.evaluations
         with Progress(steps, progress) as bar:
-            self.step = bar.step
+            self.bar = bar
+            self.step("dense attention", 0)
+            self.clock.time_forward(lambda: self.judge.rows({"dense": None}, counted=False))
             if self.memory.recall(self.local):
-                bar.step("local errors", len(self.calls) * self._layers())
+                self._measured("local errors", self.clock.layers)
             else:
-                self.local.step = bar.step
+                self.local.step = self._measured
                 with bound(OWNER, self.model, Full()), watching(self.local):
                     for call in self.calls:
                         call_model(self.model, call)
@@ -182,15 +179,20 @@ class _Run:
                 self.memory.keep(self.local)
             search = Search(self.local, self._judge)
             self._search(search)
-            best = search.find(self._with_margin(), STEPS, self.out_of_time(SEARCHED))
+            late = self.clock.out_of_time(SEARCHED)
+            best = search.find(self._with_margin(), STEPS, late)
             chosen, rows = self._validated(search, best)
-            bar.step("times", 0)
+            self.step("times", 0)
             times = {n: self._times(chosen.choice, n) for n in lengths}
         return self._made(search, chosen, rows, times)
 
-    def _evaluations(self) -> int:
-        """Count steps over the inputs: local errors, layers alone, candidates, search."""
-        return 2 * self._layers() + len(self.found) + STEPS
+    def step(self, name: str, steps: int = 1) -> None:
+        """Show how far the search is, and how long it still takes."""
+        self.bar.step(name, steps, self.clock.left())
+
+    def _measured(self, name: str, layers: int = 1) -> None:
+        self.clock.measured(layers)
+        self.step(name, layers)
 
     def _layers(self) -> int:
         """Return the model's layers where its configuration says, for the progress bar alone."""
@@ -201,8 +203,9 @@ class _Run:
         single = [name for name in self.found if name != "dense"]
         mean = {name: self.local.pairs(dict.fromkeys(self.local.figures, name)) for name in single}
         probe = min(single, key=lambda name: (abs(mean[name] - 0.25), name))
-        search.weigh(probe, self.out_of_time(WEIGHED))
-        late = self.out_of_time(SINGLE)
+        if self.clock.has_time_for(self._layers(), WEIGHED):  # in part it says nothing
+            search.weigh(probe, self.clock.out_of_time(WEIGHED))
+        late = self.clock.out_of_time(SINGLE)
         search.try_choice("dense", dict.fromkeys(self.local.figures, "dense"))
         for name in sorted(single, key=lambda name: (-mean[name], name)):
             if len(search.sparse()) and late():
@@ -218,6 +221,7 @@ class _Run:
             (row,) = self.judge.rows({name: policy}, counted=False)
             figures = _kept(row), row.rel_l1 if row.kl is None else row.kl
             self.memory.add(choice, figures)
+        self.clock.evaluated()
         self.step(name, len(self.calls))
         return figures
 
@@ -283,7 +287,7 @@ class _Run:
             skipped=tuple(sorted(self.local.skipped)),
             model=type(self.model).__name__,
             length=length_of(OWNER, self.calls[0]),
-            seconds=time.monotonic() - self.began,
+            seconds=time.monotonic() - self.clock.began,
         )
 
     def _predicts_tokens(self) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ..quality._model import as_inputs, call_model, evaluating
 from ._candidates import named
+from ._crossover import crossover
 from ._times import RUNS, checked_lengths, length_of, resized, seconds_of, stopwatch
 
 __all__ = ["Profile", "profile"]
@@ -69,10 +71,15 @@ class Profile:
     rows : tuple of AtLength
     model : str
         The model's class.
+    pays_from : dict of str to int or None
+        By pattern: the least length from which on it is faster than dense attention on this device,
+        with the model's heads; None where it is not at any length that was tried. Measured once on
+        random tensors and kept in a file; patterns that depend on the data are left out.
     """
 
     rows: tuple[AtLength, ...]
     model: str
+    pays_from: dict[str, int | None] = field(default_factory=dict)
 
     def crossover(self, name: str) -> int | None:
         """Return the least measured length from which on a pattern is faster than dense."""
@@ -111,6 +118,9 @@ class Profile:
                 lines.append(f"{name}: not faster than dense at the longest of these lengths.")
             else:
                 lines.append(f"{name}: faster than dense from {length} positions on.")
+        for name, length in self.pays_from.items():
+            found = "at no length that was tried" if length is None else f"from {length} keys on"
+            lines.append(f"{name} alone, causal, on this device: faster than dense {found}.")
         if longest.peak_bytes is not None:
             lines.append(f"Peak memory of that forward: {longest.peak_bytes / 2**20:.0f} MiB.")
         return "\n".join(lines)
@@ -126,6 +136,7 @@ class _Layers:
         self.found = found
         self.layers: dict[int, float] = {}
         self.patterns = dict.fromkeys((name for name in found if name != "dense"), 0.0)
+        self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __call__(
         self,
@@ -137,6 +148,7 @@ class _Layers:
         common: dict[str, Any],
     ) -> None:
         """Time a layer's call; layers with a pattern of their own keep it."""
+        self.seen = query[:, :, :1], key[:, :, :1]
         for name, candidate in self.found.items():
             judged = candidate if pattern == Full() else pattern
             sparse_attention(query, key, value, judged, **common)
@@ -207,11 +219,25 @@ def profile(
     if patterns is None:
         found = _usual(found)
     rows = []
+    layers = _Layers(found)
     with torch.no_grad(), evaluating(model), Progress(3 * len(lengths), progress) as bar:
         for length in lengths:
             bar.step(f"{length} positions", 0)
-            rows.append(_at(model, resized(call, length), length, found, bar))
-    return Profile(tuple(rows), type(model).__name__)
+            layers = _Layers(found)
+            rows.append(_at(model, resized(call, length), length, layers, bar))
+        bar.step("crossovers", 0)
+        pays_from = _pays_from(layers)
+    return Profile(tuple(rows), type(model).__name__, pays_from)
+
+
+def _pays_from(layers: _Layers) -> dict[str, int | None]:
+    """Return crossovers with the heads of the layer that was seen last."""
+    found = {}
+    for name, pattern in layers.found.items():
+        if pattern != Full() and layers.seen is not None:
+            with suppress(NotImplementedError):
+                found[name] = crossover(pattern, *layers.seen)
+    return found
 
 
 def _usual(found: dict[str, Pattern]) -> dict[str, Pattern]:
@@ -221,7 +247,7 @@ def _usual(found: dict[str, Pattern]) -> dict[str, Pattern]:
 
 
 def _at(
-    model: nn.Module, call: dict[str, Any], length: int, found: dict[str, Pattern], bar: Progress
+    model: nn.Module, call: dict[str, Any], length: int, layers: _Layers, bar: Progress
 ) -> AtLength:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     whole = seconds_of(OWNER, model, call, Full())
@@ -229,7 +255,7 @@ def _at(
     with replacing(_copy):
         without = seconds_of(OWNER, model, call, Full())
     bar.step(f"{length} positions")
-    layers, peak = _Layers(found), None
+    peak = None
     with bound(OWNER, model, Full()):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

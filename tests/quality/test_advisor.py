@@ -141,7 +141,7 @@ def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
     assert resumed.policy == whole.policy and resumed.tried == whole.tried
     judged.clear()
     assert advise(llama, ids, resume=file).policy == whole.policy
-    assert len(judged) <= 3  # the validation alone
+    assert len(judged) <= 4  # dense attention, and the validation
     other = advise(llama, ids.flip(1), resume=file)
     assert other.tried == advise(llama, ids.flip(1)).tried
 
@@ -273,3 +273,54 @@ def test_profile_says_when_it_is_not_worth_it():
     large = sa.Profile(rows, "Model")
     assert large.crossover("band") == 128
     assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)
+
+
+def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
+    from sparse_attn.advisor import _crossover
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(_crossover, "LAST", {"cpu": 1024})
+    lengths = []
+
+    def seconds(tensors, pattern):
+        lengths.append(tensors[0].shape[2])
+        slow = pattern == sa.Band(20) or (pattern == sa.Band(9) and lengths[-1] < 256)
+        return 1.0 if pattern == sa.Full() else 2.0 if slow else 0.5
+
+    monkeypatch.setattr(_crossover, "_seconds", seconds)
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 1, 16)
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    assert lengths == [128, 128, 256, 256, 512, 512]
+    assert _crossover.crossover(sa.Band(20), query, key) is None
+    measured = len(lengths)
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    assert _crossover.crossover(sa.Band(20), query, key) is None
+    assert len(lengths) == measured
+    _crossover.crossover(sa.Band(9), query, query)  # other heads
+    _crossover.cache_file().write_text("{")
+    assert len(lengths) > measured
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", "/proc/nowhere")
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    with pytest.raises(NotImplementedError, match="not served: BlockTopK without its data"):
+        _crossover.crossover(sa.BlockTopK(), query, key)
+
+
+def test_the_time_left_counts_forwards(monkeypatch):
+    from sparse_attn.advisor import _clock
+
+    now = [100.0]
+    monkeypatch.setattr(_clock.time, "monotonic", lambda: now[0])
+    clock = _clock.Clock(None, layers=4, evaluations=10)
+    clock.time_forward(lambda: now.append(now.pop() + 2))
+    now[0] += 3
+    clock.measured(1)  # a layer takes 3 seconds, a forward 2
+    assert clock.left() == 3 * 3 + 10 * 2 + 11 * 2
+    clock.evaluated()
+    assert clock.left() == 9 * 2 + 11 * 2
+    hurried = _clock.Clock(1.0, layers=4, evaluations=100)
+    hurried.time_forward(lambda: now.append(now.pop() + 2))
+    assert hurried.left() == 58 - 11 * 2 + 11 * 2  # the minute, less what has gone
+    assert hurried.has_time_for(9, 0.5) is (2 + 18 < 19) and hurried.has_time_for(8, 0.5)
+    now[0] += 40
+    assert hurried.out_of_time(1.0)() and hurried.left() == 22

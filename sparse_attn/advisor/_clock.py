@@ -1,0 +1,77 @@
+"""The time of a search: what is left of it, and when a stage has to stop.
+
+A forward of the model is timed first, so that the estimate counts forwards and not steps, and time
+for the validation and for the model's times is kept free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Clock"]
+
+#: Forwards after the search: dense and two choices on other text, four each for the times of two.
+AFTER = 11
+
+
+class Clock:
+    """Counts what a search has done and has to do.
+
+    Parameters
+    ----------
+    minutes : float, optional
+        How long the search may take, about.
+    layers : int
+        Layers whose local errors are measured, over all inputs.
+    evaluations : int
+        Choices that the search judges at most.
+    """
+
+    def __init__(self, minutes: float | None, layers: int, evaluations: int) -> None:
+        self.began = time.monotonic()
+        self.minutes = minutes
+        self.layers, self.evaluations = layers, evaluations
+        self.forward = 0.0  # seconds of a judged choice
+        self._measured, self._measuring = 0, self.began
+
+    def time_forward(self, run: Callable[[], object]) -> None:
+        """Run the model once, and take its time."""
+        began = time.monotonic()
+        run()
+        self._measuring = time.monotonic()
+        self.forward = self._measuring - began
+
+    def measured(self, layers: int) -> None:
+        """Note that the local errors of this many layers are known."""
+        self._measured += layers
+
+    def evaluated(self) -> None:
+        """Note that a choice was judged."""
+        self._measured = self.layers
+        self.evaluations = max(0, self.evaluations - 1)
+
+    def left(self) -> float:
+        """Return the seconds that the search and what follows it still take, as far as known."""
+        now = time.monotonic()
+        unmeasured = max(0, self.layers - self._measured)
+        each = (now - self._measuring) / self._measured if self._measured else self.forward
+        searching = unmeasured * each + self.evaluations * self.forward
+        if self.minutes is not None:
+            searching = min(searching, max(0.0, self._end(1.0) - now))
+        return searching + AFTER * self.forward
+
+    def out_of_time(self, share: float) -> Callable[[], bool]:
+        """Return what says whether this share of the minutes is over."""
+        return lambda: not self.has_time_for(0, share)
+
+    def has_time_for(self, forwards: int, share: float) -> bool:
+        """Whether so many forwards end before this share of the minutes is over."""
+        if self.minutes is None:
+            return True
+        return time.monotonic() + forwards * self.forward < self._end(share)
+
+    def _end(self, share: float) -> float:
+        """Return when this share of the time for searching is over."""
+        assert self.minutes is not None
+        return self.began + (60 * self.minutes - AFTER * self.forward) * share
