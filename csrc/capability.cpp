@@ -33,8 +33,8 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi,
-                                      F::kGlobalIndices, F::kPartialBlocks))},
+     kContiguous.without(
+         Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi, F::kGlobalIndices))},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},

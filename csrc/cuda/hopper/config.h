@@ -103,8 +103,9 @@ struct Work {
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
-/// the mask writer writes, and in half tiles the consumers.
-enum class TileMask : int32_t { kNone, kSliding, kWritten };
+/// the mask writer writes, and in half tiles the consumers; of a list's tile with partial blocks
+/// the words have their bits too.
+enum class TileMask : int32_t { kNone, kSliding, kWritten, kPartial };
 
 /// What follows a key tile in its query tile.
 enum class Follows : int32_t { kNothing, kWhole, kMasked };
@@ -138,7 +139,8 @@ struct SharedStorage {
   Work work[kWorkSlots];
   Interval there[kWorkSlots];  // keys that exist for some row of the query tile
   StepInfo info[kInfoSlots];
-  int32_t boxes[kInfoSlots][C::kMostBoxes];  // first keys of a list tile whose mask does not slide
+  // Boxes of a list tile whose mask is written: first keys, or runs where blocks are partial.
+  int32_t boxes[kInfoSlots][C::kMostBoxes];
 
   uint64_t query_full[C::kQueryBuffers][C::kConsumers],
       query_empty[C::kQueryBuffers][C::kConsumers];

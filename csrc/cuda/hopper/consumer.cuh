@@ -211,6 +211,7 @@ class Consumer {
     }
     if (C::kHalf) {
       find_mask(row);
+      if (info_.mask == TileMask::kPartial) keep_partial(row);
       return;
     }
     ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
@@ -235,11 +236,38 @@ class Consumer {
         const Interval keys = make_row(params.pattern, work.slice, row, bounds).keys;
 #pragma unroll 1
         for (int32_t box = 0; box < args_.boxes; ++box) {
-          const Interval own = intersect(keys, {boxes[box], boxes[box] + args_.box_rows});
-          word |= columns_in(own, boxes[box] - box * args_.box_rows + 2 * (lane_ % 4));
+          int32_t first = boxes[box];
+          if (info_.mask == TileMask::kPartial) {
+            if (first < 0) break;
+            first = work.runs.keys(first).begin;
+          }
+          const Interval own = intersect(keys, {first, first + args_.box_rows});
+          word |= columns_in(own, first - box * args_.box_rows + 2 * (lane_ % 4));
         }
       }
       (r == 0 ? visible_[0] : visible_[1]) = word;
+    }
+  }
+
+  /// Takes from the words what the bits of partial blocks leave out.
+  __device__ __forceinline__ void keep_partial(int32_t first) {
+    const BlockList& list = args_.params.pattern.list;
+    const Work& work = smem_.work[work_.index];
+    const int32_t* boxes = smem_.boxes[(steps_ - 1) % SharedStorage<C>::kInfoSlots];
+    const int32_t row = (work.first_row + first) % list.block_q;
+    const int32_t in_word = args_.box_rows / 4;  // columns of a box
+#pragma unroll 1
+    for (int32_t box = 0; box < args_.boxes && boxes[box] >= 0; ++box) {
+      const BlockBits bits = list.bits_at(list.bits_row(work.runs, boxes[box]));
+      if (!bits.present()) continue;
+      const int32_t key = work.runs.keys(boxes[box]).begin % list.block_kv;
+      const uint32_t hidden = low_bits(in_word) << (box * in_word);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t* words = bits.row(row + 8 * r) + key / 32;
+        const uint32_t seen = thread_bits(words, key % 32, args_.box_rows, lane_ % 4);
+        visible_[r] &= ~hidden | seen << (box * in_word);
+      }
     }
   }
 

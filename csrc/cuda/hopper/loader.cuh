@@ -66,7 +66,7 @@ class Loader {
     const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step,
                         work.head / args_.group, work.batch};
     if (kKeys && kQueryFirst) load_query(work);
-    TileSource<C> source(args_, work);
+    TileSource<C, kKeys> source(args_, work);
     Step step = source.first();
     bool masked = kKeys && source.needs_mask(step);
     bool first = true;
@@ -98,10 +98,11 @@ class Loader {
   __device__ __forceinline__ void describe(const Step& step, const StepMask& mask,
                                            Follows follows) {
     const uint32_t slot = steps_++ % SharedStorage<C>::kInfoSlots;
-    if (C::kHalf && mask.kind == TileMask::kWritten) {
+    if (C::kHalf && mask.kind >= TileMask::kWritten) {
       for (int32_t box = 0; box < boxes_; ++box) {
-        const int32_t key = __shfl_sync(~0u, step.key, box);
-        if (lane_ == 0) smem_.boxes[slot][box] = key;
+        const bool by_run = mask.kind == TileMask::kPartial;
+        const int32_t of_box = __shfl_sync(~0u, by_run ? step.run : step.key, box);
+        if (lane_ == 0) smem_.boxes[slot][box] = of_box;
       }
     }
     StepInfo& info = smem_.info[slot];

@@ -38,6 +38,38 @@ SPARSE_ATTN_HD RowMask row_columns(Interval x, int32_t first) {
   return mask;
 }
 
+/// Brings bits of 32 keys into the order of threads: byte t holds those of the columns 2t and 2t +
+/// 1 of every 8. Pairs of bits are transposed as a matrix of 4 x 4, by two exchanges.
+SPARSE_ATTN_HD uint32_t by_thread(uint32_t keys) {
+  uint32_t change = (keys ^ keys >> 6) & 0x00cc00ccu;
+  keys ^= change ^ change << 6;
+  change = (keys ^ keys >> 12) & 0x0000f0f0u;
+  return keys ^ change ^ change << 12;
+}
+
+/// Which columns of a box of `rows` keys a row of a partial block sees, for thread t: bits of
+/// `words` from `shift` on, which is 0 unless the box is of 16 keys. Bits past the box may be set.
+SPARSE_ATTN_HD uint32_t thread_bits(const uint32_t* words, int32_t shift, int32_t rows, int32_t t) {
+  uint32_t bits = 0;
+  for (int32_t w = 0; w < 4; ++w) {
+    if (w * 32 >= rows) break;
+    bits |= (by_thread(words[w] >> shift) >> 8 * t & 0xff) << 8 * w;
+  }
+  return bits;
+}
+
+/// The same for all four threads: keeps those of a row's columns.
+SPARSE_ATTN_HD void keep_bits(const uint32_t* words, int32_t shift, int32_t rows,
+                              RowMask* columns) {
+  RowMask bits = {};
+  for (int32_t w = 0; w < 4; ++w) {
+    if (w * 32 >= rows) break;
+    const uint32_t keys = by_thread(words[w] >> shift);
+    for (int i = 0; i < RowMask::kWords; ++i) bits.word[i] |= (keys >> 8 * i & 0xff) << 8 * w;
+  }
+  for (int i = 0; i < RowMask::kWords; ++i) columns->word[i] &= bits.word[i];
+}
+
 /// Takes from `word`, of lead elements from `first` on, those that a main tile has.
 SPARSE_ATTN_HD uint32_t without_class(const Pattern& pattern, const Slice& slice, uint32_t word,
                                       Interval counted, int32_t first) {

@@ -30,30 +30,51 @@ class MaskWriter {
   }
 
  private:
+  /// The bits of a list's box: words of the query tile's first row from `shift` on; null for none.
+  struct BoxBits {
+    const uint32_t* words = nullptr;
+    int32_t shift = 0;
+  };
+
+  /// Those of this lane's box.
+  __device__ __forceinline__ BoxBits bits_of(const Work& work, const Step& step) const {
+    const BlockList& list = args_.params.pattern.list;
+    if (step.run < 0) return {};
+    const BlockBits bits = list.bits_at(list.bits_row(work.runs, step.run));
+    if (!bits.present()) return {};
+    const int32_t key = step.key % list.block_kv;
+    return {bits.row(work.first_row % list.block_q) + key / 32, key % 32};
+  }
+
   __device__ __forceinline__ void write_masks(const Work& work) {
-    TileSource<C> source(args_, work);
+    TileSource<C, true> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
-      if (!source.needs_mask(step) || source.mask(step).kind != TileMask::kWritten) continue;
+      if (!source.needs_mask(step)) continue;
+      const TileMask kind = source.mask(step).kind;
+      if (kind != TileMask::kWritten && kind != TileMask::kPartial) continue;
+      const BoxBits bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxBits{};
       ptx::mbarrier_wait(ptx::smem_address(smem_.mask_empty), mask_.parity);
 #pragma unroll 1
       for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {
-        smem_.mask[row] = mask_of(work, step, work.first_row + row);
+        smem_.mask[row] = mask_of(work, step, bits, row);
       }
       ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_full));  // a lane vouches for its rows
       mask_.advance();
     }
   }
 
-  /// What row r of the slice sees of the tile. Short code that is run again beats long code that is
-  /// fetched: nothing is kept from tile to tile.
-  __device__ __forceinline__ RowMask mask_of(const Work& work, const Step& step, int32_t r) const {
+  /// What a row of the query tile sees of the key tile. Short code that is run again beats long
+  /// code that is fetched: nothing is kept from tile to tile.
+  __device__ __forceinline__ RowMask mask_of(const Work& work, const Step& step,
+                                             const BoxBits& bits, int32_t row_idx) const {
     const AttentionParams& params = args_.params;
+    const int32_t r = work.first_row + row_idx;
     const bool exists = r < work.slice.rows.length;
     const int32_t i = exists ? work.slice.rows.at(r) : 0;
     Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
     Row row = make_row(params.pattern, work.slice, r, bounds);
     if (!exists) row = {};
-    return step.lead ? lead_mask(work, row, step.key) : main_mask(work, row, step.key);
+    return step.lead ? lead_mask(work, row, step.key) : main_mask(row, step, bits, row_idx);
   }
 
   __device__ __forceinline__ RowMask lead_mask(const Work& work, const Row& row,
@@ -78,21 +99,34 @@ class MaskWriter {
 
   /// A tile of the main view, made of one box or, in a list, of several; lane i holds the key of
   /// box i.
-  __device__ __forceinline__ RowMask main_mask(const Work& work, const Row& row,
-                                               int32_t key) const {
+  __device__ __forceinline__ RowMask main_mask(const Row& row, const Step& step,
+                                               const BoxBits& bits, int32_t row_idx) const {
     const Seen seen = seen_main(args_.params.pattern, row);
-    const int32_t bits = args_.box_rows / 4;  // of a box in a word
-    const uint32_t whole_box = low_bits(bits);
+    const int32_t in_word = args_.box_rows / 4;  // columns of a box
+    const uint32_t whole_box = low_bits(in_word);
     RowMask mask = {};
 #pragma unroll 1
     for (int32_t box = 0; box * args_.box_rows < C::BLOCK_KV; ++box) {
-      const int32_t first = __shfl_sync(~0u, key, box);
+      const int32_t first = __shfl_sync(~0u, step.key, box);
       if (first == kUnlimited) break;
-      const RowMask window = row_columns(seen.second, first);
-      const RowMask lead = row_columns(seen.first, first);
+      RowMask columns = row_columns(seen.second, first);
+      if (C::kLeads) {
+        const RowMask lead = row_columns(seen.first, first);
+#pragma unroll
+        for (int i = 0; i < RowMask::kWords; ++i) columns.word[i] |= lead.word[i];
+      }
+      if (C::kListed && args_.params.pattern.list.has_bits()) {
+        const auto words = reinterpret_cast<const uint32_t*>(
+            __shfl_sync(~0u, reinterpret_cast<uint64_t>(bits.words), box));
+        const int32_t shift = __shfl_sync(~0u, bits.shift, box);
+        const int32_t row_words = ceil_div(args_.params.pattern.list.block_kv, 32);
+        if (words != nullptr) {
+          keep_bits(words + row_idx * row_words, shift, args_.box_rows, &columns);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < RowMask::kWords; ++i) {
-        mask.word[i] |= ((window.word[i] | lead.word[i]) & whole_box) << (box * bits);
+        mask.word[i] |= (columns.word[i] & whole_box) << (box * in_word);
       }
     }
     return mask;

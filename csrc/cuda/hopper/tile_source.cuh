@@ -14,6 +14,7 @@ struct Step {
   bool lead = false;
   int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
   bool masked = false;       // of a list: some box needs a mask, or some columns have none
+  int32_t run = -1;          // of a list's tile with a partial block: this lane's box; -1 for none
 };
 
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
@@ -25,16 +26,20 @@ struct StepMask {
 /// Whether TileSource may name a written mask for one of the tiles.
 template <class C>
 __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Tiles& tiles) {
-  if (C::kListed && args.box_rows < C::BLOCK_KV) return true;
+  if (C::kListed && (args.box_rows < C::BLOCK_KV || args.params.pattern.list.has_bits())) {
+    return true;
+  }
   const Interval main = {tiles.main.begin * C::BLOCK_KV, tiles.main.end * C::BLOCK_KV};
   return !tiles.slides(main) || !tiles.full_lead.holds(tiles.seen_lead);
 }
 
-template <class C>
+/// `kMasks`: for a warp that asks for masks.
+template <class C, bool kMasks>
 class TileSource {
  public:
   __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
-      : tiles_(work.tiles),
+      : list_(args.params.pattern.list),
+        tiles_(work.tiles),
         runs_(work.runs),
         box_rows_(args.box_rows),
         boxes_(args.boxes),
@@ -73,7 +78,7 @@ class TileSource {
 
   /// The mask of a tile that needs one.
   __device__ __forceinline__ StepMask mask(const Step& step) const {
-    if (C::kListed) return listed_mask(step.key);
+    if (C::kListed) return listed_mask(step);
     if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     if (step.lead) {
@@ -88,6 +93,8 @@ class TileSource {
     if (!lead_left_.empty()) return {true, true, --lead_left_.end * C::BLOCK_KV};
     return {};
   }
+
+  __device__ __forceinline__ bool has_bits() const { return kMasks && list_.has_bits(); }
 
   // ---- Lists ------------------------------------------------------------------------------------
 
@@ -105,6 +112,7 @@ class TileSource {
     if (first >= 0 && (candidates_ & neighbours) == neighbours) {
       const int32_t key = __shfl_sync(~0u, candidate_, first + box);
       if (box < boxes_) step.key = key;
+      if ((partial_ & neighbours) != 0 && box < boxes_) step.run = main_left_ + first + box;
       step.masked = (masked_ & neighbours) != 0;
       candidates_ ^= neighbours;
     } else {
@@ -119,13 +127,17 @@ class TileSource {
     const int32_t box = threadIdx.x % kWarp;
     const int32_t boxes = imin(boxes_, __popc(candidates_));
     step.masked = boxes < boxes_;
+    uint32_t partial = 0;
     for (int32_t i = boxes - 1; i >= 0; --i) {
       const int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
       const int32_t key = __shfl_sync(~0u, candidate_, from);
       if (i == box) step.key = key;
+      if (i == box) step.run = main_left_ + from;
       step.masked |= masked_ >> from & 1;
+      partial |= partial_ >> from & 1;
       candidates_ ^= 1u << from;
     }
+    if (partial == 0) step.run = -1;
   }
 
   /// The window of candidates: a lane holds a box of the list, and bits say whether it is visited
@@ -133,20 +145,24 @@ class TileSource {
   __device__ __forceinline__ void read_candidates() {
     int32_t first = imax(main_left_ - kWarp, 0);
     int32_t at = first + threadIdx.x % kWarp;
-    bool visited = false, masked = false;
+    bool visited = false, masked = false, partial = false;
     if (at < main_left_) {
       Interval run = runs_.keys(at);
       candidate_ = run.begin;
       visited = tiles_.visits(run);
-      masked = tiles_.needs_mask(run);
+      partial = has_bits() && visited && list_.bits_row(runs_, at) >= 0;
+      masked = tiles_.needs_mask(run) || partial;
     }
+    if (has_bits()) partial_ = __ballot_sync(~0u, partial);
     candidates_ = __ballot_sync(~0u, visited);
     masked_ = __ballot_sync(~0u, masked);
     main_left_ = first;
   }
 
   /// Boxes that follow each other slide as one; columns behind the last box count for no row.
-  __device__ __forceinline__ StepMask listed_mask(int32_t key) const {
+  __device__ __forceinline__ StepMask listed_mask(const Step& step) const {
+    if (has_bits() && __any_sync(~0u, step.run >= 0)) return {TileMask::kPartial, {}};
+    const int32_t key = step.key;
     const int32_t box = threadIdx.x % kWarp;
     const bool filled = key != kUnlimited;
     const int32_t columns = __popc(__ballot_sync(~0u, filled)) * box_rows_;
@@ -177,6 +193,7 @@ class TileSource {
     return sliding({{-kUnlimited, kUnlimited}, seen}, key);
   }
 
+  const BlockList& list_;
   const Tiles& tiles_;
   const ListedRuns& runs_;
   const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
@@ -185,7 +202,7 @@ class TileSource {
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
   Interval lead_left_, lead_right_;
   int32_t candidate_ = kUnlimited;
-  uint32_t candidates_ = 0, masked_ = 0;
+  uint32_t candidates_ = 0, masked_ = 0, partial_ = 0;
 };
 
 }  // namespace sparse_attn::cuda::hopper
