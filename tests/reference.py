@@ -71,9 +71,9 @@ def with_bits(layout, rows=5):
     """The layout with random bits in most of its blocks, of a few rows that they share."""
     words = -(-layout.block_kv // 32)
     size = (rows, layout.block_q, words)
-    device = layout.indices.device
-    bits = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
-    partial = torch.randint(-1, rows, layout.indices.shape, dtype=torch.int32, device=device)
+    bits = torch.randint(-(2**31), 2**31, size, dtype=torch.int32)
+    partial = torch.randint(-1, rows, layout.indices.shape, dtype=torch.int32)
+    bits, partial = (tensor.to(layout.indices.device) for tensor in (bits, partial))
     sizes = (layout.block_q, layout.block_kv, layout.num_kv_blocks)
     return sa.BlockLayout._trusted(layout.counts, layout.indices, *sizes, partial, bits)
 
