@@ -102,6 +102,11 @@ struct KeySource {
   int32_t table_pages = 0, page_size = 0, num_pages = 0;
 
   SPARSE_ATTN_HD constexpr bool paged() const { return table != nullptr; }
+  /// The page of key j of a sequence, inside the cache whatever the table says.
+  SPARSE_ATTN_HD int32_t page_of(int64_t b, int32_t j) const {
+    const int32_t entry = imax(0, imin(j / page_size, table_pages - 1));
+    return imax(0, imin(table[b * table_stride + entry], num_pages - 1));
+  }
   /// Elements from the start of `tensor` (key or value) to key j of a sequence and key head.
   SPARSE_ATTN_HD int64_t locate(const TensorView& tensor, const Sequence& sequence, int64_t b,
                                 int64_t head, int32_t j) const {
@@ -109,9 +114,8 @@ struct KeySource {
       return b * tensor.stride_b + head * tensor.stride_h +
              (int64_t{sequence.first_key} + j) * tensor.stride_s;
     }
-    const int32_t entry = imax(0, imin(j / page_size, table_pages - 1));
-    const int32_t page = imax(0, imin(table[b * table_stride + entry], num_pages - 1));
-    return page * tensor.stride_b + head * tensor.stride_h + j % page_size * tensor.stride_s;
+    return page_of(b, j) * tensor.stride_b + head * tensor.stride_h +
+           j % page_size * tensor.stride_s;
   }
 };
 

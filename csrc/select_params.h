@@ -35,8 +35,10 @@ struct ScoresView {
 };
 
 struct SelectParams {
-  TensorView query;  // [B, Hq, Sq, D]
-  TensorView key;    // [B, Hkv, Skv, D]
+  TensorView query;                    // [B, Hq, Sq, D]
+  TensorView key;                      // [B, Hkv, Skv, D]; [pages, Hkv, page_size, D]
+  KeySource pages;                     // the table of paged keys, which the sketch alone selects by
+  const int32_t* used_keys = nullptr;  // [B], with pages: keys that exist; null: all
   int32_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
   Dtype dtype = Dtype::kFloat32;
   float scale = 1.0f;
@@ -67,7 +69,12 @@ struct SelectParams {
   void* stream = nullptr;
   int32_t device = 0;
 
+  /// Keys of a batch entry.
+  SPARSE_ATTN_HD int32_t keys(int64_t b) const {
+    return used_keys == nullptr ? seq_kv : imax(0, imin(used_keys[b], seq_kv));
+  }
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
+    if (used_keys != nullptr && query_offsets == nullptr) return keys(b) - seq_q;
     int32_t offset = query_offsets == nullptr ? query_offset : query_offsets[b];
     return imax(-kMaxLength, imin(offset, kMaxLength));
   }
@@ -81,13 +88,13 @@ struct SelectParams {
   SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const { return i + offset(b); }
   /// How many keys may be read: under causal none past the last query.
   SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
-    return causal ? imax(0, imin(seq_kv, seq_q + offset(b))) : seq_kv;
+    return causal ? imax(0, imin(keys(b), seq_q + offset(b))) : keys(b);
   }
   /// The keys that query i may see.
   SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
-    Interval keys = bounds.row(b, head_q, i, seq_kv);
-    if (causal) keys.end = imin(keys.end, position(b, i) + 1);
-    return keys;
+    Interval seen = bounds.row(b, head_q, i, keys(b));
+    if (causal) seen.end = imin(seen.end, position(b, i) + 1);
+    return seen;
   }
   /// From the first to the last key that some of the rows may see.
   SPARSE_ATTN_HD Interval keys_of_rows(int64_t b, int64_t head_q, Interval rows) const {
@@ -109,6 +116,18 @@ struct SelectParams {
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
     }
     return all;
+  }
+  /// Elements from the start of `key` to key j of a batch entry and key head.
+  SPARSE_ATTN_HD int64_t key_at(int64_t b, int64_t head, int32_t j) const {
+    if (pages.paged()) return pages.locate(key, {}, b, head, j);
+    return b * key.stride_b + head * key.stride_h + j * key.stride_s;
+  }
+  /// The entry of the sketch that holds key j of a batch entry, and its row there.
+  SPARSE_ATTN_HD int64_t sketch_entry(const SketchView& view, int64_t b, int32_t j) const {
+    return view.paged ? pages.page_of(b, j) : b;
+  }
+  SPARSE_ATTN_HD static int32_t sketch_row(const SketchView& view, int32_t j) {
+    return view.paged ? j % view.rows : j;
   }
   SPARSE_ATTN_HD Interval rows_of_block(int32_t query_block) const {
     return {query_block * block_q, imin((query_block + 1) * block_q, seq_q)};

@@ -17,6 +17,7 @@ struct SketchView {
   uint32_t* codes = nullptr;  // [entries, Hkv, rows, row_words()]
   void* ranges = nullptr;     // [entries, Hkv, rows / group, 2, D], of the keys' type: least first
   const int32_t* lengths = nullptr;  // [B], tokens held; null: all
+  bool paged = false;                // entries are pages
   int32_t bits = 2;
   int32_t rows = 0;  // tokens of an entry, a multiple of the group
   int32_t group = kSketchGroup;

@@ -6,6 +6,7 @@ import torch
 
 from . import ops
 from ._checks import check_choice, check_kind, check_tensor, refuse
+from .sketch import KeySketch
 
 __all__ = ["append_to_cache", "quantize_cache"]
 
@@ -21,6 +22,7 @@ def append_to_cache(
     slot_mapping: torch.Tensor,
     key_scale: torch.Tensor | None = None,
     value_scale: torch.Tensor | None = None,
+    sketch: KeySketch | None = None,
 ) -> None:
     """Write the keys and values of new tokens into their slots of a cache, in place.
 
@@ -40,6 +42,8 @@ def append_to_cache(
     key_scale, value_scale : Tensor, optional
         float32 on the device, 0-d or ``(Hkv,)``, above 0: a float8 cache holds ``key / key_scale``
         rounded to the nearest, at most 448 in size. 1 by default.
+    sketch : KeySketch, optional
+        A paged sketch of `key_cache`, which takes in the new tokens too.
 
     Raises
     ------
@@ -76,7 +80,12 @@ def append_to_cache(
     for name, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
         kinds = (torch.Tensor, type(None))
         check_kind("append_to_cache", name, scale, kinds, "a tensor or None")
+    check_kind("append_to_cache", "sketch", sketch, (KeySketch, type(None)), "a KeySketch or None")
+    if sketch is not None and not sketch.paged:
+        raise refuse("append_to_cache", "a paged sketch", repr(sketch))
     ops.call("append_to_cache", *tensors.values(), key_scale, value_scale)
+    if sketch is not None:
+        sketch.append(key_cache, slot_mapping)
 
 
 def _quantized(tensor: torch.Tensor, head_axis: int, per: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,9 +79,13 @@ def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.
     _check_meta("select_blocks", arguments)
     query, key, block = (arguments[name] for name in ("query", "key", "block_size"))
     rows = arguments["block_rows"] or block
-    heads = (key if arguments["group"] == "kv" else query).shape[1]
+    heads = query.shape[1]
+    if arguments["group"] == "kv":
+        heads = key.shape[1 if arguments["block_table"] is None else 2]
     counts = query.new_empty((query.shape[0], heads, -(-query.shape[2] // rows)), dtype=torch.int32)
-    indices = query.new_empty((*counts.shape, -(-key.shape[2] // block)), dtype=torch.int32)
+    table = arguments["block_table"]
+    keys = key.shape[2] if table is None else table.shape[1] * key.shape[1]
+    indices = query.new_empty((*counts.shape, -(-keys // block)), dtype=torch.int32)
     return counts, indices
 
 

@@ -318,7 +318,7 @@ class BlockTopK(Pattern):
             raise refuse(owner, what, "none of them")
         if self.sketch is not None:
             check_kind(owner, "sketch", self.sketch, KeySketch, "a KeySketch")
-            if isinstance(self.selector, torch.Tensor) or self.selector != "sketch":
+            if not self._by_sketch:
                 raise refuse(owner, "selector 'sketch' with a sketch", "another selector")
         if not isinstance(self.selector, torch.Tensor):
             check_choice(owner, "selector", self.selector, SELECTORS)
@@ -346,8 +346,11 @@ class BlockTopK(Pattern):
     def _local_blocks(self) -> int:
         if self.local_blocks is not None:
             return self.local_blocks
-        by_sketch = isinstance(self.selector, str) and self.selector == "sketch"
-        return -(-(LOCAL_SKETCH_KEYS if by_sketch else LOCAL_KEYS) // self._blocks[1])
+        return -(-(LOCAL_SKETCH_KEYS if self._by_sketch else LOCAL_KEYS) // self._blocks[1])
+
+    @property
+    def _by_sketch(self) -> bool:
+        return isinstance(self.selector, str) and self.selector == "sketch"
 
     @property
     def _budget_count(self) -> int | None:

@@ -12,7 +12,10 @@ from ._common import op_arguments
 from .layout import BlockLayout
 from .patterns import BlockTopK
 
-__all__ = ["merge_states", "select_blocks"]
+__all__ = ["PLACING", "merge_states", "select_blocks"]
+
+#: What a selection of blocks takes of a call's common arguments.
+PLACING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
 
 
 def select_blocks(
@@ -26,17 +29,22 @@ def select_blocks(
     query_offset: int | torch.Tensor | None = None,
     key_origin: torch.Tensor | None = None,
     softcap: float = 0.0,
+    block_table: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
 ) -> BlockLayout:
     """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
 
     Parameters
     ----------
     query, key : Tensor
-        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``.
+        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``, or with `block_table` a cache ``(pages,
+        page_size, Hkv, D)``.
     pattern : BlockTopK
         Budget, selector and forced blocks.
     is_causal, scale, key_bounds, query_offset, key_origin, softcap
         As in the attention functions.
+    block_table, seqused_k : Tensor, optional
+        As in `paged_attention`, for selector ``sketch``; the lists serve it as ``BlockSparse``.
 
     Returns
     -------
@@ -73,7 +81,11 @@ def select_blocks(
             "softcap": softcap,
         },
     )
-    counts, indices = ops.call("select_blocks", query, key, **pattern._arguments(), **placing)
+    pages = {"block_table": block_table, "seqused_k": seqused_k}
+    for name, tensor in pages.items():
+        check_kind(owner, name, tensor, (torch.Tensor, type(None)), "a tensor or None")
+    arguments = pattern._arguments() | placing | pages
+    counts, indices = ops.call("select_blocks", query, key, **arguments)
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 

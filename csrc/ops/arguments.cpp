@@ -272,9 +272,8 @@ CheckedSelection check_selection(const std::string& op, const CallArguments& arg
   check_query_key(op, args);
   if (is_float8(*args.key)) fail_not_served(op, "block selection by keys of float8_e4m3fn");
   const Problem problem = problem_of(op, args);
-  MaybeTensor offsets;  // none is made: all lengths are known
-  const Sequences sequences = check_sequences(op, problem, args, &offsets);
   CheckedSelection selection;
+  const Sequences sequences = check_sequences(op, problem, args, &selection.query_offsets);
   SelectParams& params = selection.params;
   params.query = view_of(*args.query);
   params.key = view_of(*args.key);
@@ -292,6 +291,8 @@ CheckedSelection check_selection(const std::string& op, const CallArguments& arg
   params.query_offset = sequences.query_offset;
   params.query_offsets = sequences.query_offsets;
   params.key_origins = sequences.key_origins;
+  params.used_keys = sequences.used_keys;
+  check_table(op, problem, args, &params.pages);
   fill_selection(op, args, &selection);
   return selection;
 }

@@ -78,7 +78,8 @@ struct CheckedCall {
 /// The same for a selection.
 struct CheckedSelection {
   SelectParams params;
-  MaybeTensor scores;  // float32 copy
+  MaybeTensor scores;         // float32 copy
+  MaybeTensor query_offsets;  // of an int where lengths are on the device
 };
 
 /// Shape as "(2, 3)".

@@ -293,6 +293,10 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
 void fill_sketch(const std::string& op, const CallArguments& args, SelectParams* params) {
   const bool given = args.sketch_codes || args.sketch_ranges || args.sketch_lengths;
   if (params->selector != Selector::kSketch) {
+    if (args.block_table) {
+      fail_not_served(op,
+                      text("selector ", args.selector, " with paged keys, but selector sketch"));
+    }
     if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
     return;
   }
@@ -305,12 +309,22 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   if (!given) return;
   if (!args.sketch_codes) fail_expected(op, "sketch_codes", "None");
   if (!args.sketch_ranges) fail_expected(op, "sketch_ranges", "None");
-  if (!args.sketch_lengths) fail_expected(op, "sketch_lengths", "None");
   const Tensor& key = *args.key;
-  const SketchShape shape = {params->batch, params->heads_kv, params->head_dim};
+  SketchShape shape = {params->batch, params->heads_kv, params->head_dim};
+  if (args.block_table.has_value() == args.sketch_lengths.has_value()) {
+    const char* paged = "a paged sketch";
+    const char* plain = "a sketch that is not paged";
+    fail_expected(op, args.block_table ? paged : plain, args.block_table ? plain : paged);
+  }
+  if (args.block_table) {
+    shape.entries = key.size(0);
+    shape.page_size = key.size(2);
+  }
   params->sketch = check_sketch(op, shape, *args.sketch_codes, *args.sketch_ranges, key, "key");
-  params->sketch.lengths =
-      check_sketch_lengths(op, params->batch, *args.sketch_lengths, key, "key");
+  if (args.sketch_lengths) {
+    params->sketch.lengths =
+        check_sketch_lengths(op, params->batch, *args.sketch_lengths, key, "key");
+  }
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ const Argument kArguments[] = {
     {"max_k", "SymInt max_k", read_size<&A::max_k>},
     {"maybe_seqused_k", "Tensor? seqused_k=None", read<&A::seqused_k>},
     {"block_table", "Tensor block_table", read_tensor<&A::block_table>},
+    {"maybe_block_table", "Tensor? block_table=None", read<&A::block_table>},
     {"seqused_k", "Tensor seqused_k", read_tensor<&A::seqused_k>},
     {"maybe_cu_seq_q", "Tensor? cu_seq_q=None", read<&A::cu_seq_q>},
     {"maybe_max_q", "SymInt? max_q=None", read<&A::max_q>},
@@ -191,7 +192,7 @@ std::vector<const Argument*> selection_arguments() {
   append(&list, {"query", "key"});
   append(&list, selection_names());
   append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "key_origin",
-                 "softcap"});
+                 "softcap", "maybe_block_table", "maybe_seqused_k"});
   return list;
 }
 

@@ -98,7 +98,7 @@ void view_sequences(const std::string& op, Holding holding, CallArguments* args)
     args->value = unpacked(op, "value", *args->value);
   } else {
     args->key = turned(op, "key_cache", *args->key);
-    args->value = turned(op, "value_cache", *args->value);
+    if (args->value) args->value = turned(op, "value_cache", *args->value);
     if (args->block_table->dim() != 2) {
       fail_expected(op, "block_table of shape (batch, pages of a sequence)",
                     shape_of(*args->block_table));
@@ -166,6 +166,24 @@ Sequences check_sequences(const std::string& op, const Problem& problem, const C
   return sequences;
 }
 
+void check_table(const std::string& op, const Problem& problem, const CallArguments& args,
+                 KeySource* keys) {
+  if (!args.block_table) return;
+  const Tensor& table = *args.block_table;
+  check_same_device(op, "block_table", table, *args.query);
+  check_dtype(op, "block_table", table, ScalarType::Int, "int32");
+  check_shape(op, "block_table", table, {problem.batch, table.size(1)});
+  if (table.size(1) > 1 && table.stride(1) != 1) {
+    fail_expected(op, "block_table with a contiguous last dimension",
+                  text("stride ", table.stride(1)));
+  }
+  keys->table = static_cast<const int32_t*>(table.const_data_ptr());
+  keys->table_stride = table.stride(0);
+  keys->table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
+  keys->page_size = static_cast<int32_t>(args.key->size(2));
+  keys->num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
+}
+
 KeySource check_keys(const std::string& op, const Problem& problem, const CallArguments& args) {
   KeySource keys;
   keys.key = view_of(*args.key);
@@ -175,20 +193,7 @@ KeySource check_keys(const std::string& op, const Problem& problem, const CallAr
   keys.key_scale = check_scales(op, "key_scale", args.key_scale, problem, args);
   keys.value_scale = check_scales(op, "value_scale", args.value_scale, problem, args);
   if (args.cu_seq_k) keys.key.stride_b = keys.value.stride_b = 0;
-  if (!args.block_table) return keys;
-  const Tensor& table = *args.block_table;
-  check_same_device(op, "block_table", table, *args.query);
-  check_dtype(op, "block_table", table, ScalarType::Int, "int32");
-  check_shape(op, "block_table", table, {problem.batch, table.size(1)});
-  if (table.size(1) > 1 && table.stride(1) != 1) {
-    fail_expected(op, "block_table with a contiguous last dimension",
-                  text("stride ", table.stride(1)));
-  }
-  keys.table = static_cast<const int32_t*>(table.const_data_ptr());
-  keys.table_stride = table.stride(0);
-  keys.table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
-  keys.page_size = static_cast<int32_t>(args.key->size(2));
-  keys.num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
+  check_table(op, problem, args, &keys);
   return keys;
 }
 

@@ -53,6 +53,7 @@ SketchView check_sketch(const std::string& op, const SketchShape& shape, const T
   SketchView view;
   view.heads = static_cast<int32_t>(shape.heads);
   view.head_dim = static_cast<int32_t>(shape.head_dim);
+  view.paged = shape.page_size > 0;
   view.group = shape.page_size > 0 ? sketch_group_of(shape.page_size) : kSketchGroup;
   check_same_device(op, "sketch", codes, key, name);
   check_dtype(op, "sketch's codes", codes, ScalarType::Int, "int32");

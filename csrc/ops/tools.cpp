@@ -3,6 +3,7 @@
 #include "dispatch.h"
 #include "overlap.h"
 #include "schema.h"
+#include "sequence_arguments.h"
 
 namespace sparse_attn {
 namespace {
@@ -117,6 +118,11 @@ void select_blocks_kernel(StableIValue* stack, uint64_t, uint64_t) {
   CallArguments args;
   for (size_t i = 0; i < kArguments.size(); ++i) kArguments[i]->read(args, stack[i]);
   auto guard = backend().enter(args.query->get_device_index());
+  if (args.block_table.has_value() != args.seqused_k.has_value()) {
+    fail_expected("select_blocks", "block_table and seqused_k together",
+                  args.block_table ? "block_table" : "seqused_k");
+  }
+  if (args.block_table) view_sequences("select_blocks", Holding::kPages, &args);
   CheckedSelection selection = check_selection("select_blocks", args);
   auto [counts, indices] = run_selection("select_blocks", selection.params, *args.query);
   stack[0] = torch::stable::detail::from(counts);

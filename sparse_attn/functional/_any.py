@@ -11,12 +11,9 @@ from .._common import Result, attend
 from .._pattern import check_pattern
 from ..by_head import ByHead, attend_by_head
 from ..patterns import BlockSparse, BlockTopK, Full, Pattern
-from ..tools import select_blocks
+from ..tools import PLACING, select_blocks
 
 __all__ = ["attend_any"]
-
-#: What a selection of blocks takes of a call.
-_PLACING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
 
 
 def attend_any(
@@ -42,6 +39,6 @@ def attend_any(
 
         return attend_by_head(pattern, query, key, value, common, of_heads)
     if op == "naive" and isinstance(pattern, BlockTopK):
-        placing: Any = {name: value for name, value in common.items() if name in _PLACING}
+        placing: Any = {name: value for name, value in common.items() if name in PLACING}
         pattern = BlockSparse(select_blocks(query, key, pattern, **placing))
     return attend(owner, pattern, query, key, value, common, op)

@@ -9,7 +9,8 @@ import torch
 from .._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
-from ..patterns import BlockTopK, Full, Pattern
+from ..patterns import BlockSparse, BlockTopK, Full, Pattern
+from ..tools import PLACING, select_blocks
 
 __all__ = ["attend_sequences"]
 
@@ -57,7 +58,12 @@ def attend_sequences(
     check_pattern(owner, pattern)
     reason = pattern._unserved()
     if isinstance(pattern, BlockTopK):
-        reason = "block top-k of packed or paged sequences"
+        if pattern._by_sketch and op == "paged" and sequences["cu_seq_q"] is None:
+            placing: Any = {name: value for name, value in common.items() if name in PLACING}
+            pages = {name: sequences[name] for name in ("block_table", "seqused_k")}
+            pattern = BlockSparse(select_blocks(query, key, pattern, **placing, **pages))
+        else:
+            reason = "block top-k of packed or paged sequences, but selector sketch on paged keys"
     elif pattern._op is None:
         reason = f"{type(pattern).__name__} with packed or paged sequences"
     if reason is not None:

@@ -341,7 +341,9 @@ def test_wrong_calls(device):
             sa.select_blocks(q, k, pattern)
         with pytest.raises(ValueError, match=f"sparse_attn::block_topk: expected {sentence}"):
             sa.sparse_attention(q, k, k, pattern)
-    with pytest.raises(RuntimeError, match="expected sketch_lengths, got None"):
+    with pytest.raises(
+        RuntimeError, match="expected a sketch that is not paged, got a paged sketch"
+    ):
         torch.ops.sparse_attn.select_blocks(
             query, key, selector="sketch", budget_count=1,
             sketch_codes=pattern.sketch.codes, sketch_ranges=pattern.sketch.ranges,

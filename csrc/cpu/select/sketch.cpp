@@ -31,7 +31,7 @@ void write_codes(const SketchView& sketch, const float* key, const float* least,
 }  // namespace
 
 void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t first,
-                  int32_t end, const Rows& keys) {
+                  int32_t end, const KeyRow& key) {
   const VectorMath& math = vector_math();
   const int32_t head_dim = sketch.head_dim;
   float rows[kSketchGroup][kMaxHeadDim], least[kMaxHeadDim], greatest[kMaxHeadDim];
@@ -39,7 +39,7 @@ void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t 
   std::fill(least, least + head_dim, kNone);
   std::fill(greatest, greatest + head_dim, kNone);
   for (int32_t r = 0; r < end - first; ++r) {
-    math.to_float(keys.element, strided(keys, r, 1).data, rows[r], head_dim);
+    math.to_float(static_cast<Element>(dtype), key(first + r), rows[r], head_dim);
     for (int32_t d = 0; d < head_dim; ++d) {
       least[d] = std::fmin(least[d], rows[r][d]);  // of numbers
       greatest[d] = std::fmax(greatest[d], rows[r][d]);
@@ -61,26 +61,22 @@ void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t
   const VectorMath& math = vector_math();
   const int32_t head_dim = sketch.head_dim, per_word = sketch.codes_of_word();
   const uint32_t mask = sketch.levels();
-  float least[kMaxHeadDim], greatest[kMaxHeadDim], steps[kMaxHeadDim], base = 0.0f;
-  for (int32_t j = begin, group_end = begin; j < end; ++j) {
-    if (j == group_end) {
-      group_end = (j / sketch.group + 1) * sketch.group;
-      const Rows ranges = ranges_of(sketch, dtype, entry, head, j);
-      math.to_float(ranges.element, ranges.data, least, head_dim);
-      math.to_float(ranges.element, strided(ranges, 1, 1).data, greatest, head_dim);
-      base = 0.0f;
-      for (int32_t d = 0; d < head_dim; ++d) {
-        base += query[d] * least[d];
-        steps[d] = query[d] * ((greatest[d] - least[d]) / static_cast<float>(mask));
-      }
-    }
+  float least[kMaxHeadDim], steps[kMaxHeadDim], base = 0.0f;
+  const Rows ranges = ranges_of(sketch, dtype, entry, head, begin);
+  math.to_float(ranges.element, ranges.data, least, head_dim);
+  math.to_float(ranges.element, strided(ranges, 1, 1).data, steps, head_dim);
+  for (int32_t d = 0; d < head_dim; ++d) {
+    base += query[d] * least[d];
+    steps[d] = query[d] * ((steps[d] - least[d]) / static_cast<float>(mask));
+  }
+  for (int32_t j = begin; j < end; ++j) {
     const uint32_t* words = sketch.codes + sketch.codes_at(entry, head, j);
     float score = base;
     for (int32_t d = 0; d < head_dim; ++d) {
       const uint32_t code = words[d / per_word] >> sketch.bit_of(d % per_word) & mask;
       score += steps[d] * static_cast<float>(code);
     }
-    scores[j] = score;
+    scores[j - begin] = score;
   }
 }
 
@@ -92,21 +88,21 @@ Status append_to_sketch(const SketchAppendParams& params) {
     const Interval added = params.added(batch);
     const Rows keys = rows_of(params.key, params.dtype, batch, head);
     char* open = static_cast<char*>(params.open_keys) + item * kSketchGroup * row_bytes;
-    const Rows open_rows = {open, sketch.head_dim, keys.element};
+    auto new_key = [&](int32_t j) { return strided(keys, j - added.begin, 1).data; };
     auto keep = [&](int32_t j) {
-      std::memcpy(open + j % kSketchGroup * row_bytes, strided(keys, j - added.begin, 1).data,
-                  row_bytes);
+      std::memcpy(open + j % kSketchGroup * row_bytes, new_key(j), row_bytes);
     };
     int32_t j = added.begin;
     const int32_t open_end = imin(added.end, static_cast<int32_t>(round_up(j, kSketchGroup)));
     if (j < open_end) {
       const int32_t first = j / kSketchGroup * kSketchGroup;
       for (; j < open_end; ++j) keep(j);
-      sketch_group(sketch, params.dtype, batch, head, first, open_end, open_rows);
+      sketch_group(sketch, params.dtype, batch, head, first, open_end,
+                   [&](int32_t j) { return open + j % kSketchGroup * row_bytes; });
     }
     for (; j < added.end; j += kSketchGroup) {
       const int32_t end = imin(j + kSketchGroup, added.end);
-      sketch_group(sketch, params.dtype, batch, head, j, end, strided(keys, j - added.begin, 1));
+      sketch_group(sketch, params.dtype, batch, head, j, end, new_key);
       if (end % kSketchGroup == 0) continue;
       for (int32_t kept = j; kept < end; ++kept) keep(kept);
     }
@@ -130,7 +126,8 @@ Status sketch_pages(const SketchPagesParams& params) {
     const int32_t first = row / sketch.group * sketch.group;
     for (int64_t head = 0; head < sketch.heads; ++head) {
       const Rows keys = rows_of(params.cache, params.dtype, page, head);
-      sketch_group(sketch, params.dtype, page, head, first, row + 1, strided(keys, first, 1));
+      sketch_group(sketch, params.dtype, page, head, first, row + 1,
+                   [&](int32_t j) { return strided(keys, j, 1).data; });
     }
   });
 }

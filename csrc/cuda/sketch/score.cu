@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
   const int64_t item = blockIdx.x / splits / row_tiles;
   const int64_t batch = item / params.heads_kv, head_kv = item % params.heads_kv;
   const int32_t num_tiles = ceil_div(params.seq_kv, kSketchTile);
-  const int32_t held = sketch.held(batch, params.seq_kv);
+  const int32_t held = sketch.held(batch, params.keys(batch));
 
   LaneQuery<Config> query;
   const QueryRow loaded = row_at(params, batch, head_kv, row_tile * kRows + lane / 4);
@@ -221,9 +221,11 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
     float highest[2] = {-INFINITY, -INFINITY};
     const bool visible = begin < any.end && begin + sketch.group > any.begin;
     if (visible) {
+      const int64_t entry = params.sketch_entry(sketch, batch, begin);
+      const int32_t row = SelectParams::sketch_row(sketch, begin);
       const T* ranges =
-          static_cast<const T*>(sketch.ranges) + sketch.ranges_at(batch, head_kv, begin);
-      const uint32_t* codes = sketch.codes + sketch.codes_at(batch, head_kv, begin) +
+          static_cast<const T*>(sketch.ranges) + sketch.ranges_at(entry, head_kv, row);
+      const uint32_t* codes = sketch.codes + sketch.codes_at(entry, head_kv, row) +
                               lane / 4 * sketch.row_words() + quad * Config::kWords;
       uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll

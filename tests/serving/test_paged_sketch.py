@@ -1,0 +1,192 @@
+"""Sketches of paged caches: written with the cache, and decode over the pages that they choose."""
+
+import pytest
+import torch
+from reference import DTYPES
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+HEADS, DIM, PAGES = 2, 40, 40
+LENGTHS = [300, 17, 64, 211]
+
+
+def make_cache(device, page_size, dtype=torch.float32, seed=0):
+    """Caches full of NaN, a table of pages in any order, and the keys and values of sequences."""
+    torch.manual_seed(seed)
+    pages = PAGES * 64 // page_size
+    caches = torch.full((2, pages, page_size, HEADS, DIM), torch.nan, device=device).to(dtype)
+    each = -(-max(LENGTHS) // page_size) + 1
+    table = torch.randperm(pages)[: len(LENGTHS) * each].view(len(LENGTHS), each)
+    news = [torch.randn(2, n, HEADS, DIM, device=device).to(dtype) for n in LENGTHS]
+    return *caches, table.int().to(device), news
+
+
+def slots_of(table, sequence, positions, page_size):
+    positions = torch.tensor(list(positions), dtype=torch.int64, device=table.device)
+    return table[sequence, positions // page_size].long() * page_size + positions % page_size
+
+
+def used_of(device):
+    return torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+
+
+def whole(device, page_size, dtype=torch.float32):
+    """The caches with all tokens, and a sketch that came with them at once."""
+    key_cache, value_cache, table, news = make_cache(device, page_size, dtype)
+    sketch = sa.KeySketch(key_cache, paged=True)
+    slots = [slots_of(table, b, range(n), page_size) for b, n in enumerate(LENGTHS)]
+    key, value = torch.cat(news, 1)
+    sa.append_to_cache(key, value, key_cache, value_cache, torch.cat(slots), sketch=sketch)
+    return key_cache, value_cache, table, news, sketch
+
+
+def assert_same(left, right):
+    assert torch.equal(left.codes, right.codes)
+    assert torch.equal(left.ranges, right.ranges)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
+def test_groups_are_those_of_a_tensor(device, page_size):
+    """A page has the codes of its keys alone, in groups of 64, 32 or 16."""
+    *_, table, news, sketch = whole(device, page_size)
+    group = next(size for size in (64, 32, 16) if page_size % size == 0)
+    assert sketch.ranges.shape[2] == page_size // group
+    for b, (new, _) in enumerate(news):
+        for first in range(0, LENGTHS[b], group):
+            keys = new[first : first + group].transpose(0, 1)[None]
+            alone = sa.KeySketch(keys)
+            page, row = table[b, first // page_size], first % page_size
+            codes = sketch.codes[page, :, row : row + keys.shape[2]]
+            assert torch.equal(codes, alone.codes[0, :, : keys.shape[2]])
+            assert torch.equal(sketch.ranges[page, :, row // group], alone.ranges[0, :, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_tokens_may_come_in_any_steps_and_order(device, page_size, dtype):
+    *_, sketch = whole(device, page_size, dtype)
+    key_cache, value_cache, table, news = make_cache(device, page_size, dtype)
+    steps = sa.KeySketch(key_cache, paged=True)
+    at = [0] * len(LENGTHS)
+    while at != LENGTHS:
+        parts = []
+        for b, length in enumerate(LENGTHS):
+            end = min(at[b] + 1 + 37 * b, length)
+            parts.append(
+                (news[b][:, at[b] : end], slots_of(table, b, range(at[b], end), page_size))
+            )
+            at[b] = end
+        key, value = torch.cat([new for new, _ in parts], 1)
+        slots = torch.cat([slots for _, slots in parts])
+        order = torch.randperm(len(slots), device=device)
+        sa.append_to_cache(
+            key[order], value[order], key_cache, value_cache, slots[order], sketch=steps
+        )
+    assert_same(steps, sketch)
+    made = sa.KeySketch(key_cache, paged=True, block_table=table, seqused_k=used_of(device))
+    assert_same(made, sketch)
+
+
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("Sq", [1, 3])
+@pytest.mark.parametrize("page_size", [16, 64, 96])
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_decode_chooses_as_on_a_tensor(device, given, page_size, Sq, group):
+    """Each sequence has the list of its keys alone, where groups are the same, and its output."""
+    key_cache, value_cache, table, news, sketch = whole(device, page_size)
+    query = 2 * torch.randn(len(LENGTHS), 4, Sq, DIM, device=device)
+    pattern = sa.BlockTopK(
+        16, selector="sketch", budget_tokens=96, group=group, local_blocks=1,
+        sketch=sketch if given else None,
+    )  # fmt: skip
+    call = (query, key_cache, value_cache, table, used_of(device))
+    out = sa.paged_attention(*call, pattern=pattern, is_causal=True)
+    pages = {"block_table": table, "seqused_k": used_of(device)}
+    layout = sa.select_blocks(query, key_cache, pattern, is_causal=True, **pages)
+    again = sa.paged_attention(*call, pattern=sa.BlockSparse(layout), is_causal=True)
+    assert torch.equal(out, again)
+    mask = layout.to_mask()
+    for b, (key, value) in enumerate(news):
+        own = query[b : b + 1], *(t.transpose(0, 1)[None] for t in (key, value))
+        blocks = -(-LENGTHS[b] // 16)
+        kept = mask[b : b + 1, ..., :blocks]
+        assert (kept.sum(-1) == min(6, blocks)).all() and not mask[b, ..., blocks:].any()
+        if not given or page_size == 64:  # groups of 64 keys of the sequence
+            alone = sa.BlockTopK(
+                16, selector="sketch", budget_tokens=96, group=group, local_blocks=1
+            )
+            want = sa.select_blocks(*own[:2], alone, is_causal=True).to_mask()
+            assert (kept == want).double().mean() > 0.98
+        listed = sa.BlockSparse(sa.BlockLayout.from_mask(kept, 16, 16))
+        assert_close_to_reference(out[b : b + 1], *own, listed, is_causal=True)
+
+
+def test_malformed_tables_and_slots_read_and_write_nothing_outside(device):
+    key_cache, value_cache, table, _, sketch = whole(device, 64)
+    before = sketch.codes.clone()
+    slots = torch.tensor([-1, 2**40, -(2**62), PAGES * 64, 2**62], device=device)
+    sketch.append(key_cache, slots)
+    assert torch.equal(sketch.codes, before)
+    value_cache.nan_to_num_(0)
+    query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
+    wild = torch.full_like(table, 2**30)
+    wild[:, 1:] = -5
+    used = torch.tensor([2**30, -3, 0, 90], dtype=torch.int32, device=device)
+    for own in (sketch, None):
+        pattern = sa.BlockTopK(16, selector="sketch", budget_tokens=64, sketch=own)
+        sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=pattern)
+    made = sa.KeySketch(key_cache, paged=True, block_table=wild, seqused_k=used)
+    assert made.codes.shape == before.shape
+
+
+def test_wrong_calls(device):
+    key_cache, value_cache, table, news, sketch = whole(device, 64)
+    query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
+    call = (query, key_cache, value_cache, table, used_of(device))
+
+    def by(sketch=None, selector="sketch", **changes):
+        return sa.BlockTopK(16, selector=selector, budget_tokens=64, sketch=sketch, **changes)
+
+    key = news[0][:1].transpose(1, 2)
+    plain = sa.KeySketch(key)
+    for wrong, sentence in {
+        by(plain): "select_blocks: expected a paged sketch, got a sketch that is not paged",
+        by(sa.KeySketch(key_cache[:5], paged=True)): "select_blocks: expected a sketch of key's",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            sa.paged_attention(*call, pattern=wrong)
+    with pytest.raises(ValueError, match="expected a sketch that is not paged, got a paged sketch"):
+        sa.select_blocks(key[:, :, :1], key, by(sketch))
+    with pytest.raises(NotImplementedError, match="block top-k of packed or paged sequences"):
+        sa.paged_attention(*call, pattern=sa.BlockTopK())
+    pages = {"block_table": table, "seqused_k": used_of(device)}
+    with pytest.raises(NotImplementedError, match="selector mean with paged keys, but selector"):
+        sa.select_blocks(query, key_cache, by(selector="mean"), **pages)
+    with pytest.raises(ValueError, match="block_table and seqused_k together, got block_table"):
+        sa.select_blocks(query, key_cache, by(), block_table=table)
+    with pytest.raises(ValueError, match="append_to_cache: expected a paged sketch, got KeySketch"):
+        sa.append_to_cache(*news[0], key_cache, value_cache, torch.arange(300), sketch=plain)
+    with pytest.raises(TypeError, match="append_to_cache: expected sketch to be a KeySketch"):
+        sa.append_to_cache(*news[0], key_cache, value_cache, torch.arange(300), sketch=key)
+    with pytest.raises(TypeError, match="expected slot_mapping to be a tensor"):
+        sketch.append(key_cache)
+    with pytest.raises(ValueError, match="slot_mapping with paged=True alone"):
+        plain.append(key, torch.arange(3))
+    with pytest.raises(ValueError, match="capacity without paged=True"):
+        sa.KeySketch(key_cache, paged=True, capacity=9)
+    with pytest.raises(ValueError, match="paged=True with block_table"):
+        sa.KeySketch(key, block_table=table)
+    with pytest.raises(ValueError, match="key_cache with a page_size that is a multiple of 16"):
+        sa.KeySketch(key_cache[:, :24], paged=True)
+
+
+def test_opcheck(device):
+    key_cache, value_cache, table, _, sketch = whole(device, 64)
+    slots = slots_of(table, 0, range(290, 300), 64)
+    op = torch.ops.sparse_attn.sketch_pages.default
+    torch.library.opcheck(op, (key_cache.nan_to_num(0), slots, sketch.codes, sketch.ranges))
+    query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
+    given = sa.BlockTopK(16, selector="sketch", group="kv", sketch=sketch)._arguments()
+    given |= {"block_table": table, "seqused_k": used_of(device)}
+    torch.library.opcheck(torch.ops.sparse_attn.select_blocks.default, (query, key_cache), given)
