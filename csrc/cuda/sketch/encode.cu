@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
   const int32_t begin = static_cast<int32_t>(blockIdx.x % groups) * sketch.group;
   const Interval own = intersect(keys, {begin, begin + sketch.group});
   if (own.empty()) return;
-  const T* keys = static_cast<const T*>(params.key.data);
-  auto row_of = [&](int32_t j) { return keys + params.key_at(batch, head, j); };
+  const T* first = static_cast<const T*>(params.key.data);
+  auto row_of = [&](int32_t j) { return first + params.key_at(batch, head, j); };
   encode_group<T>(sketch, batch, head, own.begin, own.end, row_of, ranges);
 }
 
