@@ -5,7 +5,7 @@ A pattern is data (`Band`, `Dilated`, `BlockSparse`, ...), a function runs it
 runs in which layer of a model. ``integrations.transformers`` is imported only on demand.
 """
 
-from . import integrations, nn, quality
+from . import distributed, integrations, nn, quality
 from ._common import Common
 from ._nearest import nearest
 from .advisor import Advice, Profile, advise, profile
@@ -60,6 +60,7 @@ __all__ = [
     "block_topk_attention",
     "can_use",
     "dilated_attention",
+    "distributed",
     "fused_attention",
     "integrations",
     "merge_states",
