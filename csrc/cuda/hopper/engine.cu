@@ -206,9 +206,9 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     partials.columns = tile.head_dim;
     partials.tile_rows = args->split.all ? 0 : tile.block_q;
     const int64_t rows = plan.heads * plan.rows, states = rows * partials.max_chunks;
-    partials.state = reinterpret_cast<float2*>(memory);
-    partials.out = reinterpret_cast<float*>(partials.state + states);
-    partials.chunks = reinterpret_cast<int32_t*>(partials.out + states * partials.columns);
+    partials.out = reinterpret_cast<float*>(memory);
+    partials.state = reinterpret_cast<float2*>(partials.out + states * partials.columns);
+    partials.chunks = reinterpret_cast<int32_t*>(partials.state + states);
     args->split_items = partials.heads * args->classes * args->split.items();
     args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
   }

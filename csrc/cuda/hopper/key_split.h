@@ -52,18 +52,17 @@ inline int32_t most_visited(const AttentionParams& params, TileShape tile) {
 
 /// The split of a call with few query tiles a head. The fewer there are, the more chunks each has.
 inline KeySplit split_few_tiles(const AttentionParams& params, TileShape tile) {
-  constexpr int32_t kFewTiles = 4;     // more fill a device
-  constexpr int32_t kLeastTiles = 16;  // fewer key tiles are not worth a merge
-  constexpr int32_t kShortChunk = 4;   // of a single query tile ...
-  constexpr int32_t kChunk = 8;        // ... and of several
+  constexpr int32_t kFewTiles = 4;  // more fill a device
+  constexpr int32_t kChunk = 8;     // key tiles that are worth a chunk of a single query tile
   const int32_t classes = params.pattern.classes(params.problem.seq_q);
   const int32_t class_tiles = ceil_div(ceil_div(params.problem.seq_q, classes), tile.block_q);
-  const int32_t visited = most_visited(params, tile);
-  if (classes * class_tiles > kFewTiles || visited < kLeastTiles) return {};
+  const int32_t row_tiles = classes * class_tiles;
+  if (row_tiles > kFewTiles) return {};
   KeySplit split;
   split.tiles = class_tiles;
-  split.least = classes * class_tiles == 1 ? kShortChunk : kChunk;
-  split.chunks = imin(kMostChunks / (classes * class_tiles), ceil_div(visited, split.least));
+  split.least = kChunk * row_tiles;  // the more tiles there are, the less the device is idle
+  split.chunks = imin(kMostChunks / row_tiles, most_visited(params, tile) / split.least);
+  if (split.chunks <= 1) return {};
   split.all = true;
   return split;
 }
