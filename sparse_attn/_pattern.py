@@ -78,6 +78,11 @@ class Pattern(abc.ABC):
         return {}
 
     @property
+    def _region(self) -> Pattern:
+        """The pattern that says where keys lie; of a top-k the one whose keys it ranks."""
+        return self
+
+    @property
     def _ahead(self) -> int | None:
         """How many keys past its own a row reaches at most, where no column is seen by all."""
         return None

@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 from ._allowed import allowed_by, positions
 from ._common import Common
 from .functional import sparse_attention
-from .patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
-from .tools import select_blocks
+from .patterns import Full, Pattern, TopK
+from .tools import with_lists
 
 __all__ = ["allowed_keys", "choice_of", "math_attention", "reference_attention", "repeated"]
 
@@ -45,7 +45,7 @@ def allowed_keys(
     query, key : Tensor
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``; their shapes matter.
     pattern : Pattern, optional
-        Not `BlockTopK`, which needs its list.
+        Not `BlockTopK`, which needs its list, nor a `TopK` inside one.
     attn_mask, is_causal, key_bounds, query_offset, key_origin
         As in the attention functions; an additive mask forbids where it is -inf.
 
@@ -63,9 +63,8 @@ def allowed_keys(
     >>> allowed_keys(q, k, Band((1, 0)))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    if isinstance(pattern, TopK) or pattern is None:
-        pattern = Full()
-    allowed = allowed_by(pattern, query, key, query_offset, is_causal, key_origin)
+    region = Full() if pattern is None else pattern._region
+    allowed = allowed_by(region, query, key, query_offset, is_causal, key_origin)
     if key_bounds is not None:
         column = torch.arange(key.shape[2], device=query.device)
         low, high = key_bounds.long().unsqueeze(-2).unbind(-1)
@@ -90,6 +89,7 @@ def choice_of(
     ignored = ("out", "return_lse", "softcap", "sink_logits", "alibi_slopes")
     calls: Any = {name: value for name, value in common.items() if name not in ignored}
     mask = common.get("attn_mask")
+    listed = with_lists(pattern, query, key, common)  # of this call, with its softcap
     if mask is not None and mask.dtype != torch.bool:
         calls["attn_mask"] = mask != -torch.inf  # what is added does not rank
     chosen = [torch.zeros((*query.shape[:3], 0), dtype=torch.bool, device=query.device)]
@@ -98,7 +98,7 @@ def choice_of(
         width = min(value_dim, length - start)
         one_hot = torch.zeros_like(value)
         one_hot[:, :, start : start + width, :width] = torch.eye(width) * 2.0**14
-        chosen.append(sparse_attention(query, key, one_hot, pattern, **calls)[..., :width] > 0)
+        chosen.append(sparse_attention(query, key, one_hot, listed, **calls)[..., :width] > 0)
     return torch.cat(chosen, -1)
 
 
@@ -166,10 +166,8 @@ def _keys_and_scale(
     scale = query.shape[3] ** -0.5 if scale is None else scale
     placing = ("is_causal", "key_bounds", "query_offset", "key_origin")
     given: Any = {name: argument for name, argument in common.items() if name in placing}
-    if isinstance(pattern, BlockTopK):
-        softcap = common.get("softcap", 0.0)
-        lists = select_blocks(query, key, pattern, scale=scale, softcap=softcap, **given)
-        pattern = BlockSparse(lists)
+    if pattern is not None:
+        pattern = with_lists(pattern, query, key, common)
     allowed = allowed_keys(query, key, pattern, attn_mask=common.get("attn_mask"), **given)
     if isinstance(pattern, TopK):
         allowed = _top_keys(pattern, query, key, allowed, scale, choice)

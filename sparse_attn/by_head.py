@@ -76,8 +76,9 @@ class ByHead(Pattern):
             check_pattern("ByHead", pattern)
             if isinstance(pattern, ByHead):
                 raise refuse("ByHead", "a pattern for each head", "a ByHead")
-            if isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1:
-                raise refuse("ByHead", "a layout of one head", pattern.layout)
+            blocks = pattern._region
+            if isinstance(blocks, BlockSparse) and blocks.layout.counts.shape[1] > 1:
+                raise refuse("ByHead", "a layout of one head", blocks.layout)
         ordered = {int(head): self.patterns[head] for head in sorted(self.patterns)}
         object.__setattr__(self, "patterns", ordered)
 

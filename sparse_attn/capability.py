@@ -18,7 +18,8 @@ from ._checks import check_tensor
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead, parts_of
-from .patterns import Full, Pattern
+from .layout import BlockLayout
+from .patterns import BlockTopK, Full, Pattern, TopK
 
 __all__ = ["Capability", "can_use"]
 
@@ -63,6 +64,20 @@ def _of_all(answers: list[Capability]) -> Capability:
     slowest = min(answers, key=lambda answer: _BY_SPEED.index(answer.engine))
     reasons = dict.fromkeys(reason for answer in answers for reason in answer.reasons)
     return Capability(slowest.engine, tuple(reasons), True)
+
+
+def _stand_in(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> Pattern:
+    """Return a top-k inside blocks that the data chooses with lists of their size, of no block."""
+    blocks = pattern._region
+    if not isinstance(pattern, TopK) or not isinstance(blocks, BlockTopK):
+        return pattern
+    if query.dim() != 4 or key.dim() != 4:
+        return TopK(pattern.k)  # the op refuses it
+    block_q, block_kv = blocks._blocks
+    counts = query.new_zeros((1, 1, -(-query.shape[2] // block_q)), dtype=torch.int32)
+    num_kv = -(-key.shape[2] // block_kv)
+    layout = BlockLayout._trusted(counts, counts[..., None], block_q, block_kv, num_kv)
+    return TopK(pattern.k, layout)
 
 
 def can_use(
@@ -122,6 +137,7 @@ def can_use(
     return_lse = arguments.pop("return_lse", False)
     if return_lse and arguments.get("out") is not None:
         arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)
+    pattern = _stand_in(pattern, query, key)
     arguments |= {"query": query, "key": key, "value": value} | pattern._arguments()
     try:
         answer = ops.ask_engine(str(pattern._op), arguments)

@@ -43,6 +43,7 @@ _BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
 LOCAL_SKETCH_KEYS = 64  # the same with selector sketch, as it was measured
 GROUP_ROWS = 8  # of a group of the mixed selector
+_ALL = Full()
 
 
 @dataclass(frozen=True)
@@ -115,17 +116,21 @@ class BlockSparse(Pattern):
         return mask_mod
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        return self._head_counts(end).mean((0, 1))
+
+    def _head_counts(self, end: torch.Tensor) -> torch.Tensor:
+        """Count the keys that each list gives a row, ``(B|1, heads, Sq)``."""
         layout = self.layout
         if layout.bits is not None:
             return self._pair_counts(end)
-        num_q, block_q, block_kv = layout.counts.shape[-1], layout.block_q, layout.block_kv
-        share = layout.to_mask().double().mean((0, 1))  # of the heads that list the block
+        block_q, block_kv = layout.block_q, layout.block_kv
+        listed = layout.to_mask().double()
         start = torch.arange(layout.num_kv_blocks, device=end.device) * block_kv
         counts = []
-        for index in range(num_q):
-            rows = end[index * block_q : (index + 1) * block_q, None]
-            counts.append((rows - start).clamp(0, block_kv).double() @ share[index])
-        return torch.cat(counts)
+        for index, rows in enumerate(end.split(block_q)):
+            seen = (rows[:, None] - start).clamp(0, block_kv).double()
+            counts.append(listed[:, :, index] @ seen.T)
+        return torch.cat(counts, -1)
 
     def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
         return listed_runs(self.layout, self.mask(Sq, Skv, is_causal)[0, 0], is_causal)
@@ -143,13 +148,12 @@ class BlockSparse(Pattern):
         key = torch.arange(int(end.max()), device=end.device)
         rows = torch.arange(end.shape[0], device=end.device).split(self.layout.block_q)
         counts = [
-            (self.layout.allows(row, key) & (key < end[row, None])).sum(-1).double().mean((0, 1))
-            for row in rows
+            (self.layout.allows(row, key) & (key < end[row, None])).sum(-1).double() for row in rows
         ]
-        return torch.cat(counts)
+        return torch.cat(counts, -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopK(Pattern):
     """The k keys with the highest ``scale * q.k`` of each row's allowed keys (Gupta et al. 2021).
 
@@ -157,6 +161,8 @@ class TopK(Pattern):
     ----------
     k : int
         Keys kept for each query, at least 1; ties go to the lower key; a row with fewer takes all.
+    inside : BlockTopK, BlockSparse or BlockLayout, optional
+        Rank the keys of these blocks alone: only they are read.
 
     Raises
     ------
@@ -165,21 +171,47 @@ class TopK(Pattern):
 
     Examples
     --------
-    >>> from sparse_attn import TopK
+    >>> from sparse_attn import BlockLayout, TopK
     >>> TopK(2).density(4, 4)
     0.5
+    >>> TopK(2, inside=BlockLayout.local(64, 64, 16, 16, (0, 0))).density(64, 64)
+    0.03125
     """
 
     k: int
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None
 
     _op: ClassVar[str | None] = "topk"
     _example: ClassVar[str | None] = "TopK(64)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", check_integer("TopK", "k", self.k, 1))
+        if isinstance(self.inside, BlockLayout):
+            object.__setattr__(self, "inside", BlockSparse(self.inside))
+        kinds = (BlockTopK, BlockSparse, type(None))
+        check_kind("TopK", "inside", self.inside, kinds, "a BlockTopK, a BlockSparse or None")
+
+    def __repr__(self) -> str:
+        inside = "" if self.inside is None else f", inside={self.inside!r}"
+        return f"TopK(k={self.k}{inside})"
 
     def _arguments(self) -> dict[str, Any]:
-        return {"k": clamped(self.k)}
+        """Return k, and the blocks where they are known; those of `BlockTopK` the data chooses."""
+        blocks = self._region
+        known = blocks._arguments() if isinstance(blocks, BlockSparse) else {}
+        return {"k": clamped(self.k), **known}
+
+    @property
+    def _region(self) -> Pattern:
+        return self.inside if isinstance(self.inside, Pattern) else _ALL
+
+    @property
+    def _device(self) -> torch.device | None:
+        return self._region._device
+
+    def _check_lengths(self, Sq: int, Skv: int) -> None:
+        super()._check_lengths(Sq, Skv)
+        self._region._check_lengths(Sq, Skv)
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Refuse: the keys depend on the scores."""
@@ -188,10 +220,20 @@ class TopK(Pattern):
         )
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        return end.clamp(max=min(self.k, LARGE))
+        blocks, most = self._region, min(self.k, LARGE)
+        if isinstance(blocks, BlockSparse):
+            return blocks._head_counts(end).clamp(max=most).mean((0, 1))
+        return blocks._row_counts(position, end).clamp(max=most)
 
     def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
-        return tile_runs(Sq, Skv, is_causal, tile)  # every score is computed
+        if self.inside is None:
+            return tile_runs(Sq, Skv, is_causal, tile)  # every score is computed
+        return self._region._runs(Sq, Skv, is_causal, tile)
+
+    def _visited(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> float:
+        if self.inside is None:
+            return super()._visited(Sq, Skv, is_causal, tile)
+        return self._region._visited(Sq, Skv, is_causal, tile)
 
 
 @without(budget=BUDGETS)

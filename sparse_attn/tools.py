@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
@@ -10,12 +12,15 @@ from . import ops
 from ._checks import check_kind, check_tensor
 from ._common import op_arguments
 from .layout import BlockLayout
-from .patterns import BlockTopK
+from .patterns import BlockSparse, BlockTopK, Pattern, TopK
 
-__all__ = ["PLACING", "merge_states", "select_blocks"]
+__all__ = ["merge_states", "select_blocks", "with_lists"]
 
-#: What a selection of blocks takes of a call's common arguments.
-PLACING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
+#: What a selection of blocks takes of a call.
+_PLACING = (
+    *("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap"),
+    *("block_table", "seqused_k"),
+)
 
 
 def select_blocks(
@@ -87,6 +92,18 @@ def select_blocks(
     arguments = pattern._arguments() | placing | pages
     counts, indices = ops.call("select_blocks", query, key, **arguments)
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
+
+
+def with_lists(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, common: Mapping[str, object]
+) -> Pattern:
+    """Return a pattern whose blocks, where the data chooses them, are those of a call."""
+    blocks = pattern._region
+    if not isinstance(blocks, BlockTopK):
+        return pattern
+    placing: Any = {name: value for name, value in common.items() if name in _PLACING}
+    listed = BlockSparse(select_blocks(query, key, blocks, **placing))
+    return replace(pattern, inside=listed) if isinstance(pattern, TopK) else listed
 
 
 def merge_states(

@@ -154,11 +154,14 @@ RAGGED_PATTERNS = {
     "blocks": lambda rows, keys, device: layout_for(rows, keys, device),
     "blocks-of-all": lambda rows, keys, device: layout_for(rows, keys, device, 4, 6),
     "topk": lambda rows, keys, device: sa.TopK(7),
+    "topk-in-blocks": lambda rows, keys, device: sa.TopK(7, layout_for(rows, keys, device)),
 }
 
 
 def alone(pattern, b, rows, keys):
     """The pattern of sequence b in a call of its own."""
+    if isinstance(pattern, sa.TopK) and pattern.inside is not None:
+        return sa.TopK(pattern.k, part_of_layout(pattern.inside, b, rows, keys))
     if isinstance(pattern, sa.BlockSparse):
         return part_of_layout(pattern, b, rows, keys)
     return pattern

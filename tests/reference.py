@@ -99,5 +99,8 @@ PATTERNS = {
         with_bits(random_layout(s.Sq, s.Skv, s.block, 48, device, heads=s.Hkv))
     ),
     "topk": lambda s, device: sa.TopK(7),
+    "topk-in-blocks": lambda s, device: sa.TopK(
+        7, inside=random_layout(s.Sq, s.Skv, s.block, 32, device)
+    ),
     "block-topk": lambda s, device: sa.BlockTopK(s.block, budget_share=0.4, local_blocks=1),
 }

@@ -201,13 +201,14 @@ bool has_list(const CallArguments& args) {
   return args.counts || args.indices || args.partial || args.bits;
 }
 
-/// `naive` takes the arguments of every kind, of one kind a call.
+/// `naive` takes the arguments of every kind, of one kind a call; top-k may rank the keys of a
+/// list.
 void check_one_kind(const std::string& op, const CallArguments& args) {
   bool lead = args.sinks > 0 || args.num_global > 0 || args.global_tokens;
   bool window = args.left || args.right || args.dilation != 1 || lead;
   bool strided = args.local || args.stride;
-  bool list = has_list(args);
-  if (window + strided + list + args.k.has_value() > 1) {
+  bool ranked = has_list(args) || args.k;
+  if (window + strided + ranked > 1) {
     fail_expected(op, "the arguments of one pattern", "those of several");
   }
   if (args.dilation > 1 && (args.num_global > 0 || args.global_tokens)) {
@@ -342,10 +343,11 @@ void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& 
   if (kind == PatternKind::kStrided || (any && (args.local || args.stride))) {
     fill_strided(op, args, &params);
   }
-  if (kind == PatternKind::kBlockSparse || (any && has_list(args))) {
+  const bool topk = kind == PatternKind::kTopK || (any && args.k);
+  if (kind == PatternKind::kBlockSparse || ((any || topk) && has_list(args))) {
     fill_list(op, args, call);
   }
-  if (kind == PatternKind::kTopK || (any && args.k)) fill_topk(op, args, &params.pattern);
+  if (topk) fill_topk(op, args, &params.pattern);
 }
 
 void fill_selection(const std::string& op, const CallArguments& args, CheckedSelection* selection) {

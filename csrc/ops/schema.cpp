@@ -105,13 +105,23 @@ const Names& selection_names() {
   return kNames;
 }
 
+/// Of ops that take a block list.
+Names with_list(Names names) {
+  for (const char* name :
+       {"counts", "indices", "partial", "bits", "block_q", "block_kv", "num_kv_blocks"}) {
+    names.push_back(name);
+  }
+  return names;
+}
+
 /// Of ops that take the arguments of any pattern.
 Names with_any_pattern(Names names) {
   for (const char* name :
-       {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride",
-        "counts", "indices", "partial", "bits", "block_q", "block_kv", "num_kv_blocks", "k"}) {
+       {"left", "right", "dilation", "sinks", "num_global", "global_tokens", "local", "stride"}) {
     names.push_back(name);
   }
+  names = with_list(names);
+  names.push_back("k");
   return names;
 }
 
@@ -122,10 +132,8 @@ const std::vector<Op>& ops() {
       {"band", PatternKind::kBand, {"left", "right", "sinks", "num_global", "global_tokens"}},
       {"dilated", PatternKind::kDilated, {"left", "right", "dilation", "sinks"}},
       {"strided", PatternKind::kStrided, {"local", "stride"}},
-      {"block_sparse",
-       PatternKind::kBlockSparse,
-       {"counts", "indices", "partial", "bits", "block_q", "block_kv", "num_kv_blocks"}},
-      {"topk", PatternKind::kTopK, {"k"}},
+      {"block_sparse", PatternKind::kBlockSparse, with_list({})},
+      {"topk", PatternKind::kTopK, with_list({"k"})},
       {"block_topk", PatternKind::kBlockTopK, selection_names()},
       {"varlen", PatternKind::kAny,
        with_any_pattern({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "maybe_seqused_k"}),

@@ -10,8 +10,8 @@ from .._checks import check_tensor
 from .._common import Result, attend
 from .._pattern import check_pattern
 from ..by_head import ByHead, attend_by_head
-from ..patterns import BlockSparse, BlockTopK, Full, Pattern
-from ..tools import PLACING, select_blocks
+from ..patterns import Full, Pattern, TopK
+from ..tools import with_lists
 
 __all__ = ["attend_any"]
 
@@ -38,7 +38,6 @@ def attend_any(
             return attend_any(owner, own, q, k, v, part, op)
 
         return attend_by_head(pattern, query, key, value, common, of_heads)
-    if op == "naive" and isinstance(pattern, BlockTopK):
-        placing: Any = {name: value for name, value in common.items() if name in PLACING}
-        pattern = BlockSparse(select_blocks(query, key, pattern, **placing))
+    if op == "naive" or isinstance(pattern, TopK):
+        pattern = with_lists(pattern, query, key, common)
     return attend(owner, pattern, query, key, value, common, op)

@@ -9,8 +9,8 @@ import torch
 from .._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
-from ..patterns import BlockSparse, BlockTopK, Full, Pattern
-from ..tools import PLACING, select_blocks
+from ..patterns import BlockTopK, Full, Pattern
+from ..tools import with_lists
 
 __all__ = ["attend_sequences"]
 
@@ -57,11 +57,10 @@ def attend_sequences(
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
     reason = pattern._unserved()
-    if isinstance(pattern, BlockTopK):
-        if pattern._by_sketch and op == "paged" and sequences["cu_seq_q"] is None:
-            placing: Any = {name: value for name, value in common.items() if name in PLACING}
-            pages = {name: sequences[name] for name in ("block_table", "seqused_k")}
-            pattern = BlockSparse(select_blocks(query, key, pattern, **placing, **pages))
+    blocks = pattern._region
+    if isinstance(blocks, BlockTopK):
+        if blocks._by_sketch and op == "paged" and sequences["cu_seq_q"] is None:
+            pattern = with_lists(pattern, query, key, common | sequences)
         else:
             reason = "block top-k of packed or paged sequences, but selector sketch on paged keys"
     elif pattern._op is None:

@@ -9,8 +9,10 @@ from typing import Literal, overload
 
 import torch
 
-from .._common import Result, attend, given
-from ..patterns import TopK
+from .._common import Result, given
+from ..layout import BlockLayout
+from ..patterns import BlockSparse, BlockTopK, TopK
+from ._any import attend_any
 
 __all__ = ["topk_attention"]
 
@@ -22,6 +24,7 @@ def topk_attention(
     value: torch.Tensor,
     k: int,
     *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -48,6 +51,7 @@ def topk_attention(
     value: torch.Tensor,
     k: int,
     *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -74,6 +78,7 @@ def topk_attention(
     value: torch.Tensor,
     k: int,
     *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -99,6 +104,7 @@ def topk_attention(
     value: torch.Tensor,
     k: int,
     *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -130,6 +136,8 @@ def topk_attention(
         ``(B, Hkv, Skv, Dv)`` of key's dtype; Dv may differ from D, with the same limits.
     k : int
         Keys kept of the row's allowed keys by ``scale * q.k``; ties go to the lower key.
+    inside : BlockTopK, BlockSparse or BlockLayout, optional
+        Rank the keys of these blocks alone; those of a `BlockTopK` are chosen first.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
@@ -189,9 +197,12 @@ def topk_attention(
     Examples
     --------
     >>> import torch
-    >>> from sparse_attn import topk_attention
+    >>> from sparse_attn import BlockTopK, topk_attention
     >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
     >>> topk_attention(q, k, v, 8).shape
+    torch.Size([1, 2, 64, 16])
+    >>> blocks = BlockTopK(16, mass=None, budget_blocks=2, local_blocks=1)
+    >>> topk_attention(q, k, v, 8, inside=blocks).shape
     torch.Size([1, 2, 64, 16])
 
     Notes
@@ -216,4 +227,4 @@ def topk_attention(
         out,
         engine,
     )
-    return attend("topk_attention", TopK(k), query, key, value, common)
+    return attend_any("topk_attention", TopK(k, inside), query, key, value, common)

@@ -292,14 +292,14 @@ def _origin(
 ) -> torch.Tensor | None:
     """Return the key of each text's first token for patterns that count from it, else None."""
     name = type(pattern).__name__
-    if note is not None and note.dropped and isinstance(pattern, (BlockSparse, BlockTopK)):
+    if note is not None and note.dropped and isinstance(pattern._region, (BlockSparse, BlockTopK)):
         raise layer_error(
             module,
             "pattern",
             f"{name} in a sliding cache that has dropped {note.dropped} keys",
             "give the policy decode=Full(), or list the layer in its dense_layers",
         )
-    by_blocks = isinstance(pattern, BlockSparse)  # of key positions, whatever they hold
+    by_blocks = isinstance(pattern._region, BlockSparse)  # of key positions, whatever they hold
     if not by_blocks and not counts_from_origin(pattern):
         return None
     if not has_origin(module, note, query.shape[2], key.shape[2]):
@@ -350,9 +350,9 @@ def _masked(
     else:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
-    placed = isinstance(pattern, (Band, BlockTopK, Dilated, Strided))
+    placed = isinstance(pattern._region, (Band, BlockTopK, Dilated, Strided))
     if placed and is_causal and seq_q < key.shape[2]:
         common["query_offset"] = query_positions(mask, batch, seq_q)
-    if isinstance(pattern, BlockTopK):
+    if isinstance(pattern._region, BlockTopK):
         common["is_causal"] = is_causal
     return common

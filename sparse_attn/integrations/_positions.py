@@ -25,7 +25,7 @@ def counts_from_origin(pattern: Pattern) -> bool:
         return pattern.sinks > 0 or pattern.global_tokens is not None
     if isinstance(pattern, Dilated):
         return pattern.sinks > 0
-    return isinstance(pattern, (Strided, BlockTopK))
+    return isinstance(pattern._region, (Strided, BlockTopK))
 
 
 def has_origin(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> bool:

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from ..functional import sparse_attention
-from ..patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
-from ..tools import select_blocks
+from ..patterns import BlockSparse, Pattern, TopK
+from ..tools import with_lists
 
 __all__ = ["row_counts"]
 
 _HEAD_DIM = 16
 #: Arguments that choose keys; the others change scores, which are zero here.
 _PLACING = ("is_causal", "key_bounds", "query_offset", "key_origin")
-_SELECTING = ("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap")
 
 
 def row_counts(
@@ -31,10 +30,8 @@ def row_counts(
     ones the error is below 5e-5 of the count.
     """
     if isinstance(pattern, TopK):
-        return row_counts(query, key, Full(), common).clamp(max=pattern.k)
-    if isinstance(pattern, BlockTopK):
-        given = {name: common[name] for name in _SELECTING if name in common}
-        pattern = BlockSparse(select_blocks(query, key, pattern, **given))
+        return row_counts(query, key, pattern._region, common).clamp(max=pattern.k)
+    pattern = with_lists(pattern, query, key, common)
     placing = {name: common[name] for name in _PLACING if name in common}
     mask = common.get("attn_mask")
     if mask is not None:

@@ -8,7 +8,8 @@ import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-SPLIT = {name: make for name, make in PATTERNS.items() if name not in ("topk", "band-scattered")}
+WHOLE = ("topk", "topk-in-blocks", "band-scattered")
+SPLIT = {name: make for name, make in PATTERNS.items() if name not in WHOLE}
 #: More patterns, of sizes that matter on thousands of keys.
 LONG = {
     "full": lambda s, device: sa.Full(),

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 apply = sa.integrations.transformers.apply
 LENGTH = 40
+ONE_BLOCK = sa.BlockTopK(16, mass=None, budget_blocks=1, selector="mean", local_blocks=1)
+BY_BLOCKS = {"block top-k": lambda: ONE_BLOCK, "top-k in blocks": lambda: sa.TopK(5, ONE_BLOCK)}
 PATTERNS = {
     "sinks": lambda: sa.Band((3, 0), sinks=4),
     "first global tokens": lambda: sa.Band((3, 0), global_tokens=3),
@@ -23,12 +25,10 @@ PATTERNS = {
     "strided": lambda: sa.Strided(2, 3),
     "by head": lambda: sa.ByHead({0: sa.Band((3, 0), sinks=4)}, rest=sa.Strided(2, 5)),
     "topk": lambda: sa.TopK(5),
-    "block top-k": lambda: sa.BlockTopK(
-        16, mass=None, budget_blocks=1, selector="mean", local_blocks=1
-    ),
+    **BY_BLOCKS,
 }
 #: Pads of the first row: whole blocks where the pattern has blocks.
-PADS = {name: 16 if name == "block top-k" else 5 for name in PATTERNS}
+PADS = {name: 16 if name in BY_BLOCKS else 5 for name in PATTERNS}
 CALLS = {
     "prefill": [(0, LENGTH)],
     "decode": [(0, 30), *((n, n + 1) for n in range(30, LENGTH))],
@@ -79,12 +79,12 @@ def test_prefill(cache, pattern):
 @pytest.mark.parametrize("calls", ["decode", "chunks"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_decode(cache, calls, pattern):
-    if pattern == "block top-k":  # alone, a block's queries choose together
+    if pattern in BY_BLOCKS:  # alone, a block's queries choose together
         calls = "prefill"
     assert_padded_equals_alone("llama", pattern, cache, CALLS[calls])
 
 
-@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "block top-k"])
+@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in BY_BLOCKS])
 @pytest.mark.parametrize("calls", ["decode", "chunks"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])

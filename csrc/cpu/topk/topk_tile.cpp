@@ -136,7 +136,9 @@ bool QueryTile::add_kept_values() {
 
 bool QueryTile::run_topk() {
   int32_t columns = tile_.visited.main.size();
-  if (columns > plan_.whole_columns) return select_columns() && add_kept_values();
+  if (pattern_.list.present() || columns > plan_.whole_columns) {
+    return select_columns() && add_kept_values();
+  }
   if (!score_whole_rows()) return false;
   if (columns <= plan_.dense_columns) return multiply_whole_rows();
   select_from_whole_rows();

@@ -27,6 +27,7 @@ struct TileScores {
   template <typename Function>
   __device__ __forceinline__ void visit(Stride stride, const Function& function) const {
     const auto walk = tile.walk();
+    const bool has_bits = tile.params.pattern.list.has_bits();
     int32_t position = stride.first();
     auto next = [&] {
       const typename Config::Step step = walk.next(position);
@@ -50,6 +51,7 @@ struct TileScores {
         typename Config::Scores rS;
         products.scores(rS, slot);
         if (warp_step.masked) mask_scores(rS, tile, step);
+        if (Config::kBits && has_bits && step.partial()) mask_by_bits(rS, tile, step);
         function(rS, step);
       }
       uint32_t swap = slot;
