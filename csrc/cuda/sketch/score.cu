@@ -34,7 +34,8 @@ struct SketchConfig {
   static constexpr int kPairs = kChannels / 2;
   static constexpr int kWords = kChannels * BITS / 32;  // of a lane and key
   static constexpr int kPairsOfWord = 16 / BITS;
-  static constexpr int kBlocksPerSm = CHUNKS <= 2 && BITS == 2 ? 4 : 1;  // as registers allow
+  // As registers allow.
+  static constexpr int kBlocksPerSm = CHUNKS == 1 ? 4 : CHUNKS == 2 && BITS == 2 ? 3 : 2;
   static constexpr uint32_t kLevels = (1u << BITS) - 1;
   /// The bit of its half at which pair e of a word lies once it is in the low byte.
   SPARSE_ATTN_HD static constexpr int shift(int e) { return e * BITS % 8; }
@@ -50,7 +51,7 @@ __device__ __forceinline__ uint32_t codes_of(uint32_t word, int e) {
 /// The queries of a lane's row, in its channels.
 template <typename Config>
 struct LaneQuery {
-  uint32_t scaled[Config::kPairs];  // q 2^(kLift - shift) / unit, below 2^kLift
+  uint32_t scaled[Config::kPairs];  // q 2^(kLift - shift) / unit / levels, below 2^kLift
   float plain[Config::kChannels];
 };
 
@@ -103,18 +104,17 @@ __device__ __forceinline__ void fold(float (&values)[N], int lane, int step, int
 
 /// What a row of a tile of queries is, and which keys it sees.
 struct QueryRow {
-  int32_t head = -1, query = 0;  // a head of -1 is none
-  Interval keys = {};
+  int32_t head, query;  // a head of -1 is none; it sees what the last row sees
+  Interval keys;
 };
 
 __device__ __forceinline__ QueryRow row_at(const SelectParams& params, int64_t batch,
                                            int64_t head_kv, int32_t row) {
-  QueryRow result;
-  if (row >= params.group() * params.seq_q) return result;
-  result.head = static_cast<int32_t>(head_kv) * params.group() + row / params.seq_q;
-  result.query = row % params.seq_q;
-  result.keys = params.keys_of_row(batch, result.head, result.query);
-  return result;
+  const int32_t last = params.group() * params.seq_q - 1;
+  const int32_t own = imin(row, last);
+  const int32_t head = static_cast<int32_t>(head_kv) * params.group() + own / params.seq_q;
+  const int32_t query = own % params.seq_q;
+  return {row > last ? -1 : head, query, params.keys_of_row(batch, head, query)};
 }
 
 /// Reads the lane's row and returns its unit: the power of two above its largest element.
@@ -129,18 +129,22 @@ __device__ float load_query(const SelectParams& params, int64_t batch, const Que
 #pragma unroll
   for (int i = 0; i < Config::kChannels; ++i) {
     const bool there = row.head >= 0 && first + i < params.head_dim;
-    lane_query.plain[i] = there ? to_float(query[first + i]) : 0.0f;
+    lane_query.plain[i] = to_float(there ? query[first + i] : from_float<T>(0.0f));
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kChannels; ++i) {
     largest = fmaxf(largest, fabsf(lane_query.plain[i]));
   }
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   int exponent = 0;
   frexpf(largest, &exponent);
+  const float lift = ldexpf(1.0f, kLift - exponent) / Config::kLevels;
 #pragma unroll
   for (int i = 0; i < Config::kPairs; ++i) {
-    const int lift = kLift - Config::shift(i % Config::kPairsOfWord) - exponent;
-    lane_query.scaled[i] = pack<__half>(ldexpf(lane_query.plain[2 * i], lift),
-                                        ldexpf(lane_query.plain[2 * i + 1], lift));
+    const float factor = lift / (1 << Config::shift(i % Config::kPairsOfWord));
+    lane_query.scaled[i] =
+        pack<__half>(lane_query.plain[2 * i] * factor, lane_query.plain[2 * i + 1] * factor);
   }
   return ldexpf(1.0f, exponent);
 }
@@ -151,7 +155,6 @@ __device__ __forceinline__ float scale_query(const LaneQuery<Config>& query,
                                              const typename Config::T* ranges, int32_t head_dim,
                                              uint32_t (&stepped)[Config::kPairs]) {
   const int first = threadIdx.x % 4 * Config::kChannels;
-  constexpr float kStep = 1.0f / Config::kLevels;
   float base = 0.0f;
 #pragma unroll
   for (int i = 0; i < Config::kChannels; i += 8) {
@@ -164,8 +167,8 @@ __device__ __forceinline__ float scale_query(const LaneQuery<Config>& query,
     for (int d = 0; d < 8; d += 2) {
       base = fmaf(query.plain[i + d], least[d], base);
       base = fmaf(query.plain[i + d + 1], least[d + 1], base);
-      const __half2 step = __floats2half2_rn((greatest[d] - least[d]) * kStep,
-                                             (greatest[d + 1] - least[d + 1]) * kStep);
+      const __half2 step =
+          __floats2half2_rn(greatest[d] - least[d], greatest[d + 1] - least[d + 1]);
       const uint32_t pair = query.scaled[(i + d) / 2];
       const __half2 product = __hmul2(reinterpret_cast<const __half2&>(pair), step);
       stepped[(i + d) / 2] = reinterpret_cast<const uint32_t&>(product);
@@ -194,17 +197,21 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
   QueryRow rows[2];
   float factor[2];
   const float scale = params.scale * (params.softcap == 0.0f ? kLog2e : 1.0f);
-  Interval any = {params.seq_kv, 0};
+  // Keys that some row sees, and those that all of them see.
+  Interval any = {params.seq_kv, 0}, all = {0, held};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     rows[r] = row_at(params, batch, head_kv, row_tile * kRows + 2 * quad + r);
-    factor[r] = ldexpf(__shfl_sync(~0u, lane_unit, (2 * quad + r) * 4), kCodeUnit - kLift);
+    factor[r] = scale * ldexpf(__shfl_sync(~0u, lane_unit, (2 * quad + r) * 4), kCodeUnit - kLift);
     any.begin = imin(any.begin, rows[r].keys.empty() ? params.seq_kv : rows[r].keys.begin);
     any.end = imax(any.end, imin(rows[r].keys.end, held));
+    all = intersect(all, rows[r].keys);
   }
   for (int step = 1; step < 4; step *= 2) {
     any.begin = imin(any.begin, __shfl_xor_sync(~0u, any.begin, step));
     any.end = imax(any.end, __shfl_xor_sync(~0u, any.end, step));
+    all.begin = imax(all.begin, __shfl_xor_sync(~0u, all.begin, step));
+    all.end = imin(all.end, __shfl_xor_sync(~0u, all.end, step));
   }
   // The tile and the row whose mass this lane writes.
   const int32_t written_tile = lane / 4 % kTiles;
@@ -216,10 +223,10 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
   const int32_t groups = ceil_div(num_tiles, group_tiles);
   for (int32_t group = split * kScoreWarps + threadIdx.x / 32; group < groups;
        group += splits * kScoreWarps) {
-    const int32_t begin = group * sketch.group;
+    const int32_t begin = group * group_tiles * kSketchTile;
     float sums[2 * kTiles];  // of rows x tiles
     float highest[2] = {-INFINITY, -INFINITY};
-    const bool visible = begin < any.end && begin + sketch.group > any.begin;
+    const bool visible = begin < any.end && begin + group_tiles * kSketchTile > any.begin;
     if (visible) {
       const int64_t entry = params.sketch_entry(sketch, batch, begin);
       const int32_t row = SelectParams::sketch_row(sketch, begin);
@@ -230,44 +237,52 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
       uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (tile >= group_tiles) continue;
-          load_words(codes + (tile * kSketchTile + half * 8) * sketch.row_words(),
-                     words[tile][half]);
-        }
+        // Smaller groups take their first tile again, and leave its masses out.
+        const int from = tile < group_tiles ? tile * kSketchTile : 0;
+        load_words(codes + from * sketch.row_words(), words[tile][0]);
+        load_words(codes + (from + 8) * sketch.row_words(), words[tile][1]);
       }
       uint32_t stepped[Config::kPairs];
-      const float base = sum_of_quad(scale_query<Config>(query, ranges, params.head_dim, stepped));
+      float base = scale_query<Config>(query, ranges, params.head_dim, stepped);
+      base = scale * sum_of_quad(base);
       const float bases[2] = {__shfl_sync(~0u, base, 2 * quad * 4),
                               __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
-      float scores[kTiles][4];
+      float scores[kTiles][4] = {};
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        if (tile >= group_tiles) {
-          for (float& score : scores[tile]) score = -INFINITY;
-          continue;
-        }
-        float sum[4] = {};
+      for (int pair = 0; pair < Config::kPairs; pair += 2) {
+        const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
 #pragma unroll
-        for (int pair = 0; pair < Config::kPairs; pair += 2) {
-          const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
+        for (int tile = 0; tile < kTiles; ++tile) {
           const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
                                     codes_of<Config>(words[tile][1][word], e),
                                     codes_of<Config>(words[tile][0][word], e + 1),
                                     codes_of<Config>(words[tile][1][word], e + 1)};
-          ptx::mma_16x8x16<__half>(sum, keys, stepped[pair], stepped[pair + 1]);
+          ptx::mma_16x8x16<__half>(scores[tile], keys, stepped[pair], stepped[pair + 1]);
         }
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int r = i % 2;
-          const int32_t j = begin + tile * kSketchTile + lane / 4 + i / 2 * 8;
-          float score = fmaf(sum[i], factor[r], bases[r]) * scale;
-          if (params.softcap != 0.0f) score = capped(score, params.softcap) * kLog2e;
-          const bool seen = j >= rows[r].keys.begin && j < rows[r].keys.end && j < held;
-          scores[tile][i] = seen ? score : -INFINITY;
-          highest[r] = fmaxf(highest[r], scores[tile][i]);
+      for (int i = 0; i < 4 * kTiles; ++i) {
+        float& score = scores[i / 4][i % 4];
+        score = fmaf(score, factor[i % 2], bases[i % 2]);
+      }
+      if (params.softcap != 0.0f) {
+#pragma unroll
+        for (int i = 0; i < 4 * kTiles; ++i) {
+          float& score = scores[i / 4][i % 4];
+          score = capped(score, params.softcap) * kLog2e;
         }
+      }
+      if (group_tiles < kTiles || begin < all.begin || begin + kSketchGroup > all.end) {
+#pragma unroll
+        for (int i = 0; i < 4 * kTiles; ++i) {
+          const int32_t j = begin + i / 4 * kSketchTile + lane / 4 + i % 4 / 2 * 8;
+          const bool seen = i / 4 < group_tiles && rows[i % 2].keys.contains(j) && j < held;
+          if (!seen) scores[i / 4][i % 4] = -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) {
+        highest[i % 2] = fmaxf(highest[i % 2], scores[i / 4][i % 4]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -295,26 +310,27 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
   }
 }
 
-template <typename T, int CHUNKS>
+template <typename Config>
 void launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
   const int32_t rows = params.group() * params.seq_q;
   const int32_t row_tiles = ceil_div(rows, kRows);
   const int64_t items = int64_t{params.batch} * params.heads_kv * row_tiles;
   int processors = 1;
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, params.device);
-  constexpr int64_t kBlocksPerProcessor = 8, kGroupsPerWarp = 2;
-  const int64_t wanted = ceil_div64(processors * kBlocksPerProcessor, items);
+  // As many thread blocks as the device holds at once; each of them loads its queries.
+  constexpr int64_t kGroupsPerWarp = 2;
+  const int64_t fitting = processors * Config::kBlocksPerSm / items;
   const int64_t most = ceil_div64(params.seq_kv, sketch.group * kScoreWarps * kGroupsPerWarp);
-  const auto splits = static_cast<int32_t>(wanted < most ? wanted : most);
+  const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
   const auto blocks = static_cast<uint32_t>(items * splits);
-  const cudaStream_t stream = to_stream(params.stream);
-  if (sketch.bits == 2) {
-    score_sketch<SketchConfig<T, CHUNKS, 2>>
-        <<<blocks, kScoreThreads, 0, stream>>>(params, sketch, masses, row_tiles, splits);
-  } else {
-    score_sketch<SketchConfig<T, CHUNKS, 4>>
-        <<<blocks, kScoreThreads, 0, stream>>>(params, sketch, masses, row_tiles, splits);
-  }
+  score_sketch<Config><<<blocks, kScoreThreads, 0, to_stream(params.stream)>>>(
+      params, sketch, masses, row_tiles, splits);
+}
+
+template <typename T, int CHUNKS>
+void launch_by_bits(const SelectParams& params, const SketchView& sketch, float* masses) {
+  if (sketch.bits == 2) return launch_scores<SketchConfig<T, CHUNKS, 2>>(params, sketch, masses);
+  launch_scores<SketchConfig<T, CHUNKS, 4>>(params, sketch, masses);
 }
 
 }  // namespace
@@ -324,13 +340,13 @@ Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch
     using T = typename decltype(tag)::Type;
     switch (ceil_div(params.head_dim, kSketchChannels)) {
       case 1:
-        return launch_scores<T, 1>(params, sketch, masses);
+        return launch_by_bits<T, 1>(params, sketch, masses);
       case 2:
-        return launch_scores<T, 2>(params, sketch, masses);
+        return launch_by_bits<T, 2>(params, sketch, masses);
       case 3:
-        return launch_scores<T, 3>(params, sketch, masses);
+        return launch_by_bits<T, 3>(params, sketch, masses);
       default:
-        return launch_scores<T, 4>(params, sketch, masses);
+        return launch_by_bits<T, 4>(params, sketch, masses);
     }
   });
   return launched();
