@@ -9,6 +9,7 @@
 
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/ptx/cp_async.cuh"
 #include "../common/ptx/global.cuh"
 #include "../common/ptx/math.cuh"
 #include "../common/ptx/mbarrier.cuh"
@@ -27,10 +28,13 @@ constexpr int kVectors = kEstimateRows;  // of a warpgroup
 constexpr int kKeys = 128;               // key vectors of a tile
 constexpr int kRowBytes = 128;           // of a slab, which holds 64 columns
 constexpr int kSlabColumns = kRowBytes / 2;
-constexpr int kFragments = kKeys / 8;  // of a row: a lane holds two columns of each
-constexpr int kChunk = 32;             // key blocks whose shares are written at once
-constexpr int kChunkPitch = kChunk + 1;
-constexpr int kItems = 2;  // claimed ahead
+constexpr int kFragments = kKeys / 8;      // of a row: a lane holds two columns of each
+constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
+constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
+constexpr int kChunks = 3;
+constexpr int kLanesOfOwner = kWarpgroup / kChunk;
+constexpr int kMostOwners = kVectors / kLanesOfOwner;  // query blocks of a thread
+constexpr int kItems = 2;                              // claimed ahead
 constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
 constexpr int kWarpgroupBarrier = 1;  // and one more; 0 is __syncthreads
 
@@ -41,7 +45,7 @@ struct Config {
   static constexpr int kSlabs = HEAD_DIM / kSlabColumns;
   static constexpr int kQueryBytes = kVectors * HEAD_DIM * 2;
   static constexpr int kKeyBytes = kKeys * HEAD_DIM * 2;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = 3;
 };
 
 /// A query block of a warpgroup, as its shares are written.
@@ -55,8 +59,8 @@ template <typename C>
 struct alignas(1024) Storage {
   uint8_t query[kItems][kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
-  float chunk[kConsumers][kVectors * kChunkPitch];
-  float lse[kConsumers][kVectors];
+  alignas(16) float chunk[kConsumers][kChunks][kChunk * kChunkPitch];
+  alignas(16) float lse[kConsumers][kVectors];
   Owner owners[kConsumers][kVectors];
   int64_t item[kItems];
   uint64_t item_full[kItems], item_empty[kItems];
@@ -203,42 +207,51 @@ struct Consumer {
 
   /// Adds what the quad's lanes hold, each lane for its half of the terms.
   template <int kStep, int kHeld>
-  __device__ __forceinline__ void halve(float (&terms)[kFragments], int32_t& first) const {
+  __device__ __forceinline__ void halve(float (&terms)[2][kFragments]) const {
     constexpr int kKept = kHeld > 1 ? kHeld / 2 : 1;
+    constexpr int kOther = kHeld > 1 ? kKept : 0;
     const bool upper = kHeld > 1 && (quad & kStep);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
-      const float other = kHeld > 1 ? terms[(kHeld > 1 ? kKept : 0) + i] : terms[i];
-      const float kept = upper ? other : terms[i];
-      const float given = upper ? terms[i] : other;
-      terms[i] = kept + __shfl_xor_sync(~0u, given, kStep);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float kept = upper ? terms[r][kOther + i] : terms[r][i];
+        const float given = upper ? terms[r][i] : terms[r][kOther + i];
+        terms[r][i] = kept + __shfl_xor_sync(~0u, given, kStep);
+      }
     }
-    if (upper) first += kKept;
   }
 
   /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some. No branch
   /// of single lanes: products are running.
   template <int kBlocks>
-  __device__ __forceinline__ void store(float (&terms)[kFragments], float base, int32_t block,
-                                        int32_t at_row) const {
+  __device__ __forceinline__ void store(float (&terms)[2][kFragments], const float (&base)[2],
+                                        int32_t block) const {
     constexpr int kTogether = kFragments / kBlocks;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      float together = terms[i * kTogether];
-#pragma unroll
-      for (int j = 1; j < kTogether; ++j) together += terms[i * kTogether + j];
-      terms[i] = together;
-    }
-    constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1;
-    halve<2, kBlocks>(terms, block);
-    halve<1, kHalf>(terms, block);
-    constexpr int kHeld = kBlocks >= 4 ? kBlocks / 4 : 1;
+    constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
     constexpr int kCopies = kBlocks >= 4 ? 1 : 4 / kBlocks;  // lanes with the same sum
-    float* to = masses + int64_t{block} * kVectors + at_row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        float together = terms[r][i * kTogether];
+#pragma unroll
+        for (int j = 1; j < kTogether; ++j) together += terms[r][i * kTogether + j];
+        terms[r][i] = together;
+      }
+    }
+    halve<2, kBlocks>(terms);
+    halve<1, kHalf>(terms);
+    if (kBlocks > 1) block += quad / 2 * kHalf;
+    if (kBlocks > 2) block += quad % 2 * kHeld;
+    float* to = masses + int64_t{block} * kVectors + row;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      ptx::store_global_if(quad % kCopies == 0 && block + i < args.params.num_kv, to + i * kVectors,
-                           base + __log2f(terms[i]));
+      const bool stores = quad % kCopies == 0 && block + i < args.params.num_kv;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ptx::store_global_if(stores, to + i * kVectors + 8 * r, base[r] + __log2f(terms[r][i]));
+      }
     }
   }
 
@@ -257,49 +270,60 @@ struct Consumer {
     }
   }
 
-  /// Takes in the scores of a tile.
+  /// Takes in the scores of a tile: both rows at once, as each alone waits for itself.
   __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
     const float scale = args.params.scale * kLog2e;
-    const int32_t per_block = args.estimate.per_block, block = first / per_block;
+    float base[2], terms[2][kFragments];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float top = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < kFragments; ++j) {
-        top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-      }
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float before = highest[r];
-      highest[r] = fmaxf(before, top * scale);
-      const float base = highest[r] == -INFINITY ? 0.0f : highest[r];
-      float terms[kFragments];
-      float all = 0.0f;
+      float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
       for (int j = 0; j < kFragments; ++j) {
         const float* x = scores + 4 * j + 2 * r;
-        terms[j] =
-            ptx::exp2_approx(fmaf(x[0], scale, -base)) + ptx::exp2_approx(fmaf(x[1], scale, -base));
-        all += terms[j];
+        tops[j % 4] = fmaxf(tops[j % 4], fmaxf(x[0], x[1]));
       }
-      sum[r] = sum[r] * ptx::exp2_approx(before - base) + all;
-      const int32_t at_row = row + 8 * r;
-      switch (per_block) {
-        case 8:
-          store<16>(terms, base, block, at_row);
-          break;
-        case 16:
-          store<8>(terms, base, block, at_row);
-          break;
-        case 32:
-          store<4>(terms, base, block, at_row);
-          break;
-        case 64:
-          store<2>(terms, base, block, at_row);
-          break;
-        default:
-          store<1>(terms, base, block, at_row);
+      base[r] = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base[r] = fmaxf(base[r], __shfl_xor_sync(~0u, base[r], step));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = highest[r];
+      highest[r] = fmaxf(before, base[r] * scale);
+      base[r] = highest[r] == -INFINITY ? 0.0f : highest[r];
+      sum[r] *= ptx::exp2_approx(before - base[r]);
+    }
+#pragma unroll
+    for (int j = 0; j < kFragments; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* x = scores + 4 * j + 2 * r;
+        terms[r][j] = ptx::exp2_approx(fmaf(x[0], scale, -base[r])) +
+                      ptx::exp2_approx(fmaf(x[1], scale, -base[r]));
       }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all[4] = {};
+#pragma unroll
+      for (int j = 0; j < kFragments; ++j) all[j % 4] += terms[r][j];
+      sum[r] += (all[0] + all[1]) + (all[2] + all[3]);
+    }
+    const int32_t per_block = args.estimate.per_block, block = first / per_block;
+    switch (per_block) {
+      case 8:
+        return store<16>(terms, base, block);
+      case 16:
+        return store<8>(terms, base, block);
+      case 32:
+        return store<4>(terms, base, block);
+      case 64:
+        return store<2>(terms, base, block);
+      default:
+        return store<1>(terms, base, block);
     }
   }
 
@@ -379,50 +403,83 @@ struct Consumer {
     }
   }
 
+  /// Asks for the masses of some key blocks; zeros where none were stored.
+  __device__ void load_chunk(int32_t chunk, int32_t there) const {
+    constexpr int kPieces = kVectors / 4;
+    const uint32_t to = ptx::smem_address(storage.chunk[consumer][chunk % kChunks]);
+    for (int at = threadIdx.x % kWarpgroup; at < kChunk * kPieces; at += kWarpgroup) {
+      const int32_t j = chunk * kChunk + at / kPieces;
+      const bool valid = j < there;
+      ptx::cp_async_16(
+          to + (at / kPieces * kChunkPitch + at % kPieces * 4) * static_cast<int>(sizeof(float)),
+          masses + (valid ? int64_t{j} * kVectors + at % kPieces * 4 : 0), valid);
+    }
+    ptx::cp_async_commit();
+  }
+
+  /// What the query blocks of a thread have of a chunk already.
+  __device__ __forceinline__ void read_shares(float (&to)[kMostOwners], const Unit& unit,
+                                              const float* shares, int32_t j) const {
+    const Owner* owners = storage.owners[consumer];
+#pragma unroll
+    for (int i = 0; i < kMostOwners; ++i) {
+      const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
+      if (at >= unit.blocks.size()) break;
+      const bool reads = args.estimate.adds && j < owners[at].visible;
+      to[i] = reads ? shares[int64_t{at} * args.params.num_kv + j] : 0.0f;
+    }
+  }
+
+  /// The share of a key block, from its masses for the vectors of a query block.
+  __device__ __forceinline__ float share_of(const Interval& rows, const float* mass) const {
+    const float* lse = storage.lse[consumer];
+    float total = 0.0f;
+    int32_t v = rows.begin;
+    if (v % 4 == 0) {
+      for (; v + 4 <= rows.end; v += 4) {
+        const float4 m = *reinterpret_cast<const float4*>(mass + v);
+        const float4 l = *reinterpret_cast<const float4*>(lse + v);
+        total += ptx::exp2_approx(m.x - l.x);
+        total += ptx::exp2_approx(m.y - l.y);
+        total += ptx::exp2_approx(m.z - l.z);
+        total += ptx::exp2_approx(m.w - l.w);
+      }
+    }
+    // A vector that sees nothing has an lse of infinity, and no share.
+    for (; v < rows.end; ++v) total += ptx::exp2_approx(mass[v] - lse[v]);
+    return total;
+  }
+
   /// Adds the vectors' shares to those of their query blocks.
   __device__ void write_shares(const Unit& unit) const {
     const SelectParams& params = args.params;
-    const int32_t thread = threadIdx.x % kWarpgroup;
-    const float* lse = storage.lse[consumer];
+    const int32_t column = threadIdx.x % kChunk;
     const Owner* owners = storage.owners[consumer];
-    float* chunk = storage.chunk[consumer];
     const int32_t there = imin(ceil_div(unit.end, args.estimate.per_block), params.num_kv);
     const int64_t list = int64_t{unit.batch} * params.heads_q + unit.head;
     float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
-    const int32_t num_owners = unit.blocks.size();
-    const int32_t visible = owners[num_owners - 1].visible;
-    constexpr int kOfThread = kChunk * kVectors / kWarpgroup;
-    constexpr int kAtOnce = kWarpgroup / kChunk;  // query blocks
-    const int32_t column = thread % kChunk;
-    for (int32_t j0 = 0; j0 < visible; j0 += kChunk) {
-      float mass[kOfThread];
-#pragma unroll
-      for (int i = 0; i < kOfThread; ++i) {
-        const int32_t at = thread + i * kWarpgroup, j = j0 + at / kVectors;
-        mass[i] = j < there ? masses[int64_t{j} * kVectors + at % kVectors] : -INFINITY;
-      }
-#pragma unroll
-      for (int i = 0; i < kOfThread; ++i) {
-        const int32_t at = thread + i * kWarpgroup, vector = at % kVectors;
-        // A vector that sees nothing has an lse of infinity, and no mass.
-        chunk[vector * kChunkPitch + at / kVectors] = ptx::exp2_approx(mass[i] - lse[vector]);
-      }
+    const int32_t chunks = ceil_div(owners[unit.blocks.size() - 1].visible, kChunk);
+    float before[kMostOwners], upcoming[kMostOwners];
+    for (int chunk = 0; chunk < kChunks - 1; ++chunk) load_chunk(chunk, there);
+    read_shares(before, unit, shares, column);
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      ptx::cp_async_wait<kChunks - 2>();
       synchronise();
-      const int32_t j = j0 + column;
-#pragma unroll 4
-      for (int32_t at = thread / kChunk; at < num_owners; at += kAtOnce) {
+      load_chunk(chunk + kChunks - 1, there);
+      const int32_t j = chunk * kChunk + column;
+      read_shares(upcoming, unit, shares, j + kChunk);
+      const float* mass = storage.chunk[consumer][chunk % kChunks] + column * kChunkPitch;
+#pragma unroll
+      for (int i = 0; i < kMostOwners; ++i) {
+        const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
+        if (at >= unit.blocks.size()) break;
         const Owner owner = owners[at];
-        float& share = shares[int64_t{at} * params.num_kv + j];
-        const bool writes = j < owner.visible;
-        const float before = writes && args.estimate.adds ? share : 0.0f;
-        float total = 0.0f;
-        for (int32_t v = owner.rows.begin; v < owner.rows.end; ++v) {
-          total += chunk[v * kChunkPitch + column];
-        }
-        if (writes) share = before + total * owner.weight;
+        const float share = j < there ? share_of(owner.rows, mass) * owner.weight : 0.0f;
+        if (j < owner.visible) shares[int64_t{at} * params.num_kv + j] = before[i] + share;
+        before[i] = upcoming[i];
       }
-      synchronise();
     }
+    ptx::cp_async_wait<0>();
   }
 
   __device__ void run() {
