@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,6 +33,8 @@ from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
 
+#: Of the suite; each holds a context and the tensors of a test on the GPU.
+MOST_PROCESSES = 12
 PARTS = ("all", "tests", "fuzz", "sanitizers", "devices", "older")
 
 
@@ -91,11 +94,19 @@ class Recorder:
         }
 
 
+def side_by_side() -> list[str]:
+    """Return pytest's options for several processes: most of the time is the CPU's."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "worksteal"]
+
+
 def run_tests(extra: list[str]) -> dict[str, object]:
     """Run the whole suite on the GPU and return what came out."""
     recorder = Recorder()
     start = time.monotonic()
-    arguments = ["tests", "--device", "cuda", "--continue-on-collection-errors", *extra]
+    arguments = ["tests", "--device", "cuda", "--continue-on-collection-errors", *side_by_side()]
+    arguments += extra
     status = pytest.main(arguments, plugins=[recorder])
     return {
         "exit_status": int(status),
