@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..functional import sparse_attention
-from ..patterns import BlockSparse, BlockTopK, Full, Pattern
+from ..patterns import Band, Dilated, Full, Pattern, Strided, TopK
 from ._times import RUNS, stopwatch
 
 __all__ = ["cache_file", "crossover"]
@@ -48,7 +48,8 @@ def crossover(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> int |
     NotImplementedError
         A pattern that depends on the data, or that holds a layout of one length.
     """
-    if isinstance(pattern, (BlockSparse, BlockTopK)):
+    alone = isinstance(pattern, (Band, Dilated, Strided))
+    if not (alone or (isinstance(pattern, TopK) and pattern.inside is None)):
         name = type(pattern).__name__
         raise NotImplementedError(f"sparse_attn.crossover: not served: {name} without its data")
     name = _name(pattern, query, key)

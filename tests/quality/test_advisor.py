@@ -302,8 +302,10 @@ def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     assert _crossover.crossover(sa.Band(9), query, key) == 256
     monkeypatch.setenv("SPARSE_ATTN_CACHE", "/proc/nowhere")
     assert _crossover.crossover(sa.Band(9), query, key) == 256
-    with pytest.raises(NotImplementedError, match="not served: BlockTopK without its data"):
-        _crossover.crossover(sa.BlockTopK(), query, key)
+    layout = sa.BlockLayout.local(64, 64, 16, 16, 0)
+    for pattern in (sa.BlockTopK(), sa.TopK(4, inside=layout), sa.BlockSparse(layout)):
+        with pytest.raises(NotImplementedError, match="not served: .* without its data"):
+            _crossover.crossover(pattern, query, key)
 
 
 def test_the_time_left_counts_forwards(monkeypatch):
