@@ -33,8 +33,7 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(
-         Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kAlibi, F::kGlobalIndices))},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
@@ -126,6 +125,16 @@ std::string hopper_refusal(const Case& c) {
   using cuda::hopper::built_head_dim;
   using cuda::hopper::Tiling;
   const int32_t head_dim = c.problem.widest_dim();
+  constexpr Features kBiases = Features::of(F::kMask, F::kAlibi);
+  if (c.features.any(kBiases)) {
+    const std::string bias = words_of(c.features.has(F::kMask) ? F::kMask : F::kAlibi);
+    if (c.features.has(F::kList)) return "hopper takes no " + bias + " with block lists";
+    if (built_head_dim(head_dim, Tiling::kBiased) == 0) {
+      return "hopper takes " + bias + " at head dims up to " +
+             std::to_string(cuda::hopper::largest_head_dim(Tiling::kBiased)) + ", not " +
+             std::to_string(head_dim);
+    }
+  }
   const Tiling least = c.features.has(F::kList) ? Tiling::kListed : Tiling::kGeneral;
   if (built_head_dim(head_dim, least) == 0) {
     return "hopper is built for head dims up to " +
@@ -186,6 +195,11 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   if (std::string(engine.name) == "hopper" && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
+  }
+  constexpr Features kBiases = Features::of(F::kMask, F::kAlibi);
+  if (std::string(engine.name) == "hopper" && c.features.any(kBiases)) {
+    return "hopper serves attn_mask and alibi_slopes where it is named: its kernels for them are "
+           "new";
   }
   return "";
 }

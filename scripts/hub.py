@@ -77,7 +77,7 @@ def hopper_kernels() -> dict[str, str]:
     table = (ROOT / room / "table.h").read_text()
     files = {}
     for head_dim, tiles in re.findall(r"^    {(\d+), {([\d, ]+)}},", table, flags=re.MULTILINE):
-        names = ["head_dim"] + ["topk_head_dim"] * (int(tiles.split(",")[-1]) > 0)
+        names = ["head_dim"] + ["topk_head_dim"] * (int(tiles.split(",")[5]) > 0)
         for name in names:
             text = (ROOT / room / f"{name}.cu.in").read_text()
             files[f"{room}/{name}_{head_dim}.cu"] = text.replace("@head_dim@", head_dim)

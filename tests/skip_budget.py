@@ -30,6 +30,7 @@ BUDGET = {
         ("decode", "takes no (token top-k|global_tokens given as indices)"): None,
         ("hopper", "takes no block lists with token top-k"): None,
         ("hopper", "takes no attn_mask"): 150,
+        ("hopper", "takes (attn_mask|alibi_slopes) at head dims"): 60,
         ("hopper", "takes no alibi_slopes"): 40,
         ("hopper", "takes no global_tokens given as indices"): 110,
         ("hopper", "multiples of 16 bytes"): 40,

@@ -129,6 +129,24 @@ void test_the_wider_head_dim_chooses_the_kernel() {
   CHECK(engine_of(c) == "portable", "token top-k");
 }
 
+void test_hopper_takes_biases_of_ranges() {
+  for (Feature feature : {Feature::kMask, Feature::kAlibi}) {
+    for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      Case c = plain_case(90, head_dim);
+      c.features.add(feature);
+      CHECK(engine_of(c, "hopper") == (head_dim <= 128 ? "hopper" : ""), std::to_string(head_dim));
+      CHECK(engine_of(c) == "portable", "by name alone");
+    }
+    Case c = plain_case(90, 128);
+    c.features.add(feature);
+    c.features.add(Feature::kList);
+    c.block_q = 128;
+    const Choice choice = choose_engine(c, "auto");
+    CHECK(choice.engine == "portable", choice.engine);
+    CHECK(choice.reasons[0].find("with block lists") != std::string::npos, choice.reasons[0]);
+  }
+}
+
 void test_columns_that_move_leave_hopper() {
   Case c = plain_case(90, 128);
   c.features.add(Feature::kKeyOrigins);
@@ -148,6 +166,7 @@ int main() {
   test_hopper_takes_top_k_of_scaled_scores_alone();
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
+  test_hopper_takes_biases_of_ranges();
   test_columns_that_move_leave_hopper();
   return check::summary();
 }

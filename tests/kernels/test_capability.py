@@ -34,9 +34,10 @@ def test_the_answer_names_the_limit(device):
     if device == "cpu":
         pytest.skip("needs a CUDA device: every CPU engine serves every case")
     query, key, value = SHAPE.make(device, torch.bfloat16)
-    mask = torch.ones(67, device=device, dtype=torch.bool)
+    tokens = torch.tensor([3, 40], dtype=torch.int32, device=device)
+    answer = sa.can_use(query, key, value, sa.Band(9, global_tokens=tokens), engine="hopper")
+    assert not answer and "global_tokens given as indices" in answer.reasons[0]
     for refused, common in {
-        "attn_mask": dict(attn_mask=mask),
         "multiples of 16 bytes": dict(out=torch.empty(34 * 64 * 2 + 1, device=device).bfloat16()),
     }.items():
         if "out" in common:

@@ -9,6 +9,7 @@
 #include "../common/partial.cuh"
 #include "../common/radix_select.cuh"
 #include "key_split.h"
+#include "padding.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -42,8 +43,14 @@ struct Arguments {
   float score_rate = 0;
   bool transform = false;
   bool capped = false;
-  bool plain = false;  // KernelKind::kPlain serves the call
-  bool raw = false;    // the maps hold rows of keys that do not exist, whatever those hold
+  // Where a bias joins the scores, a mask that adds or ALiBi, they are brought to natural units
+  // first, and scale_log2 is log2(e).
+  bool biased = false;
+  float cap_unit = 1;
+  bool mask_in_pairs = false;    // two keys of a row of the mask lie in one aligned word
+  bool mask_has_bounds = false;  // the bounds are those of the mask, see padding.h
+  bool plain = false;            // KernelKind::kPlain serves the call
+  bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
   int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
   int32_t boxes = 1;     // copies that make a tile of the main view
@@ -51,9 +58,10 @@ struct Arguments {
   int32_t classes = 1;   // residue classes that own a query
   int32_t row_blocks = 0;  // query tiles of the longest class
   int32_t num_tiles = 0;
-  int32_t section = 1;     // (head, class) pairs whose tiles alternate, so that they share L2
-  int32_t tail = 0;        // shortest query tiles of each (head, class), which all come last
-  bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
+  int32_t section = 1;      // (head, class) pairs whose tiles alternate, so that they share L2
+  int32_t tail = 0;         // shortest query tiles of each (head, class), which all come last
+  bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
+  char* scratch = nullptr;  // the workspace after the counter and what it holds so far
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
   int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number
 

@@ -29,9 +29,11 @@ struct Config {
   static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop;
   static constexpr bool kListed = kKind == KernelKind::kListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
-  static constexpr bool kLeads = kKind == KernelKind::kGeneral;  // lead views and global rows
-  static constexpr bool kSplits = kLeads;                        // takes chunks of keys
-  static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
+  static constexpr bool kBiased = kKind == KernelKind::kBiased;
+  static constexpr bool kLeads =
+      kKind == KernelKind::kGeneral || kBiased;        // lead views and global rows
+  static constexpr bool kSplits = kLeads;              // takes chunks of keys
+  static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -48,7 +50,7 @@ struct Config {
   static constexpr bool kWide = HEAD_DIM > 128;
   // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory,
   // for which half tiles have no room but at head dim 64.
-  static constexpr bool kCrossTile = !kWide && (!kHalf || HEAD_DIM == 64);
+  static constexpr bool kCrossTile = !kWide && !kBiased && (!kHalf || HEAD_DIM == 64);
   // O is rescaled while QK runs instead of behind PV.
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
@@ -115,7 +117,8 @@ struct alignas(16) StepInfo {
   Sliding columns;  // of the tile, that its rows see; where the mask slides
   TileMask mask;
   Follows follows;
-  int32_t key;  // position of the tile's first column; for kTop
+  int32_t key;       // position of the tile's first column; for kTop and kBiased
+  int32_t key_step;  // from a column to the next; for kBiased
 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.

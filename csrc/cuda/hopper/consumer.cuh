@@ -13,6 +13,7 @@
 #include "config.h"
 #include "epilogue.cuh"
 #include "mask_words.h"
+#include "score_bias.cuh"
 #include "softmax.cuh"
 #include "topk_keep.cuh"
 
@@ -30,6 +31,7 @@ class Consumer {
       : args_(args),
         smem_(smem),
         epilogue_(args, maps, smem, consumer),
+        bias_(args),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
         lane_(threadIdx.x % kWarp) {
@@ -85,7 +87,7 @@ class Consumer {
     ptx::wgmma_fence();
     issue_qk();
     take_mask();
-    take_thresholds();
+    take_rows();
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
     release_key();
@@ -133,7 +135,7 @@ class Consumer {
     issue_pv();
     pass_turn();
     take_mask();
-    take_thresholds();
+    take_rows();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
@@ -198,10 +200,15 @@ class Consumer {
 
   // ---- Scores -----------------------------------------------------------------------------------
 
+  /// The first of this thread's two rows, in the query tile.
+  __device__ __forceinline__ int32_t tile_row() const {
+    return consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
+  }
+
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
     if (info_.mask == TileMask::kNone) return;
-    const int32_t row = consumer_ * kConsumerRows + 16 * warp_ + lane_ / 4;
+    const int32_t row = tile_row();
     if (C::kPlain || info_.mask == TileMask::kSliding) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -273,31 +280,41 @@ class Consumer {
 
   __device__ __forceinline__ void prepare_scores() {
     if (args_.transform) transform_scores();
+    if (bias_.adds()) {
+      bias_.add(s_, smem_.work[work_.index], info_, smem_.work[work_.index].first_row + tile_row(),
+                2 * (lane_ % 4));
+    }
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
   }
 
   __device__ __forceinline__ void transform_scores() {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= args_.score_rate;
-    if (args_.capped) cap_scores<!C::kEarlyRescale>(s_);
+    if (!args_.capped) return;
+    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_);
+    if constexpr (C::kBiased) {
+      const float unit = args_.biased ? args_.cap_unit : 1.0f;
+#pragma unroll
+      for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= unit;
+    }
   }
 
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void find_maxima() {
-    if (kMasked && args_.transform && !args_.capped) {
+    if (kMasked && args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
       take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
     } else {
       update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, args_.scale_log2);
     }
   }
 
-  /// The thresholds of this thread's rows of the query tile that begins.
-  __device__ __forceinline__ void take_thresholds() {
-    if (!C::kTop) return;
+  /// What is to be known of the rows of the query tile that begins.
+  __device__ __forceinline__ void take_rows() {
     const Work& work = smem_.work[work_.index];
+    if (C::kBiased) bias_.begin(work);
+    if (!C::kTop) return;
     const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
-    kept_.load(args_, head,
-               work.first_row + consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4);
+    kept_.load(args_, head, work.first_row + tile_row());
   }
 
   /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
@@ -359,7 +376,7 @@ class Consumer {
   }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
-    return info_.follows == Follows::kWhole && !args_.transform;
+    return info_.follows == Follows::kWhole && !args_.transform && !bias_.adds();
   }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key_.index]);
@@ -391,6 +408,7 @@ class Consumer {
   const Arguments& args_;
   SharedStorage<C>& smem_;
   Epilogue<C> epilogue_;
+  ScoreBias<C> bias_;  // for kBiased
   const int consumer_, warp_, lane_;
   uint64_t sQ_, sK_, sV_;
   uint32_t steps_ = 0;

@@ -1,6 +1,6 @@
 // The Hopper engine: chooses the kernel of a call from table.h and launches it. What it does not
-// serve (capability.h keeps such calls away) is float32, attn_mask, scattered global tokens, lists
-// of query blocks that no tile height divides.
+// serve (capability.h keeps such calls away) is float32, scattered global tokens, attn_mask beside
+// lists or at wide heads, lists of query blocks that no tile height divides.
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -31,6 +31,12 @@ struct Choice {
   int32_t head_dim;
 };
 
+/// The kernel of calls that are neither plain nor listed.
+Tiling general_tiling(const AttentionParams& params) {
+  constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
+  return params.features.any(kBiases) ? Tiling::kBiased : Tiling::kGeneral;
+}
+
 /// Rows of all tiles of a (batch, head) that this many consumers work on, those past its end too.
 int32_t tile_rows(const AttentionParams& params, int32_t consumers) {
   const int32_t height = consumers * kConsumerRows;
@@ -55,7 +61,7 @@ Choice choose(const Arguments& args) {
   if (params.pattern.topk > 0) return least(Tiling::kTop);
   // 64 rows are one row of the layout.
   if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
-  if (!args.plain) return least(Tiling::kGeneral);
+  if (!args.plain) return least(general_tiling(params));
   const Choice three = least(Tiling::kWidePlain), two = least(Tiling::kPlain);
   if (three.head_dim == two.head_dim) return prefers_three(params) ? three : two;
   return two.head_dim == 0 || (three.head_dim != 0 && three.head_dim < two.head_dim) ? three : two;
@@ -95,10 +101,11 @@ bool has_raw_values(const AttentionParams& params) {
 
 /// The tile of the kernel that takes chunks; none where there is no such kernel.
 TileShape split_tile(const AttentionParams& params) {
-  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), Tiling::kGeneral);
-  const int32_t height = shape_of(Tiling::kGeneral).consumers * kConsumerRows;
+  const Tiling tiling = general_tiling(params);
+  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
+  const int32_t height = shape_of(tiling).consumers * kConsumerRows;
   const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
-  return {height, kernels_of(head_dim).keys_of(Tiling::kGeneral), head_dim, head_dim > 0 && ranges};
+  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, head_dim > 0 && ranges};
 }
 
 /// Whether a plain kernel serves the call.
@@ -144,7 +151,7 @@ int64_t workspace_bytes(const AttentionParams& params) {
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
-  return kCounterBytes + partials.heads * partials.head_bytes + order_bytes;
+  return kCounterBytes + padding_bytes(params) + partials.heads * partials.head_bytes + order_bytes;
 }
 
 /// How scores become exponents of 2.
@@ -152,16 +159,41 @@ void prepare_scores(Arguments* args) {
   constexpr float kMostCap = 1e30f;  // leaves every score as it is, and no product overflows
   constexpr float kMostRate = std::numeric_limits<float>::max();
   const Scores& scores = args->params.scores;
-  args->transform = !has_plain_scores(args->params);
+  const Features features = args->params.features;
   args->capped = scores.softcap != 0.0f;
+  args->biased = features.has(Feature::kAlibi) ||
+                 (features.has(Feature::kMask) && scores.mask.kind != MaskKind::kBool);
+  args->transform = args->capped || args->biased || features.has(Feature::kOddScale);
   args->scale_log2 = args->transform ? kLog2e : scores.scale * kLog2e;
   args->score_rate = scores.scale;
   if (args->capped) {
     const float softcap = std::min(scores.softcap, kMostCap);
     const float rate = scores.scale / softcap / kTanhUnit;
-    args->scale_log2 = softcap * kLog2e;
+    if (!args->biased) args->scale_log2 = softcap * kLog2e;
+    args->cap_unit = softcap;
     args->score_rate = std::max(-kMostRate, std::min(rate, kMostRate));
   }
+}
+
+/// How the mask is read; of padding the keys that it leaves.
+Status prepare_mask(Arguments* args) {
+  const AttentionParams& params = args->params;
+  const MaskView& mask = params.scores.mask;
+  if (mask.kind == MaskKind::kNone) return {};
+  const int64_t pair_bytes = mask.kind == MaskKind::kBool      ? 2
+                             : mask.kind == MaskKind::kFloat32 ? 8
+                                                               : 4;
+  const bool consecutive = mask.stride_k == 1 && params.pattern.shared_axis();
+  const bool even =
+      (params.problem.seq_kv | mask.stride_b | mask.stride_h | mask.stride_q) % 2 == 0;
+  args->mask_in_pairs =
+      consecutive && even && reinterpret_cast<uintptr_t>(mask.data) % pair_bytes == 0;
+  if (!is_padding(params)) return {};
+  const int64_t bytes = padding_bytes(params);
+  args->mask_has_bounds = true;
+  Status status = find_padding(&args->params, args->scratch);
+  args->scratch += bytes;
+  return status;
 }
 
 Status run(const AttentionParams& params) {
@@ -169,14 +201,15 @@ Status run(const AttentionParams& params) {
     return {};
   Arguments args;
   args.params = params;
+  args.scratch = static_cast<char*>(params.workspace) + kCounterBytes;
   prepare_scores(&args);
-  args.raw = has_raw_values(params);
+  if (Status status = prepare_mask(&args); !status.ok()) return status;
+  args.raw = has_raw_values(args.params);
   args.plain = is_plain(args);
-  if (!even_tiles(params)) args.counter = static_cast<int32_t*>(params.workspace);
+  if (!even_tiles(args.params)) args.counter = static_cast<int32_t*>(params.workspace);
   if (params.pattern.topk > 0) {
     if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
-    char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
-    args.thresholds = reinterpret_cast<Threshold*>(memory);
+    args.thresholds = reinterpret_cast<Threshold*>(args.scratch);
   }
   constexpr auto kRows = std::make_index_sequence<std::size(kTable)>();
   const Choice choice = choose(args);
@@ -194,7 +227,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   args->row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;
   args->num_tiles = problems * args->row_blocks;
-  char* memory = static_cast<char*>(params.workspace) + kCounterBytes;
+  char* memory = args->scratch;
   if (orders_lists(params)) args->order = reinterpret_cast<int32_t*>(memory);
   const PartialPlan plan = plan_partials(params, tile);
   args->split = plan.split;
@@ -227,6 +260,9 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
     args->section = problems;
     args->last_first = false;
+  } else if (params.scores.mask.kind != MaskKind::kNone && params.scores.mask.stride_h == 0 &&
+             !pattern.causal) {  // heads share rows of the mask
+    args->section = params.problem.heads_q * args->classes;
   } else if (pattern.causal && pattern.left >= params.problem.seq_kv) {
     const int64_t key_bytes =
         int64_t{params.problem.head_dim + params.problem.value_dim} * size_of(params.problem.dtype);

@@ -43,7 +43,7 @@ class Epilogue {
       const int32_t row = row_of(work, r);
       if (is_chunk(work)) {
         if (lane_ % 4 == 0 && row < work.slice.rows.length) {
-          args_.partials.state[partial(work, row)] = {rows.m[r] * args_.scale_log2, l};
+          args_.partials.state[partial(work, row)] = {log2_of_maximum(rows.m[r]), l};
           if (work.chunk == 0) args_.partials.chunks[partial_row(args_, work, row)] = work.chunks;
         }
         continue;
@@ -52,11 +52,11 @@ class Epilogue {
         params.outputs.lse[work.batch * params.outputs.lse_stride_b +
                            work.head * params.outputs.lse_stride_h +
                            work.slice.rows.at(row) * params.outputs.lse_stride_s] =
-            l == 0.0f ? -INFINITY : rows.m[r] * args_.scale_log2 * kLn2 + __logf(l);
+            l == 0.0f ? -INFINITY : log2_of_maximum(rows.m[r]) * kLn2 + __logf(l);
       }
       if (params.scores.sink_logits != nullptr && l != 0.0f) {
-        l += exp2_approx(params.scores.sink_logits[work.head] * kLog2e -
-                         rows.m[r] * args_.scale_log2);
+        l +=
+            exp2_approx(params.scores.sink_logits[work.head] * kLog2e - log2_of_maximum(rows.m[r]));
       }
       inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
     }
@@ -105,6 +105,13 @@ class Epilogue {
  private:
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
     return C::kSplits && work.chunk >= 0;
+  }
+
+  /// m in log2 units; under masks of the lowest float it would overflow.
+  __device__ __forceinline__ float log2_of_maximum(float m) const {
+    const float exponent = m * args_.scale_log2;
+    if (!C::kBiased || m == -INFINITY) return exponent;
+    return ptx::clamp(exponent, FLT_MAX);
   }
 
   /// Row r of this thread's two, in the slice.

@@ -34,6 +34,8 @@ Status launch_head_dim(Tiling tiling, const Arguments& args) {
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kHalfListed>(args);
     case Tiling::kTop:
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kTop>(args);
+    case Tiling::kBiased:
+      return launch_tiling<kDtype, HEAD_DIM, Tiling::kBiased>(args);
   }
   return {};
 }

@@ -75,7 +75,7 @@ class Loader {
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
         const Follows masked_or_whole = masked_ahead ? Follows::kMasked : Follows::kWhole;
-        describe(step, masked ? source.mask(step) : StepMask{},
+        describe(work, step, masked ? source.mask(step) : StepMask{},
                  ahead.valid ? masked_or_whole : Follows::kNothing);
       }
       Place place = main;
@@ -95,7 +95,7 @@ class Loader {
 
   /// Tells the consumers what to know of the tile, and half tiles the boxes of a mask that does not
   /// slide. The slot is free: its last reader has since released a younger stage.
-  __device__ __forceinline__ void describe(const Step& step, const StepMask& mask,
+  __device__ __forceinline__ void describe(const Work& work, const Step& step, const StepMask& mask,
                                            Follows follows) {
     const uint32_t slot = steps_++ % SharedStorage<C>::kInfoSlots;
     if (C::kHalf && mask.kind >= TileMask::kWritten) {
@@ -111,6 +111,11 @@ class Loader {
     info.follows = follows;
     if (mask.kind == TileMask::kSliding) info.columns = mask.columns;
     if (C::kTop) info.key = step.key;
+    if (C::kBiased) {
+      const View& view = step.lead ? work.slice.lead.view : work.slice.keys;
+      info.key = step.key == kUnlimited ? 0 : view.at(step.key);
+      info.key_step = view.step;
+    }
   }
 
   /// Elements of the step's view that exist for some row.

@@ -139,16 +139,18 @@ __device__ __forceinline__ float tanh_polynomial(float v) {
 template <bool kBothWays, int kCount>
 __device__ __forceinline__ void cap_scores(float (&v)[kCount]) {
   constexpr uint32_t kTwoOrMore = 0x40000000;
-  uint32_t bits = 0;
+  if constexpr (kBothWays) {
+    uint32_t bits = 0;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(v[i]);
-  if (!kBothWays || __any_sync(~0u, bits & kTwoOrMore)) {
+    for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(v[i]);
+    if (!__any_sync(~0u, bits & kTwoOrMore)) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) v[i] = tanh_rational(kTanhUnit * v[i]);
-    return;
+      for (int i = 0; i < kCount; ++i) v[i] = tanh_polynomial(v[i]);
+      return;
+    }
   }
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = tanh_polynomial(v[i]);
+  for (int i = 0; i < kCount; ++i) v[i] = tanh_rational(kTanhUnit * v[i]);
 }
 
 }  // namespace sparse_attn::cuda::hopper

@@ -15,12 +15,13 @@ namespace sparse_attn::cuda::hopper {
 /// What a kernel is compiled for. A plain one serves ranges in which each row's window starts one
 /// key later than that of the row above, of scores that are only scaled: full, causal, band,
 /// dilated. kTop is a plain one that keeps the scores above thresholds: the second pass of token
-/// top-k. A listed one serves lists, a general one every other call.
-enum class KernelKind { kPlain, kGeneral, kListed, kTop };
+/// top-k. A listed one serves lists, a biased one scores that attn_mask or ALiBi joins, a general
+/// one every other call.
+enum class KernelKind { kPlain, kGeneral, kListed, kTop, kBiased };
 
 /// The kernels that a head dim may have.
-enum class Tiling : int32_t { kWidePlain, kPlain, kGeneral, kListed, kHalfListed, kTop };
-constexpr int32_t kTilings = 6;
+enum class Tiling : int32_t { kWidePlain, kPlain, kGeneral, kListed, kHalfListed, kTop, kBiased };
+constexpr int32_t kTilings = 7;
 
 /// A kind, and how many consumers of 64 query rows work on a tile.
 struct TilingShape {
@@ -30,6 +31,7 @@ struct TilingShape {
 constexpr TilingShape kTilingShapes[kTilings] = {
     {KernelKind::kPlain, 3},  {KernelKind::kPlain, 2},  {KernelKind::kGeneral, 2},
     {KernelKind::kListed, 2}, {KernelKind::kListed, 1}, {KernelKind::kTop, 2},
+    {KernelKind::kBiased, 2},
 };
 constexpr TilingShape shape_of(Tiling tiling) {
   return kTilingShapes[static_cast<int32_t>(tiling)];
@@ -50,18 +52,19 @@ struct HeadDimKernels {
 /// two, so that blocks divide them. What a row lacks, the next one that has it serves. Each row
 /// ends with its slabs (config.h); CMake reads the rows, a line each.
 constexpr HeadDimKernels kTable[] = {
-    // head dim, keys of: three consumers, two, general, lists, lists of low query blocks, top-k
-    {32, {128, 0, 128, 0, 0, 0}},          // 1 x 32
-    {48, {128, 0, 128, 0, 0, 0}},          // 1 x 64
-    {64, {128, 128, 128, 128, 128, 128}},  // 1 x 64
-    {80, {96, 128, 128, 0, 0, 0}},         // 3 x 32
-    {96, {96, 128, 128, 128, 128, 0}},     // 3 x 32
-    {112, {0, 128, 128, 0, 0, 0}},         // 2 x 64
-    {128, {0, 128, 128, 128, 128, 128}},   // 2 x 64
-    {160, {0, 128, 128, 0, 0, 0}},         // 5 x 32
-    {192, {0, 112, 112, 64, 0, 0}},        // 3 x 64
-    {224, {0, 96, 80, 0, 0, 0}},           // 7 x 32
-    {256, {0, 80, 80, 64, 0, 0}},          // 4 x 64
+    // head dim, keys of: three consumers, two, general, lists, lists of low query blocks, top-k,
+    // biased
+    {32, {128, 0, 128, 0, 0, 0, 0}},            // 1 x 32
+    {48, {128, 0, 128, 0, 0, 0, 0}},            // 1 x 64
+    {64, {128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
+    {80, {96, 128, 128, 0, 0, 0, 0}},           // 3 x 32
+    {96, {96, 128, 128, 128, 128, 0, 0}},       // 3 x 32
+    {112, {0, 128, 128, 0, 0, 0, 0}},           // 2 x 64
+    {128, {0, 128, 128, 128, 128, 128, 96}},    // 2 x 64
+    {160, {0, 128, 128, 0, 0, 0, 0}},           // 5 x 32
+    {192, {0, 112, 112, 64, 0, 0, 0}},          // 3 x 64
+    {224, {0, 96, 80, 0, 0, 0, 0}},             // 7 x 32
+    {256, {0, 80, 80, 64, 0, 0, 0}},            // 4 x 64
 };
 
 /// The kernels of a head dim; none where the table has no row of it.

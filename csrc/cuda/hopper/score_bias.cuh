@@ -1,0 +1,142 @@
+// What joins the scores of a key tile after softcap: attn_mask, read straight from memory into the
+// accumulator's layout, and ALiBi. A thread holds columns 2 t, 2 t + 1, 8 + 2 t, ... of two rows.
+#pragma once
+
+#include <type_traits>
+
+#include "../common/types.cuh"
+#include "arguments.h"
+#include "config.h"
+
+namespace sparse_attn::cuda::hopper {
+
+template <class C>
+class ScoreBias {
+  using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
+
+ public:
+  __device__ __forceinline__ explicit ScoreBias(const Arguments& args) : args_(args) {}
+
+  /// Finds what the tiles of a query tile need.
+  __device__ __forceinline__ void begin(const Work& work) {
+    adds_ = args_.biased || !mask_is_bounds(work);
+  }
+  /// Whether scores need add().
+  __device__ __forceinline__ bool adds() const { return C::kBiased && adds_; }
+
+  /// For rows `row` and `row` + 8 of the slice and the tile's columns from `column` on. What a mask
+  /// holds past the keys or rows that exist counts for none: those are masked after.
+  __device__ __forceinline__ void add(float (&s)[C::BLOCK_KV / 2], const Work& work,
+                                      const StepInfo& info, int32_t row, int32_t column) const {
+    switch (args_.params.scores.mask.kind) {
+      case MaskKind::kNone:
+        break;
+      case MaskKind::kBool:
+        add_mask<uint8_t>(s, work, info, row, column);
+        break;
+      case MaskKind::kFloat32:
+        add_mask<float>(s, work, info, row, column);
+        break;
+      default:  // of the query's dtype
+        add_mask<Element>(s, work, info, row, column);
+    }
+    if (args_.params.scores.alibi.slopes != nullptr) add_alibi(s, work, info, row, column);
+  }
+
+ private:
+  /// Whether the bounds of the keys say all that the mask does.
+  __device__ __forceinline__ bool mask_is_bounds(const Work& work) const {
+    if (!args_.mask_has_bounds) return false;
+    const BoundsView& bounds = args_.params.scores.bounds;
+    return bounds.data[work.batch * bounds.stride_b + work.head * bounds.stride_h + kPaddingWhole];
+  }
+
+  __device__ __forceinline__ static float bias_of(uint8_t allowed) {
+    return allowed != 0 ? 0.0f : -INFINITY;
+  }
+  template <typename T>
+  __device__ __forceinline__ static float bias_of(T bias) {
+    return to_float(bias);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void add_mask(float (&s)[C::BLOCK_KV / 2], const Work& work,
+                                           const StepInfo& info, int32_t row,
+                                           int32_t column) const {
+    const MaskView& mask = args_.params.scores.mask;
+    const T* of_head =
+        static_cast<const T*>(mask.data) + work.batch * mask.stride_b + work.head * mask.stride_h;
+    const int32_t keys = args_.params.problem.seq_kv;
+    const bool pairs = args_.mask_in_pairs && info.key + C::BLOCK_KV <= keys;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t i = work.slice.rows.at(imin(row + 8 * r, work.slice.rows.length - 1));
+      const T* of_row = of_head + i * mask.stride_q;
+      if (pairs) {
+        add_pairs(s, r, of_row + info.key + column);
+        continue;
+      }
+#pragma unroll
+      for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
+        const int32_t key = info.key + (column + 8 * (c / 2) + c % 2) * info.key_step;
+        s[c / 2 * 4 + 2 * r + c % 2] += bias_of(load(of_row + imin(key, keys - 1) * mask.stride_k));
+      }
+    }
+  }
+
+  /// Of row r, whose two columns at a time lie in one aligned word.
+  template <typename T>
+  __device__ __forceinline__ static void add_pairs(float (&s)[C::BLOCK_KV / 2], int r,
+                                                   const T* first) {
+    struct alignas(2 * sizeof(T)) Pair {
+      T even, odd;
+    };
+#pragma unroll
+    for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
+      const Pair pair = *reinterpret_cast<const Pair*>(first + 8 * c);
+      s[4 * c + 2 * r] += bias_of(pair.even);
+      s[4 * c + 2 * r + 1] += bias_of(pair.odd);
+    }
+  }
+
+  /// A load that stays where it is, so that its address takes registers for a moment only.
+  __device__ __forceinline__ static float load(const float* at) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(at));
+    return x;
+  }
+  __device__ __forceinline__ static uint8_t load(const uint8_t* at) {
+    uint32_t x;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(at));
+    return static_cast<uint8_t>(x);
+  }
+  __device__ __forceinline__ static Element load(const Element* at) {
+    uint16_t x;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(at));
+    return reinterpret_cast<const Element&>(x);
+  }
+
+  /// Distances in float32, exact up to 2^24.
+  __device__ __forceinline__ void add_alibi(float (&s)[C::BLOCK_KV / 2], const Work& work,
+                                            const StepInfo& info, int32_t row,
+                                            int32_t column) const {
+    const float slope = args_.params.scores.alibi.bias(work.batch, work.head, 0, 1);
+    const float step = static_cast<float>(info.key_step);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t position = work.slice.position(row + 8 * r);
+      const float first = static_cast<float>(position - info.key - column * info.key_step);
+#pragma unroll
+      for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
+        const float distance = fabsf(fmaf(step, -static_cast<float>(8 * (c / 2) + c % 2), first));
+        float& score = s[c / 2 * 4 + 2 * r + c % 2];
+        score = fmaf(slope, distance, score);
+      }
+    }
+  }
+
+  const Arguments& args_;
+  bool adds_ = false;
+};
+
+}  // namespace sparse_attn::cuda::hopper
