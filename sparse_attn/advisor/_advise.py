@@ -321,7 +321,7 @@ def _split(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the search's inputs and those of the validation."""
     if validate is not None:
-        return calls, as_inputs(OWNER, validate)
+        return calls, as_inputs(OWNER, validate, "validate")
     if len(calls) > 1:
         return calls[:-1], calls[-1:]
     (call,) = calls

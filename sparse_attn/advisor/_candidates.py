@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from .._checks import check_kind, kind_of, refuse
+from .._checks import check_kind, refuse
+from .._pattern import check_pattern
 from ..patterns import Band, BlockTopK, Full, Pattern, Strided
 from ..tools import select_blocks
 
@@ -68,9 +69,7 @@ def named(owner: str, patterns: Any, length: int) -> dict[str, Pattern]:
         check_kind(owner, "patterns", patterns, Iterable, what)
         patterns = {repr(pattern): pattern for pattern in patterns}
     for name, pattern in patterns.items():
-        if not isinstance(pattern, Pattern):
-            kind = kind_of(pattern)
-            raise TypeError(f"sparse_attn.{owner}: expected pattern {name} to be one, got {kind}")
+        check_pattern(owner, pattern, f"pattern {name}", "one")
     found = {str(name): pattern for name, pattern in patterns.items() if pattern != Full()}
     if not found:
         raise refuse(owner, "patterns beside Full()", "none")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._checks import refuse
 from ..patterns import Pattern
 from ._local import Local, Unit
 
@@ -45,7 +46,7 @@ class Memory:
             return
         self._held["of"] = _fingerprint(model, calls, found)
         if self._path.exists():
-            old = json.loads(self._path.read_text())
+            old = _read(self._path)
             if old.get("of") == self._held["of"]:
                 self._held = old
 
@@ -82,6 +83,18 @@ class Memory:
             beside = self._path.with_name(self._path.name + ".new")
             beside.write_text(json.dumps(self._held))
             beside.replace(self._path)  # a run that is cut off leaves the old file or the new one
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what an earlier search wrote; refuse any other file, which would be written over."""
+    what, got = "resume to name a new file or that of an earlier search", str(path)
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise refuse("advise", what, got) from error
+    if not isinstance(held, dict) or "of" not in held:
+        raise refuse("advise", what, got)
+    return held
 
 
 def _key(choice: Mapping[Unit, str]) -> str:

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import check_kind, kind_of, refuse
+from .._checks import check_kind, refuse
 from .._observe import watching
+from .._pattern import check_pattern
 from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
@@ -146,19 +147,19 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
     )
 
 
-def as_inputs(owner: str, inputs: Any) -> list[dict[str, Any]]:
-    """Return the keyword arguments of the model's calls."""
+def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
+    """Return the keyword arguments of the model's calls; sentences speak of `name`."""
     if isinstance(inputs, torch.Tensor):
         return [{"input_ids": inputs}]
     if isinstance(inputs, Mapping):
         return [dict(inputs)]
     what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
-    check_kind(owner, "inputs", inputs, Iterable, what)
+    check_kind(owner, name, inputs, Iterable, what)
     if isinstance(inputs, str):
-        check_kind(owner, "inputs", inputs, Mapping, what)
-    calls = [call for part in inputs for call in as_inputs(owner, part)]
+        check_kind(owner, name, inputs, Mapping, what)
+    calls = [call for part in inputs for call in as_inputs(owner, part, name)]
     if not calls:
-        raise refuse(owner, "inputs", "none")
+        raise refuse(owner, name, "none")
     return calls
 
 
@@ -166,15 +167,13 @@ def _named(policies: Any) -> dict[str, Policy | Pattern]:
     if isinstance(policies, (Policy, Pattern)):
         policies = [policies]
     if not isinstance(policies, Mapping):
-        if isinstance(policies, str):
-            check_kind(OWNER, "policies", policies, Policy, "a policy")
         what = "a policy, a list of policies, or a mapping of name to policy"
-        check_kind(OWNER, "policies", policies, Iterable, what)
+        kinds = Policy if isinstance(policies, str) else Iterable
+        check_kind(OWNER, "policies", policies, kinds, what)
         policies = {_name(policy): policy for policy in policies}
     for name, policy in policies.items():
-        if not isinstance(policy, (Policy, Pattern)):
-            kind = kind_of(policy)
-            raise TypeError(f"sparse_attn.{OWNER}: expected policy {name} to be one, got {kind}")
+        if not isinstance(policy, Policy):
+            check_pattern(OWNER, policy, f"policy {name}", "one")
     return dict(policies)
 
 
