@@ -162,8 +162,6 @@ std::string hopper_refusal(const Case& c) {
   return "";
 }
 
-constexpr int32_t kFewQueries = 16;  // of the decode engine
-
 /// Why an engine does not serve the case; empty when it does.
 std::string refusal(const EngineLimits& engine, const Case& c) {
   const std::string name = engine.name;

@@ -9,6 +9,9 @@
 
 namespace sparse_attn {
 
+/// Queries that the decode engine takes at most, and that may have a list each.
+constexpr int32_t kFewQueries = 16;
+
 /// What a choice of engine depends on.
 struct Case {
   bool cuda = false;

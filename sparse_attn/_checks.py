@@ -25,6 +25,7 @@ __all__ = [
     "as_float",
     "as_int32",
     "check_block",
+    "check_block_rows",
     "check_choice",
     "check_integer",
     "check_kind",
@@ -126,6 +127,12 @@ def check_block(owner: str, name: str, value: Any) -> int:
     if value > MAX_LENGTH:
         raise refuse(owner, f"{name} of at most {MAX_LENGTH}", value)
     return int(value)
+
+
+def check_block_rows(owner: str, value: Any) -> int:
+    """Return the rows of a layout's query blocks: 1, a list for each query, or of `check_block`."""
+    check_kind(owner, "block_q", value, Integer, "an int")
+    return 1 if value == 1 else check_block(owner, "block_q", value)
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> str:

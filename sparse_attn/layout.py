@@ -18,6 +18,7 @@ from . import ops
 from ._checks import (
     MAX_LENGTH,
     check_block,
+    check_block_rows,
     check_integer,
     check_tensor,
     refuse,
@@ -48,7 +49,8 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         int32 ``(B|1, Hq|1, NQ, max)``: which ones; they are sorted, entries past the count are
         ignored.
     block_q, block_kv : int
-        Rows and keys of a block, multiples of 16. Rows go by query index i.
+        Rows and keys of a block, multiples of 16. Rows go by query index i. For up to 16 queries
+        `block_q` may be 1: a list for each query, with heads of size one or of key heads.
     num_kv_blocks : int
         Number of key blocks NKV.
     partial : Tensor, optional
@@ -87,7 +89,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
     def __post_init__(self) -> None:
         check_entries("counts", self.counts)
         check_entries("indices", self.indices)
-        check_block(_OWNER, "block_q", self.block_q)
+        check_block_rows(_OWNER, self.block_q)
         check_block(_OWNER, "block_kv", self.block_kv)
         check_integer(_OWNER, "num_kv_blocks", self.num_kv_blocks, 0)
         most = -(-MAX_LENGTH // self.block_kv)
@@ -197,7 +199,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         [[[1, 2, 3, 4]]]
         """
         check_tensor(_OWNER, "mask", mask)
-        check_block(_OWNER, "block_q", block_q)
+        check_block_rows(_OWNER, block_q)
         check_block(_OWNER, "block_kv", block_kv)
         mask = with_rank(mask, 4, "mask", "(..., NQ, NKV)")
         counts, indices = ops.call("list_from_mask", mask)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._checks import check_block, check_integer, check_kind, check_tensor, refuse
+from ._checks import check_block, check_block_rows, check_integer, check_kind, check_tensor, refuse
 from .layout_bits import PAIRS, Blocks, blocks_of_mask, existing_pairs, judged, pairs_of_mod
 from .layout_entries import OWNER, Device, Layout, with_rank
 
@@ -54,7 +54,7 @@ class TokenLayouts:
         ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], 2)
         """
         check_tensor(OWNER, "mask", mask)
-        check_block(OWNER, "block_q", block_q)
+        check_block_rows(OWNER, block_q)
         check_block(OWNER, "block_kv", block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         mask = with_rank(mask, 4, "mask", "(..., Sq, Skv)")
@@ -127,7 +127,7 @@ class TokenLayouts:
         heads = 1 if H is None else check_integer(OWNER, "H", H, 1)
         check_integer(OWNER, "Sq", Sq, 0)
         check_integer(OWNER, "Skv", Skv, 0)
-        check_block(OWNER, "block_q", block_q)
+        check_block_rows(OWNER, block_q)
         check_block(OWNER, "block_kv", block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         device = torch.get_default_device() if device is None else device

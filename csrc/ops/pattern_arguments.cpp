@@ -82,6 +82,16 @@ int32_t check_block(const std::string& op, const char* name, int64_t block) {
   return static_cast<int32_t>(block);
 }
 
+/// Rows of a list's query blocks: of few queries each may have a list of its own.
+int32_t check_list_rows(const std::string& op, int64_t block_q, int32_t seq_q) {
+  if (block_q != 1) return check_block(op, "block_q", block_q);
+  if (seq_q > kFewQueries) {
+    fail_expected(op, text("block_q of 1 for up to ", kFewQueries, " queries"),
+                  text(seq_q, " queries"));
+  }
+  return 1;
+}
+
 /// The sizes that broadcast to `size`.
 std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
 
@@ -156,7 +166,7 @@ void fill_bits(const std::string& op, const CallArguments& args, CheckedCall* ca
 void fill_list(const std::string& op, const CallArguments& args, CheckedCall* call) {
   AttentionParams* params = &call->params;
   BlockList& list = params->pattern.list;
-  list.block_q = check_block(op, "block_q", args.block_q);
+  list.block_q = check_list_rows(op, args.block_q, params->problem.seq_q);
   list.block_kv = check_block(op, "block_kv", args.block_kv);
   list.num_q = ceil_div(params->problem.seq_q, list.block_q);
   list.num_kv = ceil_div(params->problem.seq_kv, list.block_kv);
@@ -181,6 +191,10 @@ void fill_list(const std::string& op, const CallArguments& args, CheckedCall* ca
     fail_expected(op, text("indices of counts' ", counts.size(1), " heads"), shape_of(indices));
   }
   int64_t lists = std::max(counts.size(1), indices.size(1));
+  if (list.block_q == 1 && lists > 1 && lists != params->problem.heads_kv) {
+    fail_expected(op, text("a list a query for ", one_or(params->problem.heads_kv), " heads"),
+                  std::to_string(lists));
+  }
   if (lists > 0 && lists == params->problem.heads_kv) list.heads_per_list = params->problem.group();
   list.counts = static_cast<const int32_t*>(counts.const_data_ptr());
   list.count_stride_b = counts.size(0) == 1 ? 0 : counts.stride(0);

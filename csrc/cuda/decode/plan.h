@@ -94,9 +94,12 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   GridPlan plan;
   bool list_per_head = list.present() && list.heads_per_list < params.problem.group() &&
                        (list.count_stride_h != 0 || list.index_stride_h != 0);
-  plan.classes = pattern.classes(params.problem.seq_q);
+  // Rows of one list share tiles, as those of a class do.
+  plan.classes = list.present() ? ceil_div(params.problem.seq_q, list.block_q)
+                                : pattern.classes(params.problem.seq_q);
   plan.heads_packed = list_per_head ? 1 : params.problem.group();
-  int32_t class_rows = ceil_div(params.problem.seq_q, pattern.dilation);
+  int32_t class_rows = list.present() ? imin(params.problem.seq_q, list.block_q)
+                                      : ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
   const bool float8 = params.keys.dtype == Dtype::kFloat8;
   plan.tile_rows = device.tall && rows > kFragmentRows && !is_strided(pattern) && !float8

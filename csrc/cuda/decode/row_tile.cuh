@@ -30,6 +30,7 @@ struct Work {
   int32_t first_row = 0;   // packed row of the tile's row 0
   int32_t rows = 0;        // of the tile; none where the class has no more
   int32_t chunk_steps = 1;
+  int32_t list_row = 0;  // row of the block list
   Sequence sequence;
   Slice slice;
 };
@@ -70,9 +71,18 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     residue = tile % grid.classes;
     tile /= grid.classes;
   }
+  if (pattern.list.present()) {
+    work.list_row = tile % grid.classes;
+    tile /= grid.classes;
+  }
   work.first_head = work.key_head * params.problem.group() + tile;
   work.sequence = params.sequences.of(work.batch);
   work.slice = make_slice(pattern, residue, work.sequence);
+  if (pattern.list.present()) {
+    const int32_t first = work.list_row * pattern.list.block_q;
+    work.slice.rows = {first, 1, imax(0, imin(pattern.list.block_q, work.sequence.rows - first))};
+    work.slice.shift += first;
+  }
   work.chunk_steps = params.sequences.same_lengths()
                          ? grid.chunk_steps
                          : chunk_steps(params.pattern, work.sequence.keys, work.sequence.rows);
@@ -131,7 +141,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
     state.key_head = head_of<typename Config::T>(params.keys.key, work);
     state.value_head = head_of<typename Config::T>(params.keys.value, work);
     state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
-                           work.first_head, work.chunk_steps, grid.max_chunks);
+                           work.first_head, work.list_row, work.chunk_steps, grid.max_chunks);
   }
 }
 

@@ -48,9 +48,10 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const 
                                              const TileState<Config>& state, const Step& step) {
   const BlockBits bits = list.bits_at(step.bits);
   const int32_t key = step.start % list.block_kv;
+  const int32_t first = state.work.list_row * list.block_q;
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
-    const uint32_t* words = bits.row(state.rows[lane_row(row / 2, row % 2)].query);
+    const uint32_t* words = bits.row(state.rows[lane_row(row / 2, row % 2)].query - first);
     const uint32_t word = words[key / 32] >> (key % 32 + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int k = 0; k < 2 * Config::NT; ++k) {

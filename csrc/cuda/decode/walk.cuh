@@ -34,14 +34,14 @@ __device__ __forceinline__ Interval chunks_of(Interval steps, int32_t chunk_step
 /// The plan for rows `rows` of the slice; `bounds` are those of the tile's rows.
 __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice, Interval rows,
                                      const Bounds& bounds, int64_t batch, int64_t head,
-                                     int32_t chunk_steps, int32_t max_chunks) {
+                                     int32_t list_row, int32_t chunk_steps, int32_t max_chunks) {
   WalkPlan plan;
   plan.tiles = visited_tiles(pattern, slice, rows, bounds, kStepKeys);
   plan.keys_loaded = slice.keys.inside(bounds.any);
   plan.lead_loaded = slice.lead.inside(bounds.any);
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
-    plan.blocks = list.runs(batch, head, 0, list.block_kv);
+    plan.blocks = list.runs(batch, head, list_row, list.block_kv);
     plan.chunks = ceil_div(plan.blocks.count * (list.block_kv / kStepKeys), chunk_steps);
   } else {
     plan.left = chunks_of(plan.tiles.lead_left, chunk_steps);
