@@ -69,6 +69,9 @@ struct BlockList {
   int32_t num_q = 0, num_kv = 0, max_count = 0;
   int32_t heads_per_list = 1;  // query heads that share a list, those of a key head or one
 
+  // Blocks that a list holds as a rule; 0: up to max_count. Work is cut by it, no result is.
+  int32_t expected = 0;
+
   // Partial blocks; null where all are seen whole.
   const int32_t* partial = nullptr;  // of indices' shape and strides: a row of bits, or -1
   const uint32_t* bits = nullptr;    // [num_bits, block_q, ceil(block_kv / 32)]

@@ -151,6 +151,10 @@ struct SelectParams {
     return {first, first + sink_blocks};
   }
 
+  /// Most blocks of a list, forced ones beyond the budget aside; 0 where only a mass says.
+  int32_t expected_blocks() const {
+    return budget_count > 0 || budget_share < 1 ? budget(num_kv) : 0;
+  }
   /// Most blocks that the budget allows a query block that sees `visible` of them.
   SPARSE_ATTN_HD int32_t budget(int32_t visible) const {
     if (budget_count > 0) return imin(budget_count, visible);

@@ -390,6 +390,13 @@ class BlockTopK(Pattern):
             return self.local_blocks
         return -(-(LOCAL_SKETCH_KEYS if self._by_sketch else LOCAL_KEYS) // self._blocks[1])
 
+    def _most_blocks(self, Sq: int) -> int | None:
+        """Return the most blocks of a list by its numbers, None where a mass or share says."""
+        if self._budget_count is None:
+            return None
+        forced = self.sink_blocks + 2 * self._local_blocks + -(-Sq // self._blocks[1]) + 1
+        return max(self._budget_count, forced)
+
     @property
     def _by_sketch(self) -> bool:
         return isinstance(self.selector, str) and self.selector == "sketch"

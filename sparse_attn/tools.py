@@ -102,7 +102,13 @@ def with_lists(
     if not isinstance(blocks, BlockTopK):
         return pattern
     placing: Any = {name: value for name, value in common.items() if name in _PLACING}
-    listed = BlockSparse(select_blocks(query, key, blocks, **placing))
+    layout = select_blocks(query, key, blocks, **placing)
+    if placing.get("block_table") is not None:
+        # No key of a page is missing in its sketch, so that no list exceeds the budget; engines cut
+        # their work by the width.
+        indices = layout.indices[..., : blocks._most_blocks(query.shape[2])]
+        layout = BlockLayout._trusted(layout.counts, indices, *blocks._blocks, layout.num_kv_blocks)
+    listed = BlockSparse(layout)
     return replace(pattern, inside=listed) if isinstance(pattern, TopK) else listed
 
 

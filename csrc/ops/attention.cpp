@@ -150,6 +150,7 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
                            selection.num_kv,
                            selection.num_kv,
                            selection.heads_per_list()};
+    params.pattern.list.expected = selection.expected_blocks();
   }
   Scratch scratch = allocate_scratch(engine.workspace_bytes(params), *args.query);
   params.workspace = scratch.address;

@@ -54,6 +54,24 @@ def test_greedy(name, cache, padding):
     assert_same(logits, expected[1])
 
 
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_decode_by_a_sketch(cache, padding):
+    """A policy decodes over the pages that a sketch of the call chooses: of all, it is eager."""
+    eager, ours = pair("llama")
+    expected = generate(eager, padding, cache_implementation=cache)
+    forced = {"sink_blocks": 0, "local_blocks": 0}
+    for tokens, same in ((4096, True), (16, False)):
+        decode = sa.BlockTopK(16, selector="sketch", budget_tokens=tokens, **forced)
+        sa.integrations.transformers.apply(ours, sa.Policy(sa.Full(), decode=decode))
+        found, logits = generate(ours, padding, cache_implementation=cache)
+        if same:
+            assert found.tolist() == expected[0].tolist()
+            assert_same(logits, expected[1])
+        else:
+            assert logits.isfinite().all() and not torch.allclose(logits, expected[1])
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_beams(name):
     eager, ours = pair(name)

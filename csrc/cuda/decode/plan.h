@@ -29,7 +29,12 @@ struct GridPlan {
 /// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list.
 SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
   int32_t length = ceil_div(keys, pattern.dilation);
-  if (pattern.list.present() || pattern.global_count > 0) return length;
+  if (pattern.list.present()) {
+    const BlockList& list = pattern.list;
+    const int64_t blocks = list.expected > 0 ? list.expected : list.max_count;
+    return static_cast<int32_t>(blocks * list.block_kv < length ? blocks * list.block_kv : length);
+  }
+  if (pattern.global_count > 0) return length;
   int64_t right = pattern.causal ? 0 : pattern.right;
   int64_t window = int64_t{pattern.left} + right + 1;
   return window < length ? static_cast<int32_t>(window) : length;
@@ -48,7 +53,11 @@ SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
   const int32_t lead = pattern.most_lead(keys);
-  return chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
+  const int32_t steps = chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
+  // A list that holds more than expected has a bounded number of chunks too.
+  constexpr int32_t kMostListed = 512, kUnit = 4;
+  const int32_t least = ceil_div(keys, kMostListed * kUnit * kStepKeys) * kUnit;
+  return pattern.list.expected > 0 ? imax(steps, least) : steps;
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
