@@ -15,7 +15,7 @@ from ..policy import Policy
 from ..quality._model import PolicyQuality
 from ._local import Unit
 from ._picture import draw_advice
-from ._report import page
+from ._report import body, page
 
 __all__ = ["Advice", "Tried"]
 
@@ -161,6 +161,10 @@ class Advice:
         matplotlib.figure.Figure
         """
         return draw_advice(self)
+
+    def _repr_html_(self) -> str:
+        """Return the advice for notebooks: outcome, pictures, tables."""
+        return body(self)
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write one self-contained HTML page: outcome, pictures, tables, the policy."""

@@ -12,7 +12,7 @@ from .._drawing import image_html
 if TYPE_CHECKING:
     from ._advice import Advice
 
-__all__ = ["page"]
+__all__ = ["body", "page"]
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -24,8 +24,8 @@ pre { background: #f4f6f8; padding: 1rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def page(path: str | PathLike[str], advice: Advice) -> None:
-    """Write the page."""
+def body(advice: Advice) -> str:
+    """Return the outcome, pictures and tables as HTML, also for notebooks."""
     from matplotlib import pyplot
 
     figure = advice.plot()
@@ -33,11 +33,8 @@ def page(path: str | PathLike[str], advice: Advice) -> None:
     pyplot.close(figure)
     verdict = "verdict" if advice.kept else "verdict missed"
     sentences = "".join(f"<p>{html.escape(line)}</p>" for line in advice.summary().splitlines())
-    title = f"Sparse attention for {advice.model}"
-    Path(path).write_text(
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{html.escape(title)}</h1>"
+    return (
+        f"<h1>{html.escape(_title(advice))}</h1>"
         f"<p>Asked: {html.escape(advice.figure)} of {advice.keep:.1%}. The search took "
         f"{advice.seconds / 60:.1f} minutes on {advice.length} positions.</p>"
         f"<div class='{verdict}'>{sentences}</div>"
@@ -45,6 +42,18 @@ def page(path: str | PathLike[str], advice: Advice) -> None:
         f"{picture}"
         f"<h2>Figures</h2><pre>{html.escape(advice.table())}</pre>"
         f"<h2>The policy</h2><pre>{html.escape(str(advice.policy))}</pre>"
-        "</body></html>\n",
+    )
+
+
+def page(path: str | PathLike[str], advice: Advice) -> None:
+    """Write the page."""
+    Path(path).write_text(
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>{html.escape(_title(advice))}</title><style>{_STYLE}</style></head><body>"
+        f"{body(advice)}</body></html>\n",
         encoding="utf-8",
     )
+
+
+def _title(advice: Advice) -> str:
+    return f"Sparse attention for {advice.model}"

@@ -97,6 +97,7 @@ def test_report_and_tables(llama, ids, tmp_path):
     advice.report(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "data:image/png;base64," in page and "http" not in page
+    assert advice._repr_html_().startswith("<h1>Sparse attention for Llama")
     assert "narrow, everywhere" in advice.table() and "* " in advice.table()
     assert set(advice.times) == {64, 128} and "64 positions:" in str(advice)
     axes = advice.plot().axes
