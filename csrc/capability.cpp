@@ -18,8 +18,10 @@ constexpr Features kContiguous =
                  F::kDilation, F::kLead, F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList,
                  F::kPartialBlocks, F::kTopK, F::kValueDim);
 
-/// Sequences that differ in length, packed or in pages, and keys of 8 bits.
-constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
+/// Sequences that differ in length, packed or in pages.
+constexpr Features kRagged = Features::of(F::kPacked, F::kUsedKeys, F::kPaged);
+/// The same, and keys of 8 bits.
+constexpr Features kSequences = kRagged.with(Features::of(F::kFloat8Keys));
 
 struct EngineLimits {
   const char* name;
@@ -33,7 +35,8 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))
+         .with(kRagged)},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
@@ -120,6 +123,35 @@ std::string head_dims_with(cuda::hopper::Tiling tiling) {
   return list.empty() ? "none" : list;
 }
 
+/// What the Hopper engine leaves out of sequences that differ in length.
+std::string ragged_refusal(const Case& c) {
+  constexpr Features kPlain = Features::of(F::kQueryOffsets, F::kSinkLogits, F::kWindow,
+                                           F::kDilation, F::kValueDim);  // of plain kernels
+  const std::string with =
+      c.features.has(F::kPaged) ? " with paged keys" : " with packed sequences";
+  // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
+  // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
+  // scores, those of the next sequence too.
+  Features served = kContiguous.with(kRagged).without(
+      Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kColumns, F::kSoftcap));
+  if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
+  const std::string words = unlisted(c.features, served);
+  if (!words.empty()) return "hopper takes no " + words + with;
+  if (c.block_q % 128 != 0) {
+    return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
+  }
+  if (c.may_split) {
+    return "hopper takes no few queries on many keys" + with +
+           ", where a sequence alone would have its keys split";
+  }
+  if (c.features.without(kRagged).within(kPlain) &&
+      !cuda::hopper::general_is_plain(c.problem.widest_dim())) {
+    return "hopper takes no head dim " + std::to_string(c.problem.widest_dim()) + with +
+           ": its tiles would be others than those of a sequence alone";
+  }
+  return "";
+}
+
 /// Limits of the Hopper engine that are no single features.
 std::string hopper_refusal(const Case& c) {
   using cuda::hopper::built_head_dim;
@@ -140,6 +172,10 @@ std::string hopper_refusal(const Case& c) {
     return "hopper is built for head dims up to " +
            std::to_string(cuda::hopper::largest_head_dim(least)) + ", not " +
            std::to_string(head_dim);
+  }
+  if (c.features.any(kRagged)) {
+    const std::string reason = ragged_refusal(c);
+    if (!reason.empty()) return reason;
   }
   if (c.features.has(F::kTopK)) {
     constexpr Features kWithTopK = Features::of(F::kTopK, F::kQueryOffsets, F::kSinkLogits);

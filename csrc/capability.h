@@ -18,7 +18,8 @@ struct Case {
   int32_t sm = 0;  // compute capability, 90 for 9.0; 0 on the CPU
   Problem problem;
   Features features;
-  int32_t block_q = 0;  // of a block list; 0 without
+  int32_t block_q = 0;     // of a block list; 0 without
+  bool may_split = false;  // some sequence may be one that hopper would split (key_split.h)
 };
 
 /// The engine's name, empty when none serves the case; one sentence for each that was skipped, and

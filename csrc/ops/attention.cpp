@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../call_features.h"
+#include "../cuda/hopper/key_split.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "schema.h"
@@ -38,6 +39,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   c.problem = params.problem;
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
+  c.may_split = cuda::hopper::may_split(params);
   return c;
 }
 

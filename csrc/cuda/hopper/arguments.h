@@ -32,6 +32,19 @@ struct TileCoordinates {
   int32_t query_step = 0, out_step = 0, key_step = 0, value_step = 0;  // from a class to the next
 };
 
+/// Query tiles of (batch entry, head, class) problems of one length, as they are dealt out.
+struct TileGrid {
+  int32_t problems = 0;
+  int32_t row_blocks = 0;  // query tiles of the longest class
+  int32_t section = 1;     // problems whose tiles alternate, so that they share L2
+  int32_t tail = 0;        // shortest query tiles of each problem, which all come last
+};
+
+/// Query tiles of one height, of a section's problems.
+struct TileRow {
+  int32_t problem, row_block;  // the first of them
+};
+
 struct Arguments {
   AttentionParams params;
   TileCoordinates at;
@@ -52,24 +65,34 @@ struct Arguments {
   bool plain = false;            // KernelKind::kPlain serves the call
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
-  int32_t box_rows = 0;  // keys that one copy brings: BLOCK_KV, less for list tiles of small blocks
-  int32_t boxes = 1;     // copies that make a tile of the main view
-  int32_t group = 1;     // query heads that share a key head
-  int32_t classes = 1;   // residue classes that own a query
-  int32_t row_blocks = 0;  // query tiles of the longest class
+  int32_t box_rows = 0;   // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
+  int32_t boxes = 1;      // that make a tile
+  int32_t copy_rows = 0;  // keys that one copy brings: those of a box, less for small pages
+  int32_t copies = 1;     // that make a tile
+  int32_t group = 1;      // query heads that share a key head
+  int32_t classes = 1;    // residue classes that own a query
+  TileGrid grid;
   int32_t num_tiles = 0;
-  int32_t section = 1;      // (head, class) pairs whose tiles alternate, so that they share L2
-  int32_t tail = 0;         // shortest query tiles of each (head, class), which all come last
   bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
   char* scratch = nullptr;  // the workspace after the counter and what it holds so far
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
   int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number
+
+  // Where sequences differ in length: rows of tiles, of as many problems as a section has.
+  TileRow* tile_rows = nullptr;      // in the order in which they are dealt out; null: by number
+  int32_t* sequences = nullptr;      // [B], those with the most keys first
+  int32_t* sequence_ends = nullptr;  // [B + 1], 0 and the tile rows up to the end of each
 
   KeySplit split;           // a section of heads a launch, whose items come first
   int32_t split_items = 0;  // of the section
   Partials partials;
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
+
+  /// Batch entry of a sequence's queries in the maps.
+  SPARSE_ATTN_HD int32_t query_batch(int32_t batch) const {
+    return params.sequences.packed() ? 0 : batch;
+  }
 };
 
 }  // namespace sparse_attn::cuda::hopper

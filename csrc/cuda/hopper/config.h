@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../../params.h"
 #include "table.h"
@@ -13,8 +14,7 @@ namespace sparse_attn::cuda::hopper {
 
 constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
-constexpr int kConsumerRows = 64;         // rows of a wgmma ...
-constexpr int kWarpRows = 16;             // ... and those that one of its warps holds
+constexpr int kWarpRows = 16;             // of a consumer's, that one of its warps holds
 constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
 constexpr int kReservedBytes = 1024;      // ... from each block
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
@@ -34,6 +34,8 @@ struct Config {
       kKind == KernelKind::kGeneral || kBiased;        // lead views and global rows
   static constexpr bool kSplits = kLeads;              // takes chunks of keys
   static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
+  // Sequences of any length, keys in pages.
+  static constexpr bool kRagged = !kPlain && !kHalf && !kBiased;
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -89,6 +91,18 @@ enum NamedBarrierThreads : int { kTurnThreads = 2 * kWarpgroup, kOutThreads = kW
 /// Rows of a view, with a tensor map each: a residue class, one with one row more, the lead view.
 enum RowsOf : int8_t { kShortClass, kLongClass, kLeadView };
 
+/// Element 0 of a slice's rows or keys in the tensor maps: a row of a residue class.
+struct ViewPlace {
+  int32_t row, class_idx;
+};
+
+/// That of a view of a sequence whose first row is `first` of the tensor's.
+__device__ __forceinline__ ViewPlace view_place(const View& view, int32_t dilation, int32_t first) {
+  if (dilation == 1 || first == 0) return {first, view.offset};
+  const int32_t at = first + view.offset, row = at / dilation;
+  return {row, at - row * dilation};
+}
+
 /// A query tile, rows first_row, first_row + 1, ... of a slice of a (batch, head), and what it
 /// visits.
 struct Work {
@@ -102,6 +116,13 @@ struct Work {
   Slice slice;
   Tiles tiles;
   ListedRuns runs;  // of a list
+
+  static constexpr int32_t sequence_row = 0, sequence_key = 0;  // of (B, H, S, D) tensors
+};
+
+/// The same of a sequence that begins anywhere in packed tensors.
+struct RaggedWork : Work {
+  int32_t sequence_row = 0, sequence_key = 0;  // its first ones
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
@@ -138,12 +159,14 @@ struct SharedStorage {
   alignas(1024) uint8_t query[C::kOutBuffer + 1][C::kConsumers][C::kQueryBytes];
   uint8_t key[C::kKeyStages][C::kKeyBytes];
   uint8_t value[C::kValueStages][C::kKeyBytes];
-  RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
+  union {
+    RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
+    int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
+  };
+  using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
   Work work[kWorkSlots];
   Interval there[kWorkSlots];  // keys that exist for some row of the query tile
   StepInfo info[kInfoSlots];
-  // Boxes of a list tile whose mask is written: first keys, or runs where blocks are partial.
-  int32_t boxes[kInfoSlots][C::kMostBoxes];
 
   uint64_t query_full[C::kQueryBuffers][C::kConsumers],
       query_empty[C::kQueryBuffers][C::kConsumers];

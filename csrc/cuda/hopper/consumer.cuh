@@ -231,7 +231,7 @@ class Consumer {
   /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
   __device__ __forceinline__ void find_mask(int32_t first) {
     const AttentionParams& params = args_.params;
-    const Work& work = smem_.work[work_.index];
+    const hopper::Work& work = smem_.work[work_.index];
     const int32_t* boxes = smem_.boxes[(steps_ - 1) % SharedStorage<C>::kInfoSlots];
 #pragma unroll 1
     for (int r = 0; r < 2; ++r) {
@@ -310,7 +310,7 @@ class Consumer {
 
   /// What is to be known of the rows of the query tile that begins.
   __device__ __forceinline__ void take_rows() {
-    const Work& work = smem_.work[work_.index];
+    const hopper::Work& work = smem_.work[work_.index];
     if (C::kBiased) bias_.begin(work);
     if (!C::kTop) return;
     const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "../common/launch.cuh"
@@ -31,12 +32,6 @@ struct Choice {
   int32_t head_dim;
 };
 
-/// The kernel of calls that are neither plain nor listed.
-Tiling general_tiling(const AttentionParams& params) {
-  constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
-  return params.features.any(kBiases) ? Tiling::kBiased : Tiling::kGeneral;
-}
-
 /// Rows of all tiles of a (batch, head) that this many consumers work on, those past its end too.
 int32_t tile_rows(const AttentionParams& params, int32_t consumers) {
   const int32_t height = consumers * kConsumerRows;
@@ -62,9 +57,9 @@ Choice choose(const Arguments& args) {
   // 64 rows are one row of the layout.
   if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
   if (!args.plain) return least(general_tiling(params));
-  const Choice three = least(Tiling::kWidePlain), two = least(Tiling::kPlain);
-  if (three.head_dim == two.head_dim) return prefers_three(params) ? three : two;
-  return two.head_dim == 0 || (three.head_dim != 0 && three.head_dim < two.head_dim) ? three : two;
+  const PlainKernels plain = plain_kernels(params.problem.widest_dim());
+  const bool three = plain.wide == plain.narrow ? prefers_three(params) : plain.wide != 0;
+  return three ? Choice{Tiling::kWidePlain, plain.wide} : Choice{Tiling::kPlain, plain.narrow};
 }
 
 /// Launches the chosen kernel if it is of this row of the table.
@@ -87,25 +82,17 @@ Status launch(Choice choice, const Arguments& args, std::index_sequence<kRow...>
 /// Whether all query tiles take the same time, so that they may be dealt out in turn.
 bool even_tiles(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
-  return !pattern.causal && !pattern.list.present() && params.scores.bounds.data == nullptr &&
-         pattern.left >= params.problem.seq_kv && pattern.right >= params.problem.seq_kv;
+  return params.sequences.same_lengths() && !pattern.causal && !pattern.list.present() &&
+         params.scores.bounds.data == nullptr && pattern.left >= params.problem.seq_kv &&
+         pattern.right >= params.problem.seq_kv;
 }
 
 /// Whether which keys exist is known on the device alone, or for classes of keys of their own.
 bool has_raw_values(const AttentionParams& params) {
-  if (params.scores.bounds.data != nullptr) return true;
+  if (params.scores.bounds.data != nullptr || !params.sequences.same_lengths()) return true;
   const bool cut = params.sequences.offsets_on_device() ||
                    params.num_keys(params.sequences.of(0)) < params.problem.seq_kv;
   return params.pattern.causal && cut && !has_short_maps(params);
-}
-
-/// The tile of the kernel that takes chunks; none where there is no such kernel.
-TileShape split_tile(const AttentionParams& params) {
-  const Tiling tiling = general_tiling(params);
-  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
-  const int32_t height = shape_of(tiling).consumers * kConsumerRows;
-  const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
-  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, head_dim > 0 && ranges};
 }
 
 /// Whether a plain kernel serves the call.
@@ -150,7 +137,8 @@ int64_t workspace_bytes(const AttentionParams& params) {
   const PartialPlan partials = plan_partials(params, split_tile(params));
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
-  const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t) : 0;
+  const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t)
+                                                   : ragged_order(params, kConsumerRows).bytes;
   return kCounterBytes + padding_bytes(params) + partials.heads * partials.head_bytes + order_bytes;
 }
 
@@ -224,11 +212,22 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   const Pattern& pattern = params.pattern;
   args->group = params.problem.group();
   args->classes = pattern.classes(params.problem.seq_q);
-  args->row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
+  TileGrid& grid = args->grid;
+  grid.row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;
-  args->num_tiles = problems * args->row_blocks;
+  grid.problems = problems;
+  args->num_tiles = problems * grid.row_blocks;
   char* memory = args->scratch;
   if (orders_lists(params)) args->order = reinterpret_cast<int32_t*>(memory);
+  if (!params.sequences.same_lengths()) {
+    const RaggedOrder order = ragged_order(params, tile.block_q);
+    grid.section = order.section;
+    args->num_tiles =
+        static_cast<int32_t>(std::min<int64_t>(order.most_rows * order.section, kUnlimited));
+    args->tile_rows = reinterpret_cast<TileRow*>(memory);
+    args->sequences = reinterpret_cast<int32_t*>(args->tile_rows + order.most_rows);
+    args->sequence_ends = args->sequences + params.problem.batch;
+  }
   const PartialPlan plan = plan_partials(params, tile);
   args->split = plan.split;
   if (args->split.chunks > 0) {
@@ -251,29 +250,27 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
   }
   args->boxes = tile.block_kv / args->box_rows;
+  args->copy_rows = args->box_rows;
+  if (params.keys.paged()) args->copy_rows = std::gcd(args->box_rows, params.keys.page_size);
+  args->copies = tile.block_kv / args->copy_rows;
 
   // A query head's tiles follow each other, but where their lengths differ the longest of several
   // heads come first: under causal of as many as fit L2, with global rows of all. Under causal as
   // many of the shortest as have their keys in L2 are left to the end, where blocks of all heads
   // then finish together.
-  constexpr int64_t kCacheBytes = int64_t{32} << 20;
+  if (args->tile_rows != nullptr) return;
   if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
-    args->section = problems;
+    grid.section = problems;
     args->last_first = false;
   } else if (params.scores.mask.kind != MaskKind::kNone && params.scores.mask.stride_h == 0 &&
              !pattern.causal) {  // heads share rows of the mask
-    args->section = params.problem.heads_q * args->classes;
+    grid.section = params.problem.heads_q * args->classes;
   } else if (pattern.causal && pattern.left >= params.problem.seq_kv) {
-    const int64_t key_bytes =
-        int64_t{params.problem.head_dim + params.problem.value_dim} * size_of(params.problem.dtype);
-    int64_t head_bytes = params.problem.seq_kv * key_bytes;
-    int64_t heads = head_bytes < kCacheBytes ? kCacheBytes / head_bytes : 1;
-    int64_t section = heads * params.problem.group() * args->classes;
-    args->section = static_cast<int32_t>(section < problems ? section : problems);
+    grid.section = section_of(params, args->classes, params.problem.seq_kv, problems);
     const int64_t tile_bytes =
-        int64_t{params.problem.batch} * params.problem.heads_kv * tile.block_q * key_bytes;
-    args->tail =
-        static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, args->row_blocks / 2));
+        int64_t{params.problem.batch} * params.problem.heads_kv * tile.block_q * key_bytes(params);
+    grid.tail =
+        static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, grid.row_blocks / 2));
   }
 }
 

@@ -21,6 +21,7 @@ namespace sparse_attn::cuda::hopper {
 
 template <class C>
 class Epilogue {
+  using Work = typename SharedStorage<C>::Work;
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
 
  public:
@@ -51,7 +52,7 @@ class Epilogue {
       if (params.outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
         params.outputs.lse[work.batch * params.outputs.lse_stride_b +
                            work.head * params.outputs.lse_stride_h +
-                           work.slice.rows.at(row) * params.outputs.lse_stride_s] =
+                           tensor_row(work, row) * params.outputs.lse_stride_s] =
             l == 0.0f ? -INFINITY : log2_of_maximum(rows.m[r]) * kLn2 + __logf(l);
       }
       if (params.scores.sink_logits != nullptr && l != 0.0f) {
@@ -88,7 +89,9 @@ class Epilogue {
     ptx::fence_async_proxy();
     __syncwarp();
     const int32_t rows = work.slice.rows.length - work.first_row - row_;  // of the warp's
-    if (__any_sync(~0u, rows < kWarpRows)) {  // a vote, so that the compiler knows it is uniform
+    // A class of packed rows has no place of its own in the map.
+    const bool strewn = args_.params.pattern.dilation > 1 && args_.params.sequences.packed();
+    if (__any_sync(~0u, rows < kWarpRows || strewn)) {  // a vote: uniform to the compiler
       store_first(rows, sO, work);
     } else if (lane_ == 0) {
       store(sO, work);
@@ -140,13 +143,18 @@ class Epilogue {
     __syncwarp();  // before lane 0 gives the work's slot back
   }
 
+  /// Row r of the slice among the tensor's.
+  __device__ __forceinline__ static int32_t tensor_row(const Work& work, int32_t r) {
+    return work.sequence_row + work.slice.rows.at(r);
+  }
+
   __device__ __forceinline__ void store(uint32_t sO, const Work& work) {
 #pragma unroll 1
     for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
       ptx::tma_store(sO + slab * kWarpRows * C::kRowBytes, &maps_.out[work.query_rows],
-                     {slab * args_.at.slab_columns, work.first_row + row_,
+                     {slab * args_.at.slab_columns, work.sequence_row + work.first_row + row_,
                       work.slice.rows.offset * args_.at.out_step + slab * args_.at.slab_step,
-                      work.head, work.batch});
+                      work.head, args_.query_batch(work.batch)});
     }
     ptx::tma_store_commit();
     if (!C::kCrossTile) ptx::tma_store_wait_read();
@@ -159,7 +167,7 @@ class Epilogue {
     if (row < rows) {
       auto* to = static_cast<uint16_t*>(out.data) + work.batch * out.stride_b +
                  work.head * out.stride_h +
-                 work.slice.rows.at(work.first_row + row_ + row) * out.stride_s;
+                 tensor_row(work, work.first_row + row_ + row) * out.stride_s;
 #pragma unroll 1
       for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.value_dim;
            chunk += 2) {

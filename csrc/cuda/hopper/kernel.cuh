@@ -52,6 +52,13 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.box_rows = C::BLOCK_KV;
     all.boxes = 1;
   }
+  if (!C::kRagged) {
+    all.params.sequences.first_rows = all.params.sequences.first_keys = nullptr;
+    all.params.sequences.used_keys = nullptr;
+    all.params.keys.table = nullptr;
+    all.copy_rows = C::BLOCK_KV;
+    all.copies = 1;
+  }
   if (!C::kLeads) {
     pattern.lead = {};
     pattern.global_count = 0;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../../params.h"
+#include "table.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -91,6 +92,35 @@ inline KeySplit split_global_rows(const AttentionParams& params, TileShape tile)
   }
   split.tiles = imin(split.tiles, row_tiles);
   return split;
+}
+
+/// The kernel of calls that are neither plain nor listed.
+inline Tiling general_tiling(const AttentionParams& params) {
+  constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
+  return params.features.any(kBiases) ? Tiling::kBiased : Tiling::kGeneral;
+}
+
+/// The tile of the kernel that takes chunks; none where there is no such kernel.
+inline TileShape split_tile(const AttentionParams& params) {
+  const Tiling tiling = general_tiling(params);
+  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
+  const int32_t height = shape_of(tiling).consumers * kConsumerRows;
+  const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
+  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, head_dim > 0 && ranges};
+}
+
+/// Whether a sequence, of those whose lengths the device alone knows, may be one whose own call is
+/// split: of few query tiles that visit many keys.
+inline bool may_split(const AttentionParams& params) {
+  const Sequences& sequences = params.sequences;
+  const TileShape tile = split_tile(params);
+  if (sequences.same_lengths() || !tile.splits) return false;
+  // The same lengths: few queries have few keys.
+  if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
+  AttentionParams longest = params;
+  longest.problem.seq_kv = kMaxLength;
+  if (sequences.packed()) longest.problem.seq_q = 1;
+  return split_few_tiles(longest, tile).chunks > 0;
 }
 
 /// The split of a call; none where a kernel serves it that takes no chunks.

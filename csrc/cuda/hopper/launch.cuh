@@ -29,7 +29,9 @@ template <class C>
 Status launch_tiles(const TensorMaps& maps, Arguments args, int32_t multiprocessors) {
   const AttentionParams& params = args.params;
   const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
-  if (blocks == args.num_tiles) args.counter = args.order = nullptr;  // one each
+  if (blocks == args.num_tiles && args.tile_rows == nullptr) {
+    args.counter = args.order = nullptr;  // one each
+  }
   cudaStream_t stream = to_stream(params.stream);
   constexpr size_t kSharedBytes = sizeof(SharedStorage<C>);
   Status status;
@@ -53,8 +55,8 @@ Status launch(Arguments args) {
   arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM, C::kSplits}, &args);
 
   TensorMaps maps;
-  BoxShape box = {C::kSlabColumns, C::kColumns,   kConsumerRows,
-                  kWarpRows,       args.box_rows, C::BLOCK_KV};
+  BoxShape box = {C::kSlabColumns, C::kColumns,    kConsumerRows,
+                  kWarpRows,       args.copy_rows, C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
   if (!status.ok()) return status;
   if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);

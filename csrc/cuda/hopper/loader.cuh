@@ -15,6 +15,7 @@ enum class Loads { kQueryAndKey, kValue };
 
 template <class C, Loads kLoads>
 class Loader {
+  using Work = typename SharedStorage<C>::Work;
   static constexpr bool kKeys = kLoads == Loads::kQueryAndKey;
   // With two buffers the next Q has long been free to load; else it waits for O, and K need not.
   static constexpr bool kQueryFirst = C::kQueryBuffers > 1;
@@ -28,7 +29,7 @@ class Loader {
         smem_(smem),
         lane_(threadIdx.x % kWarp),
         boxes_(args.boxes),
-        box_bytes_(args.box_rows * C::kRowBytes) {
+        box_bytes_(args.copy_rows * C::kRowBytes) {
     query_.parity = ring_.parity = 1;  // the first pass over a ring finds every stage empty
   }
 
@@ -50,21 +51,37 @@ class Loader {
   struct Place {
     const CUtensorMap* map;
     int32_t class_at, head, batch;
-    int32_t first = 0;  // row of the view's element 0
+    int32_t first;  // row of the view's element 0
   };
+
+  /// A batch entry of a map, or a page, and a row there.
+  struct MapRow {
+    int32_t batch, row;
+  };
+
+  /// Whether keys lie in pages: the map's rows are then those of a page, the lead's the main
+  /// view's.
+  __device__ __forceinline__ bool paged() const { return args_.params.keys.paged(); }
+
+  /// Batch entry of the keys in the maps.
+  __device__ __forceinline__ int32_t key_batch(const Work& work) const {
+    return args_.params.sequences.first_keys == nullptr ? work.batch : 0;
+  }
 
   /// The map of consecutive leading keys begins with key 0, that of columns with the first of them.
   __device__ __forceinline__ Place lead_place(const CUtensorMap* maps, const Work& work) const {
     const View& lead = work.slice.lead.view;
-    return {&maps[kLeadView], 0, work.head / args_.group, work.batch,
-            lead.step == 1 ? lead.offset : 0};
+    return {&maps[kLeadView], 0, work.head / args_.group, key_batch(work),
+            lead.step == 1 ? work.sequence_key + lead.offset : 0};
   }
 
   __device__ __forceinline__ void load_tile(const Work& work) {
     const CUtensorMap* maps = kKeys ? maps_.key : maps_.value;
     const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
-    const Place main = {&maps[work.key_rows], work.slice.keys.offset * class_step,
-                        work.head / args_.group, work.batch};
+    const ViewPlace at =
+        view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
+    const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head / args_.group,
+                        key_batch(work), at.row};
     if (kKeys && kQueryFirst) load_query(work);
     TileSource<C, kKeys> source(args_, work);
     Step step = source.first();
@@ -79,11 +96,11 @@ class Loader {
                  ahead.valid ? masked_or_whole : Follows::kNothing);
       }
       Place place = main;
-      if (step.lead) place = lead_place(maps, work);
+      if (step.lead && !paged()) place = lead_place(maps, work);
       if (kClears && args_.raw && holds_no_keys(work, step)) {
-        load_cleared(place, step, there(work, step));
+        load_cleared(work, place, step, there(work, step));
       } else {
-        load_stage(place, step);
+        load_stage(work, place, step);
       }
       if (kKeys && first && !kQueryFirst) load_query(work);
       if (kKeys && first) wait_first_key();
@@ -126,28 +143,37 @@ class Loader {
     return step.lead ? lead : main;
   }
 
+  /// The first element that this lane copies; kUnlimited where there is none.
+  __device__ __forceinline__ int32_t copy_key(const Step& step) const {
+    if (!paged()) return step.key;
+    const int32_t of_box = args_.box_rows / args_.copy_rows;
+    const int32_t key = __shfl_sync(~0u, step.key, lane_ / of_box);
+    if (lane_ >= args_.copies || key == kUnlimited) return kUnlimited;
+    return key + lane_ % of_box * args_.copy_rows;
+  }
+
   /// Whether some rows of the tile are of no key.
   __device__ __forceinline__ bool holds_no_keys(const Work& work, const Step& step) const {
-    const int32_t rows = step.lead ? C::BLOCK_KV : args_.box_rows;
-    const bool outside = !there(work, step).holds({step.key, step.key + rows});
-    return __any_sync(~0u, outside && step.key != kUnlimited);
+    const int32_t key = copy_key(step);
+    const bool outside = !there(work, step).holds({key, key + args_.copy_rows});
+    return __any_sync(~0u, outside && key != kUnlimited);
   }
 
   /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
   /// full.
-  __device__ __forceinline__ void load_cleared(const Place& place, const Step& step,
-                                               Interval there) {
+  __device__ __forceinline__ void load_cleared(const Work& work, const Place& place,
+                                               const Step& step, Interval there) {
     const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
     const uint32_t raw = ptx::smem_address(&smem_.raw_value);
-    copy_stage(place, step, raw);
+    copy_stage(work, place, step, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
-    const int32_t rows = step.lead ? C::BLOCK_KV : args_.box_rows;
+    const int32_t rows = args_.copy_rows, own_key = copy_key(step);
 #pragma unroll 1
     for (int32_t first = 0; first < C::BLOCK_KV; first += kWarp) {
       const int32_t row = first + lane_;
-      const int32_t key = __shfl_sync(~0u, step.key, row / rows);
+      const int32_t key = __shfl_sync(~0u, own_key, row / rows);
       if (row >= C::BLOCK_KV || there.contains(key + row % rows)) continue;
 #pragma unroll 1
       for (int32_t at = row * C::kRowBytes; at < C::kKeyBytes; at += C::BLOCK_KV * C::kRowBytes) {
@@ -164,8 +190,9 @@ class Loader {
   }
 
   /// Fills the ring's next stage.
-  __device__ __forceinline__ void load_stage(const Place& place, const Step& step) {
-    copy_stage(place, step,
+  __device__ __forceinline__ void load_stage(const Work& work, const Place& place,
+                                             const Step& step) {
+    copy_stage(work, place, step,
                ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
     __syncwarp();
     ring_.advance();
@@ -173,24 +200,36 @@ class Loader {
 
   /// Copies to the ring's next stage once it is empty; each lane copies its box. `full` hears of
   /// it.
-  __device__ __forceinline__ void copy_stage(const Place& place, const Step& step, uint32_t full) {
+  __device__ __forceinline__ void copy_stage(const Work& work, const Place& place, const Step& step,
+                                             uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
         ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
     const uint32_t box =
         ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes_;
-    const bool copies = lane_ < (step.lead ? 1 : boxes_);
+    const bool copies = lane_ < args_.copies;
+    const MapRow at = place_of_copy(work, place, copy_key(step));
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
     if (copies) {
 #pragma unroll 1
       for (int32_t slab = 0; slab < args_.at.key_copies; ++slab) {
         ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
-                      {slab * args_.at.slab_columns, place.first + step.key,
-                       place.class_at + slab * args_.at.slab_step, place.head, place.batch},
+                      {slab * args_.at.slab_columns, at.row,
+                       place.class_at + slab * args_.at.slab_step, place.head, at.batch},
                       full, ptx::kEvictLast);
       }
     }
+  }
+
+  /// The map's batch entry, or the page, and the row of the copy that begins with element `key`;
+  /// keys past the sequence's last page come as zeros.
+  __device__ __forceinline__ MapRow place_of_copy(const Work& work, const Place& place,
+                                                  int32_t key) const {
+    if (!paged()) return {place.batch, place.first + key};
+    if (key >= work.slice.num_keys) return {0, kUnlimited};
+    const KeySource& keys = args_.params.keys;
+    return {keys.page_of(work.batch, key), key % keys.page_size};
   }
 
   /// All blocks begin at once, and memory serves them all: what the first product does not need
@@ -206,13 +245,16 @@ class Loader {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.query_empty[query_.index][lane_]), query_.parity);
       ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
       uint32_t tile = ptx::smem_address(smem_.query[query_.index][lane_]);
+      const ViewPlace at =
+          view_place(work.slice.rows, args_.params.pattern.dilation, work.sequence_row);
 #pragma unroll 1
       for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
-        ptx::tma_load(tile + slab * kConsumerRows * C::kRowBytes, &maps_.query[work.query_rows],
-                      {slab * args_.at.slab_columns, work.first_row + lane_ * kConsumerRows,
-                       work.slice.rows.offset * args_.at.query_step + slab * args_.at.slab_step,
-                       work.head, work.batch},
-                      full, ptx::kEvictFirst);
+        ptx::tma_load(
+            tile + slab * kConsumerRows * C::kRowBytes, &maps_.query[work.query_rows],
+            {slab * args_.at.slab_columns, at.row + work.first_row + lane_ * kConsumerRows,
+             at.class_idx * args_.at.query_step + slab * args_.at.slab_step, work.head,
+             args_.query_batch(work.batch)},
+            full, ptx::kEvictFirst);
       }
     }
     __syncwarp();

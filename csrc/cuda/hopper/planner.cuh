@@ -13,6 +13,7 @@ namespace sparse_attn::cuda::hopper {
 
 template <class C>
 class Planner {
+  using Work = typename SharedStorage<C>::Work;
   static constexpr int32_t kShortTile = 8;  // key tiles
 
  public:
@@ -22,7 +23,13 @@ class Planner {
   }
 
   __device__ __forceinline__ void run() {
-    for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile = next_tile(tile)) {
+    int32_t num_tiles = args_.num_tiles;
+    if (has_tile_rows()) {
+      ptx::wait_for_primary();
+      const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
+      num_tiles = imin(rows * args_.grid.section, num_tiles);
+    }
+    for (int32_t tile = blockIdx.x; tile < num_tiles; tile = next_tile(tile)) {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
@@ -44,7 +51,12 @@ class Planner {
   }
 
  private:
+  __device__ __forceinline__ bool has_tile_rows() const {
+    return C::kRagged && args_.tile_rows != nullptr;
+  }
+
   __device__ __forceinline__ Work decode(int32_t tile) {
+    if (has_tile_rows()) return decode_in_row(tile);
     if (!C::kSplits) return decode_whole(tile);
     return tile < args_.split_items ? decode_split(tile) : decode_whole(tile - args_.split_items);
   }
@@ -76,8 +88,18 @@ class Planner {
     return true;
   }
 
+  /// A tile of a section of problems.
+  __device__ __forceinline__ Work decode_in_row(int32_t tile) {
+    const int32_t row = tile / args_.grid.section;
+    const auto* numbers = reinterpret_cast<const int2*>(args_.tile_rows + row);
+    const int2 first = __ldcg(numbers);
+    Work work = place(first.x + tile - row * args_.grid.section);
+    work.first_row = first.y * C::BLOCK_Q;
+    return work;
+  }
+
   __device__ __forceinline__ Work decode_whole(int32_t tile) {
-    const TilePlace of = place_of(args_, tile);
+    const TilePlace of = place_of(args_.grid, args_.last_first, tile);
     Work work = place(of.problem);
     work.first_row = of.row_block * C::BLOCK_Q;
     return work;
@@ -94,21 +116,46 @@ class Planner {
     }
     work.batch = problem / params.problem.heads_q;
     work.head = problem - work.batch * params.problem.heads_q;
-    find_slice(class_idx, params.sequences.of(work.batch));
+    const Sequence sequence = params.sequences.of(work.batch);
+    find_slice(class_idx, sequence);
     work.slice = slice_;
     work.query_rows = query_rows_;
     work.key_rows = key_rows_;
+    if constexpr (C::kRagged) find_place(sequence, work);
     return work;
+  }
+
+  /// Where the slice of a sequence begins.
+  __device__ __forceinline__ void find_place(const Sequence& sequence, Work& work) const {
+    const Sequences& sequences = args_.params.sequences;
+    work.sequence_row = sequence.first_row;
+    work.sequence_key = sequence.first_key;
+    if (args_.params.pattern.dilation == 1) return;
+    if (sequences.packed()) {
+      work.query_rows = kind_of(work.slice.rows, work.sequence_row, sequences.packed_rows);
+    }
+    if (sequences.first_keys != nullptr) {
+      work.key_rows = kind_of(work.slice.keys, work.sequence_key, sequences.packed_keys);
+    }
+  }
+
+  /// Whether the view's class of the tensor's rows is one of those with one row more.
+  __device__ __forceinline__ static RowsOf kind_of(const View& view, int32_t first, int32_t size) {
+    return (first + view.offset) % view.step < size % view.step ? kLongClass : kShortClass;
   }
 
   /// Most often the slice is that of the tile before: without dilation it is always the same.
   __device__ __forceinline__ void find_slice(int32_t class_idx, const Sequence& sequence) {
     const AttentionParams& params = args_.params;
-    if (class_idx == class_idx_ && sequence.offset == slice_.offset && sequence.origin == origin_) {
+    const bool same_lengths =
+        !C::kRagged || (sequence.rows == rows_ && sequence.keys == slice_.num_keys);
+    if (class_idx == class_idx_ && sequence.offset == slice_.offset && sequence.origin == origin_ &&
+        same_lengths) {
       return;
     }
     class_idx_ = class_idx;
     origin_ = sequence.origin;
+    rows_ = sequence.rows;
     if (params.pattern.dilation == 1) {  // as a constant, which leaves no divisions
       Pattern pattern = params.pattern;
       pattern.dilation = 1;
@@ -186,6 +233,7 @@ class Planner {
   Ring<SharedStorage<C>::kWorkSlots> slot_;
   int32_t class_idx_ = -1;  // of the slice, none yet
   int32_t origin_ = 0;
+  int32_t rows_ = 0;
   Slice slice_;
   RowsOf query_rows_ = kShortClass, key_rows_ = kShortClass;
 };

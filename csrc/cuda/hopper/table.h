@@ -12,6 +12,8 @@
 
 namespace sparse_attn::cuda::hopper {
 
+constexpr int32_t kConsumerRows = 64;  // of a wgmma
+
 /// What a kernel is compiled for. A plain one serves ranges in which each row's window starts one
 /// key later than that of the row above, of scores that are only scaled: full, causal, band,
 /// dilated. kTop is a plain one that keeps the scores above thresholds: the second pass of token
@@ -82,6 +84,28 @@ constexpr int32_t built_head_dim(int32_t head_dim, Tiling tiling) {
     if (row.head_dim >= head_dim && row.has(tiling)) return row.head_dim;
   }
   return 0;
+}
+
+/// The kernel of a plain call: of three consumers or of two, whichever has the lesser head dim.
+/// Where both have one the engine chooses by lengths.
+struct PlainKernels {
+  int32_t wide = 0, narrow = 0;  // head dims; 0: not served
+};
+constexpr PlainKernels plain_kernels(int32_t head_dim) {
+  const int32_t wide = built_head_dim(head_dim, Tiling::kWidePlain);
+  const int32_t narrow = built_head_dim(head_dim, Tiling::kPlain);
+  if (wide == narrow) return {wide, narrow};
+  return narrow == 0 || (wide != 0 && wide < narrow) ? PlainKernels{wide, 0}
+                                                     : PlainKernels{0, narrow};
+}
+
+/// Whether the general kernel takes keys in the tiles of every plain one, and so gives its bits.
+constexpr bool general_is_plain(int32_t head_dim) {
+  const int32_t keys =
+      kernels_of(built_head_dim(head_dim, Tiling::kGeneral)).keys_of(Tiling::kGeneral);
+  const PlainKernels plain = plain_kernels(head_dim);
+  return (plain.wide == 0 || kernels_of(plain.wide).keys_of(Tiling::kWidePlain) == keys) &&
+         (plain.narrow == 0 || kernels_of(plain.narrow).keys_of(Tiling::kPlain) == keys);
 }
 
 /// The largest head dim that is served; 0 where none is.

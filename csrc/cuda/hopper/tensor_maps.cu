@@ -6,12 +6,32 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-/// A strided view of a tensor's rows of `columns` elements, strides in elements.
+/// A strided view of a tensor's rows, strides in elements.
 struct RowsView {
-  int32_t columns;
   int64_t rows, row_stride;
   int64_t classes, class_stride;
 };
+
+/// Sizes of a tensor; packed rows are one batch entry, and pages are entries.
+struct Extents {
+  int64_t columns, rows, heads, batch;
+};
+
+Extents query_extents(const AttentionParams& params, int32_t columns) {
+  const Problem& p = params.problem;
+  if (params.sequences.packed()) return {columns, params.sequences.packed_rows, p.heads_q, 1};
+  return {columns, p.seq_q, p.heads_q, p.batch};
+}
+
+Extents key_extents(const AttentionParams& params, int32_t columns) {
+  const Problem& p = params.problem;
+  const Sequences& sequences = params.sequences;
+  const KeySource& keys = params.keys;
+  if (keys.paged()) return {columns, keys.page_size, p.heads_kv, keys.num_pages};
+  if (sequences.first_keys != nullptr) return {columns, sequences.packed_keys, p.heads_kv, 1};
+  const int32_t there = has_short_maps(params) ? params.num_keys(sequences.of(0)) : p.seq_kv;
+  return {columns, there, p.heads_kv, p.batch};
+}
 
 class Encoder {
  public:
@@ -32,13 +52,13 @@ class Encoder {
     return true;
   }
 
-  void encode(const TensorView& tensor, const void* first, int32_t heads, const RowsView& view,
-              int32_t box_rows, int32_t copies, CUtensorMap* map) {
+  void encode(const TensorView& tensor, const void* first, const Extents& extents,
+              const RowsView& view, int32_t box_rows, int32_t copies, CUtensorMap* map) {
     const bool folded = folds();
     const int64_t third =
         folded ? (view.classes - 1) * (view.class_stride / slab_) + slabs() : view.classes;
     const TensorMapShape shape = {
-        {folded ? slab_ : view.columns, view.rows, third, heads, params_.problem.batch},
+        {folded ? slab_ : extents.columns, view.rows, third, extents.heads, extents.batch},
         {view.row_stride, folded ? slab_ : view.class_stride, tensor.stride_h, tensor.stride_b},
         {slab_, box_rows, slabs() / copies, 1, 1}};
     const Status status = encode_tensor_map(params_.problem.dtype, first, shape, map);
@@ -73,34 +93,34 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
                   step(params.query),    step(params.outputs.out),
                   step(params.keys.key), step(params.keys.value)};
 
-  auto encode_classes = [&](const TensorView& tensor, int32_t columns, int32_t heads, int64_t size,
-                            int32_t box_rows, int32_t copies, CUtensorMap* of_class) {
-    RowsView view = {columns, size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
-    encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kShortClass]);
+  auto encode_classes = [&](const TensorView& tensor, const Extents& extents, int32_t box_rows,
+                            int32_t copies, CUtensorMap* of_class) {
+    const int64_t size = extents.rows;
+    RowsView view = {size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
+    encoder.encode(tensor, tensor.data, extents, view, box_rows, copies, &of_class[kShortClass]);
     if (size % d == 0) return;
     ++view.rows;
-    encoder.encode(tensor, tensor.data, heads, view, box_rows, copies, &of_class[kLongClass]);
+    encoder.encode(tensor, tensor.data, extents, view, box_rows, copies, &of_class[kLongClass]);
   };
-  const int32_t keys =
-      has_short_maps(params) ? params.num_keys(params.sequences.of(0)) : params.problem.seq_kv;
-  const bool moves = params.sequences.key_origins != nullptr;  // the lead view, with each sequence
-  const int32_t lead_keys = moves && pattern.has_lead() ? keys : pattern.lead.before(keys);
   auto encode_keys = [&](const TensorView& tensor, int32_t columns, CUtensorMap* of_view) {
-    encode_classes(tensor, columns, params.problem.heads_kv, keys, box.key_rows, key_copies,
-                   of_view);
+    const Extents keys = key_extents(params, columns);
+    encode_classes(tensor, keys, box.key_rows, key_copies, of_view);
+    // The lead view may move with each sequence.
+    const bool moves = params.sequences.key_origins != nullptr || !params.sequences.same_lengths();
+    const int32_t there = static_cast<int32_t>(keys.rows);
+    const int32_t lead_keys = moves && pattern.has_lead() ? there : pattern.lead.before(there);
     if (lead_keys == 0) return;
     const auto* first =
         static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
-    RowsView view = {columns, lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
-    encoder.encode(tensor, first, params.problem.heads_kv, view, box.lead_rows, key_copies,
-                   &of_view[kLeadView]);
+    RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
+    encoder.encode(tensor, first, keys, view, box.lead_rows, key_copies, &of_view[kLeadView]);
   };
 
   const Problem& problem = params.problem;
-  encode_classes(params.query, problem.head_dim, problem.heads_q, problem.seq_q, box.query_rows,
+  encode_classes(params.query, query_extents(params, problem.head_dim), box.query_rows,
                  query_copies, maps->query);
-  encode_classes(params.outputs.out, problem.value_dim, problem.heads_q, problem.seq_q,
-                 box.out_rows, query_copies, maps->out);
+  encode_classes(params.outputs.out, query_extents(params, problem.value_dim), box.out_rows,
+                 query_copies, maps->out);
   encode_keys(params.keys.key, problem.head_dim, maps->key);
   encode_keys(params.keys.value, problem.value_dim, maps->value);
   return encoder.status();

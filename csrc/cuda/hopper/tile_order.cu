@@ -1,7 +1,7 @@
 // Sorts query tiles by the lengths of their lists, coarsely, so that tiles of one head stay
-// together: class c holds lists of up to 1 / 2^c of the longest that may be. One thread block; each
-// thread counts the classes in its stretch of tiles, a prefix sum over (class, thread) says where
-// its tiles go.
+// together: class c holds lists of up to 1 / 2^c of the longest that may be. Sequences that differ
+// in length are sorted by their keys in the same way. One thread block; each thread counts the
+// classes in its stretch of items, a prefix sum over (class, thread) says where its items go.
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
 #include "tile_order.h"
@@ -12,35 +12,46 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kClasses = 8;
 
+/// The class of a length, where `longest` bounds them all.
+__device__ __forceinline__ int32_t length_class(int32_t length, int32_t longest) {
+  int32_t c = 0;
+  while (c < kClasses - 1 && length <= longest >> (c + 1)) ++c;
+  return c;
+}
+
 __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block_q, int32_t tile) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
-  const TilePlace place = place_of(args, tile);
+  const TilePlace place = place_of(args.grid, args.last_first, tile);
   const int32_t count =
       list.runs(place.problem / params.problem.heads_q, place.problem % params.problem.heads_q,
                 place.row_block * block_q / list.block_q, list.block_kv)
           .count;
-  int32_t c = 0;
-  while (c < kClasses - 1 && count <= list.max_count >> (c + 1)) ++c;
-  return c;
+  return length_class(count, list.max_count);
 }
 
-/// Replaces the thread's `kClasses` entries of an array of the block's by the sums of all before.
-__device__ __forceinline__ void prefix_sums(int32_t* entries) {
+/// The sum of `value` over the threads before this one.
+__device__ __forceinline__ int32_t sum_before(int32_t value) {
   __shared__ int32_t of_warps[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t* own = entries + threadIdx.x * kClasses;
-  int32_t sum = 0;
-  for (int i = 0; i < kClasses; ++i) sum += own[i];
-  int32_t before = sum;
+  int32_t before = value;
   for (int step = 1; step < 32; step *= 2) {
     const int32_t other = __shfl_up_sync(~0u, before, step);
     if (lane >= step) before += other;
   }
   if (lane == 31) of_warps[warp] = before;
   __syncthreads();
-  before -= sum;
+  before -= value;
   for (int w = 0; w < warp; ++w) before += of_warps[w];
+  return before;
+}
+
+/// Replaces the thread's `kClasses` entries of an array of the block's by the sums of all before.
+__device__ __forceinline__ void prefix_sums(int32_t* entries) {
+  int32_t* own = entries + threadIdx.x * kClasses;
+  int32_t sum = 0;
+  for (int i = 0; i < kClasses; ++i) sum += own[i];
+  int32_t before = sum_before(sum);
   for (int i = 0; i < kClasses; ++i) {
     const int32_t entry = own[i];
     own[i] = before;
@@ -48,22 +59,81 @@ __device__ __forceinline__ void prefix_sums(int32_t* entries) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    order_kernel(const __grid_constant__ Arguments args, int32_t block_q, int32_t dealt) {
-  ptx::launch_dependents();
+/// The part of `items` that the thread looks after.
+__device__ __forceinline__ Interval stretch_of(Interval items) {
+  const int32_t size = ceil_div(items.size(), kThreads);
+  const int32_t begin = items.begin + static_cast<int32_t>(threadIdx.x) * size;
+  return {begin, imin(begin + size, items.end)};
+}
+
+/// Writes the items to `sorted` by their classes, within a class in their order.
+template <typename ClassOf>
+__device__ __forceinline__ void sort_by_class(Interval items, int32_t* sorted,
+                                              const ClassOf& class_of) {
   __shared__ int32_t next[kClasses * kThreads];  // [class, thread]
-  const int32_t stretch = ceil_div(args.num_tiles - dealt, kThreads);
-  const int32_t begin = dealt + static_cast<int32_t>(threadIdx.x) * stretch;
-  const int32_t end = imin(begin + stretch, args.num_tiles);
+  const Interval own_items = stretch_of(items);
   int32_t* own = next + threadIdx.x;
   for (int c = 0; c < kClasses; ++c) own[c * kThreads] = 0;
-  for (int32_t tile = begin; tile < end; ++tile) ++own[class_of(args, block_q, tile) * kThreads];
-  if (threadIdx.x == 0) *args.counter = 0;
+  for (int32_t i = own_items.begin; i < own_items.end; ++i) ++own[class_of(i) * kThreads];
   __syncthreads();
   prefix_sums(next);
   __syncthreads();
-  for (int32_t tile = begin; tile < end; ++tile) {
-    args.order[own[class_of(args, block_q, tile) * kThreads]++] = tile;
+  for (int32_t i = own_items.begin; i < own_items.end; ++i) {
+    sorted[own[class_of(i) * kThreads]++] = i;
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    order_kernel(const __grid_constant__ Arguments args, int32_t block_q, int32_t dealt) {
+  ptx::launch_dependents();
+  if (threadIdx.x == 0) *args.counter = 0;
+  sort_by_class({dealt, args.num_tiles}, args.order,
+                [&](int32_t tile) { return class_of(args, block_q, tile); });
+}
+
+/// Sorts the sequences and writes their tile rows.
+__global__ void __launch_bounds__(kThreads)
+    sequences_kernel(const __grid_constant__ Arguments args, int32_t block_q) {
+  ptx::launch_dependents();
+  __shared__ int32_t longest;
+  const AttentionParams& params = args.params;
+  const int32_t batch = params.problem.batch;
+  const int32_t problems = params.problem.heads_q * args.classes;  // of a sequence
+  const int32_t sections = problems / args.grid.section;
+  auto row_blocks = [&](int32_t i) {
+    const int32_t rows = params.sequences.of(args.sequences[i]).rows;
+    return ceil_div(ceil_div(rows, args.classes), block_q);
+  };
+  if (threadIdx.x == 0) *args.counter = longest = 0;
+  __syncthreads();
+  const Interval own = stretch_of({0, batch});
+  for (int32_t b = own.begin; b < own.end; ++b) {
+    atomicMax(&longest, params.sequences.of(b).keys);
+  }
+  __syncthreads();
+  sort_by_class({0, batch}, args.sequences,
+                [&](int32_t b) { return length_class(params.sequences.of(b).keys, longest); });
+  int32_t sum = 0;
+  for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
+  int32_t end = sum_before(sum);
+  if (threadIdx.x == 0) args.sequence_ends[0] = 0;
+  for (int32_t i = own.begin; i < own.end; ++i) {
+    args.sequence_ends[i + 1] = end += row_blocks(i) * sections;
+  }
+  __syncthreads();
+  // Malformed sequences may overlap, and have more rows than there is room for.
+  const int32_t all = imin(args.sequence_ends[batch], args.num_tiles / args.grid.section);
+  for (int32_t at = threadIdx.x; at < all; at += kThreads) {
+    int32_t i = 0;  // the sequence that has the row: the first one that ends behind it
+    for (int32_t step = 1 << 30; step > 0; step /= 2) {
+      if (step <= batch - i && args.sequence_ends[i + step] <= at) i += step;
+    }
+    const int32_t in_sequence = at - args.sequence_ends[i];
+    const int32_t section = in_sequence / row_blocks(i);
+    const int32_t row_block = in_sequence - section * row_blocks(i);
+    args.tile_rows[at] = {args.sequences[i] * problems + section * args.grid.section,
+                          args.last_first ? row_blocks(i) - 1 - row_block : row_block};
   }
 }
 
@@ -76,7 +146,9 @@ __global__ void zero_kernel(int32_t* counter) {
 
 Status order_tiles(const Arguments& args, int32_t block_q, int32_t dealt) {
   cudaStream_t stream = to_stream(args.params.stream);
-  if (args.order != nullptr) {
+  if (args.tile_rows != nullptr) {
+    sequences_kernel<<<1, kThreads, 0, stream>>>(args, block_q);
+  } else if (args.order != nullptr) {
     order_kernel<<<1, kThreads, 0, stream>>>(args, block_q, dealt);
   } else {
     zero_kernel<<<1, 1, 0, stream>>>(args.counter);
