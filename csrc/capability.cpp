@@ -225,8 +225,12 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
+  const bool hopper = std::string(engine.name) == "hopper";
+  if (hopper && c.features.any(kRagged)) {
+    return "hopper serves packed and paged sequences when it is asked for by name";
+  }
   const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
-  if (std::string(engine.name) == "hopper" && few && !c.features.has(F::kTopK)) {
+  if (hopper && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
   }
