@@ -17,24 +17,31 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sparse_attn._info import engine_names
+
 from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
 
-#: Of the suite; each holds a context and the tensors of a test on the GPU.
-MOST_PROCESSES = 12
+#: Folders whose tests run once for every engine, and the others.
+BY_ENGINE = ("semantics", "serving", "kernels")
+OTHERS = ("torch", "models", "quality", "tools")
+#: Seconds after which a piece of the suite counts as failed.
+SECONDS = float(os.environ.get("SPARSE_ATTN_SUITE_SECONDS", "900"))
 PARTS = ("all", "tests", "fuzz", "sanitizers", "devices", "older")
 
 
@@ -94,25 +101,62 @@ class Recorder:
         }
 
 
-def side_by_side() -> list[str]:
-    """Return pytest's options for several processes: most of the time is the CPU's."""
-    if importlib.util.find_spec("xdist") is None:
-        return []
-    return ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "worksteal"]
-
-
 def run_tests(extra: list[str]) -> dict[str, object]:
-    """Run the whole suite on the GPU and return what came out."""
+    """Run pytest on the GPU with these arguments and return what came out."""
     recorder = Recorder()
     start = time.monotonic()
-    arguments = ["tests", "--device", "cuda", "--continue-on-collection-errors", *side_by_side()]
-    arguments += extra
+    arguments = ["--device", "cuda", "--continue-on-collection-errors", *extra]
     status = pytest.main(arguments, plugins=[recorder])
     return {
         "exit_status": int(status),
         "seconds": round(time.monotonic() - start, 1),
         **recorder.found(),
     }
+
+
+def run_suite(extra: list[str]) -> dict[str, object]:
+    """Run the whole suite, its pieces side by side: most of their time is the CPU's."""
+    pieces = [[f"tests/{of}", "--engine", name] for of in BY_ENGINE for name in engine_names(True)]
+    pieces += [[f"tests/{of}"] for of in OTHERS]
+    start = time.monotonic()
+    with ThreadPoolExecutor(len(pieces)) as pool:
+        runs = list(pool.map(lambda piece: run_piece([*piece, *extra]), pieces))
+    counts: Counter[str] = Counter()
+    engines: dict[str, Counter[str]] = {}
+    skips: Counter[tuple[str, str]] = Counter()
+    for run in runs:
+        counts.update(run["counts"])
+        for name, own in run["engines"].items():
+            engines.setdefault(name, Counter()).update(own)
+        for skip in run["skips"]:
+            skips[skip["engine"], skip["reason"]] += skip["count"]
+    return {
+        "exit_status": max(run["exit_status"] for run in runs),
+        "seconds": round(time.monotonic() - start, 1),
+        "counts": dict(counts),
+        "engines": {name: dict(own) for name, own in engines.items()},
+        "failures": [failure for run in runs for failure in run["failures"]],
+        "skips": [
+            {"engine": engine, "reason": reason, "count": count}
+            for (engine, reason), count in skips.most_common()
+        ],
+    }
+
+
+def run_piece(arguments: list[str]) -> dict[str, Any]:
+    """Run a piece of the suite in a process of its own; one that does not end has failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "scripts.run_gpu_suite", "--piece", str(report)]
+        ended = "it ended without a report"
+        try:
+            subprocess.run([*command, *arguments], cwd=ROOT, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            ended = f"it took more than {SECONDS:g} s"
+        if report.exists():
+            return dict(json.loads(report.read_text()))
+    failure = f"{' '.join(arguments)}: {ended}"
+    return {"exit_status": 1, "counts": {}, "engines": {}, "skips": [], "failures": [failure]}
 
 
 def driver_version() -> str:
@@ -140,21 +184,25 @@ def main() -> int:
     """Run the parts asked for, write the record, and return 0 when nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=PARTS, default="all")
+    parser.add_argument("--piece", type=Path, help="run pytest alone and write what came out here")
     options, extra = parser.parse_known_args()
     if not torch.cuda.is_available():
         print("This suite needs a GPU: torch.cuda.is_available() is False.", file=sys.stderr)
         return 2
     os.chdir(ROOT)
+    if options.piece is not None:
+        options.piece.write_text(json.dumps(run_tests(extra)))
+        return 0
     digests = evidence_digests()
     found: dict[str, Any] = {}
     if options.part == "devices":
-        found["two_devices"] = place() | run_tests(["-m", "two_devices", *extra])
+        found["two_devices"] = place() | run_tests(["tests", "-m", "two_devices", *extra])
     elif options.part == "older":
         found["older"] = {level: place() | run for level, run in older_code.run(extra).items()}
     else:
         found |= place() | {"libraries": library_hashes()}
     if options.part in ("all", "tests"):
-        found["tests"] = run_tests(extra)
+        found["tests"] = run_suite(extra)
     if options.part in ("all", "fuzz"):
         found["fuzz"] = fuzz.run(extra)
     if options.part in ("all", "sanitizers"):

@@ -64,8 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that skipped what no budget allows."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:
-        return  # one of several processes, whose reports the first one gets
     skips = [
         (dict(report.user_properties).get("engine", ""), report.longrepr[2])
         for report in reporter.stats.get("skipped", ())
