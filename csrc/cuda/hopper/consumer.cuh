@@ -291,7 +291,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= args_.score_rate;
     if (!args_.capped) return;
-    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_);
+    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_, info_.mask == TileMask::kNone);
     if constexpr (C::kBiased) {
       const float unit = args_.biased ? args_.cap_unit : 1.0f;
 #pragma unroll

@@ -134,16 +134,16 @@ __device__ __forceinline__ float tanh_polynomial(float v) {
 }
 
 /// Replaces v by tanh(kTanhUnit v). Most tiles have no score of 2 units or more, which shows in a
-/// bit of the exponent; NaN and infinities have it too. Kernels without registers for both ways
-/// take the long one.
+/// bit of the exponent; NaN and infinities have it too. Tiles of which some keys are hidden take
+/// the long way, since hidden scores may not choose; so do kernels without registers for both ways.
 template <bool kBothWays, int kCount>
-__device__ __forceinline__ void cap_scores(float (&v)[kCount]) {
+__device__ __forceinline__ void cap_scores(float (&v)[kCount], bool whole) {
   constexpr uint32_t kTwoOrMore = 0x40000000;
   if constexpr (kBothWays) {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(v[i]);
-    if (!__any_sync(~0u, bits & kTwoOrMore)) {
+    if (whole && !__any_sync(~0u, bits & kTwoOrMore)) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) v[i] = tanh_polynomial(v[i]);
       return;
