@@ -37,9 +37,10 @@ from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
 
-#: Folders whose tests run once for every engine, and the others.
+#: Folders of tests in pieces by engine, by file, and whole. ``tools`` knows no device.
 BY_ENGINE = ("semantics", "serving", "kernels")
-OTHERS = ("torch", "models", "quality", "tools")
+BY_FILE = ("models",)
+WHOLE = ("torch", "quality")
 #: Seconds after which a piece of the suite counts as failed.
 SECONDS = float(os.environ.get("SPARSE_ATTN_SUITE_SECONDS", "900"))
 PARTS = ("all", "tests", "fuzz", "sanitizers", "devices", "older")
@@ -115,9 +116,11 @@ def run_tests(extra: list[str]) -> dict[str, object]:
 
 
 def run_suite(extra: list[str]) -> dict[str, object]:
-    """Run the whole suite, its pieces side by side: most of their time is the CPU's."""
+    """Run the suite, its pieces side by side: most of their time is the CPU's."""
     pieces = [[f"tests/{of}", "--engine", name] for of in BY_ENGINE for name in engine_names(True)]
-    pieces += [[f"tests/{of}"] for of in OTHERS]
+    files = [file for of in BY_FILE for file in sorted((ROOT / "tests" / of).glob("test_*.py"))]
+    pieces += [[str(file.relative_to(ROOT))] for file in files]
+    pieces += [[f"tests/{of}"] for of in WHOLE]
     start = time.monotonic()
     with ThreadPoolExecutor(len(pieces)) as pool:
         runs = list(pool.map(lambda piece: run_piece([*piece, *extra]), pieces))
