@@ -38,7 +38,7 @@ def _image(ax: Any, picture: torch.Tensor, colors: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
 
     shown = {"vmin": 0, "vmax": len(colors) - 1, "interpolation": "nearest"}
-    ax.imshow(picture.numpy(), cmap=ListedColormap(colors), **shown)
+    ax.imshow(picture.cpu().numpy(), cmap=ListedColormap(colors), **shown)
 
 
 def _legend(ax: Any, marks: dict[str, str], **place: Any) -> None:

@@ -25,7 +25,7 @@ BUDGET = {
         ("naive", "naive engine's tile is the whole row"): 2,
         ("naive", "counts the memory of fused engines|shows what fused kernels do"): 40,
         ("hopper", "takes no float32"): 10,
-        ("hopper", "takes no keys of float8|with (packed sequences|paged keys)"): None,
+        ("hopper", "takes no (packed seq|seqused_k|paged keys|keys of float8)"): None,
         ("decode", "takes (no keys of float8 with dilation|up to 16 queries)"): None,
         ("decode", "takes no (token top-k|global_tokens given as indices)"): None,
         ("hopper", "takes no block lists with token top-k"): None,

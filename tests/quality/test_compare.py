@@ -75,7 +75,9 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
     for head in ((0, 0), (1, 3)):
         rows = mass[head][real[head]].sort().values
         for level, found in zip(got.levels, got.quantiles[head], strict=True):
-            assert found == pytest.approx(rows[int(level * (len(rows) - 1))].item(), abs=1e-4)
+            assert found.item() == pytest.approx(
+                rows[int(level * (len(rows) - 1))].item(), abs=1e-4
+            )
 
 
 @pytest.mark.parametrize(
