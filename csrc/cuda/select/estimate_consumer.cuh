@@ -1,0 +1,370 @@
+// One of the two warpgroups of estimate_hopper.cu: products of its 64 query vectors with tiles of
+// key vectors, the masses of their key blocks, and at a walk's end the shares of its query blocks.
+#pragma once
+
+#include "../common/log2_units.h"
+#include "../common/ptx/cp_async.cuh"
+#include "../common/ptx/global.cuh"
+#include "../common/ptx/math.cuh"
+#include "../common/ptx/mbarrier.cuh"
+#include "../common/ptx/warpgroup.cuh"
+#include "../common/ptx/wgmma.cuh"
+#include "estimate_unit.cuh"
+
+namespace sparse_attn::cuda::estimates {
+
+/// The walk of one warpgroup over all its items.
+template <typename C>
+struct Consumer {
+  using Product = ptx::Wgmma<C::kDtype, kKeys>;
+  using Scores = float[kKeys / 2];
+
+  const Arguments& args;
+  Storage<C>& storage;
+  const int consumer;
+  float* const masses;
+  const int lane = threadIdx.x % 32, quad = threadIdx.x % 4;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;  // and the row 8 below it
+  int stage = 0;
+  uint32_t parity = 0;
+  // Of the item at hand.
+  uint64_t query = 0;        // descriptor
+  int32_t limits[2];         // key vectors before it are seen, by row
+  int32_t every;             // the same by all rows of the warpgroup
+  float highest[2], sum[2];  // of the row's scores; the lane's own terms
+
+  __device__ static void arrive(uint64_t& barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
+  }
+  __device__ void synchronise() const {
+    ptx::named_barrier_sync(kWarpgroupBarrier + consumer, kWarpgroup);
+  }
+
+  __device__ static uint64_t descriptor(uint32_t tile) {
+    return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
+  }
+
+  /// Waits for a tile's keys and starts its products.
+  __device__ __forceinline__ void issue(Scores& scores) const {
+    ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+    const uint64_t keys = descriptor(ptx::smem_address(storage.key[stage]));
+    constexpr int kSteps = kSlabColumns / 16;
+    ptx::pin(scores);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
+      const uint32_t in_slab = i % kSteps * 32;
+      Product::ss(scores, ptx::wgmma_advance(query, i / kSteps * kVectors * kRowBytes + in_slab),
+                  ptx::wgmma_advance(keys, i / kSteps * kKeys * kRowBytes + in_slab), i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ static void wait(Scores& scores) {
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores);
+  }
+  __device__ __forceinline__ void release() {
+    arrive(storage.key_empty[stage]);
+    if (++stage == C::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  /// Adds what the quad's lanes hold, each lane for its half of the terms.
+  template <int kStep, int kHeld>
+  __device__ __forceinline__ void halve(float (&terms)[2][kFragments]) const {
+    constexpr int kKept = kHeld > 1 ? kHeld / 2 : 1;
+    constexpr int kOther = kHeld > 1 ? kKept : 0;
+    const bool upper = kHeld > 1 && (quad & kStep);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float kept = upper ? terms[r][kOther + i] : terms[r][i];
+        const float given = upper ? terms[r][i] : terms[r][kOther + i];
+        terms[r][i] = kept + __shfl_xor_sync(~0u, given, kStep);
+      }
+    }
+  }
+
+  /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some. No branch
+  /// of single lanes: products are running.
+  template <int kBlocks>
+  __device__ __forceinline__ void store(float (&terms)[2][kFragments], const float (&base)[2],
+                                        int32_t block) const {
+    constexpr int kTogether = kFragments / kBlocks;
+    constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
+    constexpr int kCopies = kBlocks >= 4 ? 1 : 4 / kBlocks;  // lanes with the same sum
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        float together = terms[r][i * kTogether];
+#pragma unroll
+        for (int j = 1; j < kTogether; ++j) together += terms[r][i * kTogether + j];
+        terms[r][i] = together;
+      }
+    }
+    halve<2, kBlocks>(terms);
+    halve<1, kHalf>(terms);
+    if (kBlocks > 1) block += quad / 2 * kHalf;
+    if (kBlocks > 2) block += quad % 2 * kHeld;
+    float* to = masses + int64_t{block} * kVectors + row;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const bool stores = quad % kCopies == 0 && block + i < args.params.num_kv;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ptx::store_global_if(stores, to + i * kVectors + 8 * r, base[r] + __log2f(terms[r][i]));
+      }
+    }
+  }
+
+  /// Hides what a row does not see.
+  __device__ __forceinline__ void mask(Scores& scores, int32_t first) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int j = 0; j < kFragments; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = scores[4 * j + 2 * r + e];
+          x = first + 8 * j + 2 * quad + e < limits[r] ? x : -INFINITY;
+        }
+      }
+    }
+  }
+
+  /// Takes in the scores of a tile: both rows at once, as each alone waits for itself.
+  __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
+    const float scale = args.params.scale * kLog2e;
+    float base[2], terms[2][kFragments];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+#pragma unroll
+      for (int j = 0; j < kFragments; ++j) {
+        const float* x = scores + 4 * j + 2 * r;
+        tops[j % 4] = fmaxf(tops[j % 4], fmaxf(x[0], x[1]));
+      }
+      base[r] = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base[r] = fmaxf(base[r], __shfl_xor_sync(~0u, base[r], step));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = highest[r];
+      highest[r] = fmaxf(before, base[r] * scale);
+      base[r] = highest[r] == -INFINITY ? 0.0f : highest[r];
+      sum[r] *= ptx::exp2_approx(before - base[r]);
+    }
+#pragma unroll
+    for (int j = 0; j < kFragments; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* x = scores + 4 * j + 2 * r;
+        terms[r][j] = ptx::exp2_approx(fmaf(x[0], scale, -base[r])) +
+                      ptx::exp2_approx(fmaf(x[1], scale, -base[r]));
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all[4] = {};
+#pragma unroll
+      for (int j = 0; j < kFragments; ++j) all[j % 4] += terms[r][j];
+      sum[r] += (all[0] + all[1]) + (all[2] + all[3]);
+    }
+    const int32_t per_block = args.estimate.per_block, block = first / per_block;
+    switch (per_block) {
+      case 8:
+        return store<16>(terms, base, block);
+      case 16:
+        return store<8>(terms, base, block);
+      case 32:
+        return store<4>(terms, base, block);
+      case 64:
+        return store<2>(terms, base, block);
+      default:
+        return store<1>(terms, base, block);
+    }
+  }
+
+  __device__ void begin(const Unit& unit, uint32_t tile) {
+    query = descriptor(tile);
+    every = kUnlimited;
+    for (int32_t v = unit.vectors.begin; v < unit.vectors.begin + kVectors; v += kVectors - 1) {
+      const int32_t end = unit.vectors.contains(v) ? seen(unit, v) : 0;
+      every = imin(every, end);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t vector = unit.vectors.begin + row + 8 * r;
+      limits[r] = unit.vectors.contains(vector) ? seen(unit, vector) : 0;
+      highest[r] = -INFINITY;
+      sum[r] = 0.0f;
+    }
+  }
+  __device__ int32_t seen(const Unit& unit, int32_t vector) const {
+    return args.estimate.seen(args.params, unit.batch, unit.head, vector).end;
+  }
+
+  /// Walks over the tiles that the unit sees, and lets the others pass.
+  __device__ __forceinline__ void walk(int32_t own, int32_t all) {
+    Scores even, odd;
+    int32_t tile = 0;
+    auto turn = [&](Scores& scores, Scores& upcoming) {
+      const bool more = tile + 1 < own;
+      if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
+      if (more) issue(upcoming);
+      take(scores, tile * kKeys);
+      wait(upcoming);
+      if (more) release();
+      ++tile;
+      return more;
+    };
+    if (own > 0) {
+      issue(even);
+      wait(even);
+      release();
+      while (turn(even, odd) && turn(odd, even)) {
+      }
+    }
+    for (; tile < all; ++tile) {
+      ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+      release();
+    }
+  }
+
+  /// Writes what each row's shares are relative to: infinity where it sees nothing.
+  __device__ void write_lse() const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float total = sum[r];
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      if (quad == 0) {
+        storage.lse[consumer][row + 8 * r] = limits[r] > 0 ? highest[r] + __log2f(total) : INFINITY;
+      }
+    }
+  }
+
+  /// Finds what the unit's query blocks own.
+  __device__ void write_owners(const Unit& unit) const {
+    const SelectParams& params = args.params;
+    for (int32_t at = threadIdx.x % kWarpgroup; at < unit.blocks.size(); at += kWarpgroup) {
+      const int32_t block = unit.blocks.begin + at;
+      const Interval own =
+          intersect(unit.vectors, args.estimate.vectors(params, {block, block + 1}));
+      int32_t live = 0;
+      for (int32_t v = own.begin; v < own.end; ++v) live += seen(unit, v) > 0;
+      const Interval keys = params.keys_of_rows(unit.batch, unit.head, params.rows_of_block(block));
+      storage.owners[consumer][at] = {
+          {own.begin - unit.vectors.begin, own.end - unit.vectors.begin},
+          SelectParams::blocks_of(keys, params.block_kv).end,
+          live > 0 ? 1.0f / static_cast<float>(live) : 0.0f};
+    }
+  }
+
+  /// Asks for the masses of some key blocks; zeros where none were stored.
+  __device__ void load_chunk(int32_t chunk, int32_t there) const {
+    constexpr int kPieces = kVectors / 4;
+    const uint32_t to = ptx::smem_address(storage.chunk[consumer][chunk % kChunks]);
+    for (int at = threadIdx.x % kWarpgroup; at < kChunk * kPieces; at += kWarpgroup) {
+      const int32_t j = chunk * kChunk + at / kPieces;
+      const bool valid = j < there;
+      ptx::cp_async_16(
+          to + (at / kPieces * kChunkPitch + at % kPieces * 4) * static_cast<int>(sizeof(float)),
+          masses + (valid ? int64_t{j} * kVectors + at % kPieces * 4 : 0), valid);
+    }
+    ptx::cp_async_commit();
+  }
+
+  /// What the query blocks of a thread have of a chunk already.
+  __device__ __forceinline__ void read_shares(float (&to)[kMostOwners], const Unit& unit,
+                                              const float* shares, int32_t j) const {
+    const Owner* owners = storage.owners[consumer];
+#pragma unroll
+    for (int i = 0; i < kMostOwners; ++i) {
+      const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
+      if (at >= unit.blocks.size()) break;
+      const bool reads = args.estimate.adds && j < owners[at].visible;
+      to[i] = reads ? shares[int64_t{at} * args.params.num_kv + j] : 0.0f;
+    }
+  }
+
+  /// The share of a key block, from its masses for the vectors of a query block.
+  __device__ __forceinline__ float share_of(const Interval& rows, const float* mass) const {
+    const float* lse = storage.lse[consumer];
+    float total = 0.0f;
+    int32_t v = rows.begin;
+    if (v % 4 == 0) {
+      for (; v + 4 <= rows.end; v += 4) {
+        const float4 m = *reinterpret_cast<const float4*>(mass + v);
+        const float4 l = *reinterpret_cast<const float4*>(lse + v);
+        total += ptx::exp2_approx(m.x - l.x);
+        total += ptx::exp2_approx(m.y - l.y);
+        total += ptx::exp2_approx(m.z - l.z);
+        total += ptx::exp2_approx(m.w - l.w);
+      }
+    }
+    // A vector that sees nothing has an lse of infinity, and no share.
+    for (; v < rows.end; ++v) total += ptx::exp2_approx(mass[v] - lse[v]);
+    return total;
+  }
+
+  /// Adds the vectors' shares to those of their query blocks.
+  __device__ void write_shares(const Unit& unit) const {
+    const SelectParams& params = args.params;
+    const int32_t column = threadIdx.x % kChunk;
+    const Owner* owners = storage.owners[consumer];
+    const int32_t there = imin(ceil_div(unit.end, args.estimate.per_block), params.num_kv);
+    const int64_t list = int64_t{unit.batch} * params.heads_q + unit.head;
+    float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
+    const int32_t chunks = ceil_div(owners[unit.blocks.size() - 1].visible, kChunk);
+    float before[kMostOwners], upcoming[kMostOwners];
+    for (int chunk = 0; chunk < kChunks - 1; ++chunk) load_chunk(chunk, there);
+    read_shares(before, unit, shares, column);
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      ptx::cp_async_wait<kChunks - 2>();
+      synchronise();
+      load_chunk(chunk + kChunks - 1, there);
+      const int32_t j = chunk * kChunk + column;
+      read_shares(upcoming, unit, shares, j + kChunk);
+      const float* mass = storage.chunk[consumer][chunk % kChunks] + column * kChunkPitch;
+#pragma unroll
+      for (int i = 0; i < kMostOwners; ++i) {
+        const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
+        if (at >= unit.blocks.size()) break;
+        const Owner owner = owners[at];
+        const float share = j < there ? share_of(owner.rows, mass) * owner.weight : 0.0f;
+        if (j < owner.visible) shares[int64_t{at} * params.num_kv + j] = before[i] + share;
+        before[i] = upcoming[i];
+      }
+    }
+    ptx::cp_async_wait<0>();
+  }
+
+  __device__ void run() {
+    for (int turn = 0;; ++turn) {
+      const int slot = turn % kItems;
+      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full[slot]), turn / kItems % 2);
+      const int64_t item = storage.item[slot];
+      if (item < 0) return;
+      const Unit unit(args, item, consumer), other(args, item, 1 - consumer);
+      begin(unit, ptx::smem_address(storage.query[slot][consumer]));
+      walk(unit.tiles(), imax(unit.tiles(), other.tiles()));
+      arrive(storage.item_empty[slot]);
+      write_lse();
+      write_owners(unit);
+      synchronise();
+      if (!unit.blocks.empty()) write_shares(unit);
+      synchronise();  // masses and lse may be written again
+    }
+  }
+};
+
+}  // namespace sparse_attn::cuda::estimates

@@ -1,0 +1,92 @@
+// What the thread blocks of estimate_hopper.cu share: sizes, shared memory, arguments, and the
+// query blocks that a warpgroup works on.
+#pragma once
+
+#include <cuda.h>
+
+#include "estimate.cuh"
+
+namespace sparse_attn::cuda::estimates {
+
+constexpr int kWarpgroup = 128, kConsumers = 2;
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kVectors = kEstimateRows;  // of a warpgroup
+constexpr int kKeys = 128;               // key vectors of a tile
+constexpr int kRowBytes = 128;           // of a slab, which holds 64 columns
+constexpr int kSlabColumns = kRowBytes / 2;
+constexpr int kFragments = kKeys / 8;      // of a row: a lane holds two columns of each
+constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
+constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
+constexpr int kChunks = 3;
+constexpr int kLanesOfOwner = kWarpgroup / kChunk;
+constexpr int kMostOwners = kVectors / kLanesOfOwner;  // query blocks of a thread
+constexpr int kItems = 2;                              // claimed ahead
+constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
+constexpr int kWarpgroupBarrier = 1;  // and one more; 0 is __syncthreads
+
+template <Dtype kDtype_, int HEAD_DIM_>
+struct Config {
+  static constexpr Dtype kDtype = kDtype_;
+  static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int kSlabs = HEAD_DIM / kSlabColumns;
+  static constexpr int kQueryBytes = kVectors * HEAD_DIM * 2;
+  static constexpr int kKeyBytes = kKeys * HEAD_DIM * 2;
+  static constexpr int kStages = 3;
+};
+
+/// A query block of a warpgroup, as its shares are written.
+struct Owner {
+  Interval rows;    // its vectors, from the unit's first one on
+  int32_t visible;  // key blocks
+  float weight;     // 1 / number of vectors that see a key
+};
+
+template <typename C>
+struct alignas(1024) Storage {
+  uint8_t query[kItems][kConsumers][C::kQueryBytes];
+  uint8_t key[C::kStages][C::kKeyBytes];
+  alignas(16) float chunk[kConsumers][kChunks][kChunk * kChunkPitch];
+  alignas(16) float lse[kConsumers][kVectors];
+  Owner owners[kConsumers][kVectors];
+  int64_t item[kItems];
+  uint64_t item_full[kItems], item_empty[kItems];
+  uint64_t key_full[C::kStages], key_empty[C::kStages];
+};
+
+struct Arguments {
+  SelectParams params;
+  Estimate estimate;
+  CUtensorMap query, key;
+  int32_t blocks_at_once;  // query blocks of a warpgroup
+  int32_t pairs;           // of warpgroups' units in a head
+  int64_t items;
+  int32_t* counter;  // zeroed; null where each thread block has one item
+  float* masses;     // [thread blocks, kConsumers, num_kv, kVectors]
+  float* shares;     // [B, Hq, num_q, num_kv]
+};
+
+/// What a warpgroup works on: some query blocks of a head.
+struct Unit {
+  int32_t batch, head;
+  Interval blocks, vectors;
+  int32_t end;  // of the key vectors that some of the vectors see
+
+  /// Items go by key head, so that its query heads find their keys in L2, the longest first.
+  __device__ Unit(const Arguments& args, int64_t item, int consumer) {
+    const SelectParams& params = args.params;
+    const int32_t group = params.group();
+    const int64_t of_key_head = int64_t{args.pairs} * group;
+    const int64_t key_head = item / of_key_head;
+    const int32_t rest = static_cast<int32_t>(item % of_key_head);
+    batch = static_cast<int32_t>(key_head / params.heads_kv);
+    head = static_cast<int32_t>(key_head % params.heads_kv) * group + rest % group;
+    const int32_t pair = args.pairs - 1 - rest / group;
+    const int32_t first = (pair * kConsumers + consumer) * args.blocks_at_once;
+    blocks = {imin(first, params.num_q), imin(first + args.blocks_at_once, params.num_q)};
+    vectors = blocks.empty() ? Interval{} : args.estimate.vectors(params, blocks);
+    end = vectors.empty() ? 0 : args.estimate.seen(params, batch, head, vectors.end - 1).end;
+  }
+  __device__ int32_t tiles() const { return ceil_div(end, kKeys); }
+};
+
+}  // namespace sparse_attn::cuda::estimates
