@@ -1,21 +1,114 @@
-"""A policy as text and as a picture: runs of equal layers, and of equal heads in them."""
+"""A policy as text and as a picture: runs of equal layers, and of equal heads in them.
+
+Inherited by `Policy`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ._drawing import draw_cells
+from ._drawing import as_html, draw_cells
 from .by_head import ByHead
 from .patterns import Full, Pattern
 
-__all__ = ["draw", "table"]
+__all__ = ["ShownPolicy"]
 
 Row = tuple[Pattern, Pattern]  # of several queries, of decode
 
 
-def table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None) -> list[str]:
+class ShownPolicy:
+    """Table and map of a policy."""
+
+    num_layers: int | None
+    num_key_heads: int | None
+    dense_layers: Iterable[int]
+    dense_below: int | None
+    _dense: Pattern
+
+    if TYPE_CHECKING:
+        check_layers: Callable[[int], None]
+        _of_layer: Callable[[int], tuple[Pattern, Pattern, Pattern]]
+        _named: Callable[[], list[int]]
+
+    def table(self, num_layers: int | None = None) -> str:
+        """Return the policy as a table, one line for a run of equal layers.
+
+        Parameters
+        ----------
+        num_layers : int, optional
+            Number of layers, by default the policy's own. Where neither is known the last line
+            speaks of all other layers.
+
+        Raises
+        ------
+        ValueError
+            When the policy is made for another number of layers.
+
+        Examples
+        --------
+        >>> from sparse_attn import Policy, TopK
+        >>> print(Policy.dense_on_top(TopK(64), num_layers=10))
+        layers  pattern     decode
+        0-7     TopK(k=64)  TopK(k=64)
+        8-9     Full()      Full()
+        """
+        lines = _table(self._row_of, self._own_layers(), self._count(num_layers))
+        if self.dense_below:
+            lines.append(f"below {self.dense_below} keys: {self._dense}")
+        return "\n".join(lines)
+
+    def plot(self, num_layers: int | None = None, ax: Any = None) -> Any:
+        """Draw a map of layers by key heads, coloured by pattern; decode where it differs.
+
+        Parameters
+        ----------
+        num_layers : int, optional
+            As in `table`.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; by default a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            When the policy is made for another number of layers.
+
+        Examples
+        --------
+        >>> from sparse_attn import Policy, TopK
+        >>> policy = Policy.dense_on_top(TopK(64), num_layers=10)
+        >>> policy.plot().figure.savefig("policy.png")  # doctest: +SKIP
+        """
+        rows = self._own_layers()
+        return _draw(self._row_of, rows, self._count(num_layers), self.num_key_heads, ax)
+
+    def _row_of(self, layer: int) -> tuple[Pattern, Pattern]:
+        usual, _, decode = self._of_layer(layer)
+        return usual, decode
+
+    def _own_layers(self) -> tuple[int, ...]:
+        return (*self.dense_layers, *self._named())
+
+    def _count(self, num_layers: int | None) -> int | None:
+        if num_layers is None:
+            return self.num_layers
+        self.check_layers(num_layers)
+        return num_layers
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """Return the policy for notebooks: its table and its map."""
+        return as_html(self.table(), lambda ax: self.plot(ax=ax), width=7)
+
+
+def _table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None) -> list[str]:
     """Return the lines of a policy.
 
     Parameters
@@ -44,7 +137,7 @@ def table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None)
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
-def draw(
+def _draw(
     row_of: Callable[[int], Row],
     named: Iterable[int],
     count: int | None,
@@ -56,7 +149,7 @@ def draw(
     Parameters
     ----------
     row_of, named, count
-        As in `table`; where the number of layers is not known, the last row is all others.
+        As in `_table`; where the number of layers is not known, the last row is all others.
     heads : int, optional
         Number of key heads; by default as many as the policy names.
     ax : Axes, optional

@@ -15,10 +15,9 @@ from typing import Any
 
 from . import _policy_file
 from ._checks import check_integer, check_kind, refuse
-from ._drawing import as_html
 from ._pattern import check_pattern
 from ._policy_parts import checked_heads, checked_layers, twice_reach, widened
-from ._policy_table import draw, table
+from ._policy_table import ShownPolicy
 from .by_head import ByHead
 from .patterns import Full, Pattern
 from .policy_makers import ReadyPolicies
@@ -27,7 +26,7 @@ __all__ = ["Policy", "as_policy"]
 
 
 @dataclass(frozen=True)
-class Policy(ReadyPolicies):
+class Policy(ReadyPolicies, ShownPolicy):
     """A pattern for each layer, key head and key length, and for decode.
 
     Layers are numbered from 0 in module order; cross attention is no layer and stays dense. Of what
@@ -317,81 +316,6 @@ class Policy(ReadyPolicies):
         >>> Policy.load("policy.json")  # doctest: +SKIP
         """
         return _policy_file.read(path, cls)
-
-    def table(self, num_layers: int | None = None) -> str:
-        """Return the policy as a table, one line for a run of equal layers.
-
-        Parameters
-        ----------
-        num_layers : int, optional
-            Number of layers, by default the policy's own. Where neither is known the last line
-            speaks of all other layers.
-
-        Raises
-        ------
-        ValueError
-            When the policy is made for another number of layers.
-
-        Examples
-        --------
-        >>> from sparse_attn import Policy, TopK
-        >>> print(Policy.dense_on_top(TopK(64), num_layers=10))
-        layers  pattern     decode
-        0-7     TopK(k=64)  TopK(k=64)
-        8-9     Full()      Full()
-        """
-        lines = table(self._row_of, self._own_layers(), self._count(num_layers))
-        if self.dense_below:
-            lines.append(f"below {self.dense_below} keys: {self._dense}")
-        return "\n".join(lines)
-
-    def plot(self, num_layers: int | None = None, ax: Any = None) -> Any:
-        """Draw a map of layers by key heads, coloured by pattern; decode where it differs.
-
-        Parameters
-        ----------
-        num_layers : int, optional
-            As in `table`.
-        ax : matplotlib.axes.Axes, optional
-            Where to draw; by default a new figure.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-
-        Raises
-        ------
-        ValueError
-            When the policy is made for another number of layers.
-
-        Examples
-        --------
-        >>> from sparse_attn import Policy, TopK
-        >>> policy = Policy.dense_on_top(TopK(64), num_layers=10)
-        >>> policy.plot().figure.savefig("policy.png")  # doctest: +SKIP
-        """
-        rows = self._own_layers()
-        return draw(self._row_of, rows, self._count(num_layers), self.num_key_heads, ax)
-
-    def _row_of(self, layer: int) -> tuple[Pattern, Pattern]:
-        usual, _, decode = self._of_layer(layer)
-        return usual, decode
-
-    def _own_layers(self) -> tuple[int, ...]:
-        return (*self.dense_layers, *self._named())
-
-    def _count(self, num_layers: int | None) -> int | None:
-        if num_layers is None:
-            return self.num_layers
-        self.check_layers(num_layers)
-        return num_layers
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """Return the policy for notebooks: its table and its map."""
-        return as_html(self.table(), lambda ax: self.plot(ax=ax), width=7)
 
 
 def as_policy(policy: Policy | Pattern) -> Policy:

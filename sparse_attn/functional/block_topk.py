@@ -11,7 +11,7 @@ import torch
 
 from .._checks import without
 from .._common import Result, attend, given
-from ..patterns import BUDGETS, BlockTopK
+from ..block_topk import BUDGETS, BlockTopK
 from ..sketch import KeySketch
 
 __all__ = ["block_topk_attention"]
