@@ -35,7 +35,8 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))
+         .with(kRagged)},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
@@ -225,6 +226,9 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
 std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
   const bool hopper = std::string(engine.name) == "hopper";
+  if (hopper && c.features.any(kRagged)) {
+    return "hopper serves packed and paged sequences when it is asked for by name";
+  }
   const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
   if (hopper && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
