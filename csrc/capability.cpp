@@ -234,11 +234,6 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
   }
-  constexpr Features kBiases = Features::of(F::kMask, F::kAlibi);
-  if (std::string(engine.name) == "hopper" && c.features.any(kBiases)) {
-    return "hopper serves attn_mask and alibi_slopes where it is named: its kernels for them are "
-           "new";
-  }
   return "";
 }
 

@@ -65,12 +65,13 @@ struct Arguments {
   bool plain = false;            // KernelKind::kPlain serves the call
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
-  int32_t box_rows = 0;   // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
-  int32_t boxes = 1;      // that make a tile
-  int32_t copy_rows = 0;  // keys that one copy brings: those of a box, less for small pages
-  int32_t copies = 1;     // that make a tile
-  int32_t group = 1;      // query heads that share a key head
-  int32_t classes = 1;    // residue classes that own a query
+  int32_t box_rows = 0;      // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
+  int32_t boxes = 1;         // that make a tile
+  bool copies_bits = false;  // bits of partial blocks come to shared memory as they are
+  int32_t copy_rows = 0;     // keys that one copy brings: those of a box, less for small pages
+  int32_t copies = 1;        // that make a tile
+  int32_t group = 1;         // query heads that share a key head
+  int32_t classes = 1;       // residue classes that own a query
   TileGrid grid;
   int32_t num_tiles = 0;
   bool last_first = true;   // tiles of the last rows come first: under causal they are the longest

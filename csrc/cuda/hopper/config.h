@@ -61,6 +61,7 @@ struct Config {
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
+  static constexpr int kMaskStages = HEAD_DIM > 64 ? 1 : 2;  // short steps leave room for two
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
@@ -127,8 +128,8 @@ struct RaggedWork : Work {
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
 /// the mask writer writes, and in half tiles the consumers; of a list's tile with partial blocks
-/// the words have their bits too.
-enum class TileMask : int32_t { kNone, kSliding, kWritten, kPartial };
+/// the words have their bits too. Where the bits are all of the mask they are copied as they are.
+enum class TileMask : int32_t { kNone, kSliding, kCopied, kWritten, kPartial };
 
 /// What follows a key tile in its query tile.
 enum class Follows : int32_t { kNothing, kWhole, kMasked };
@@ -160,7 +161,7 @@ struct SharedStorage {
   uint8_t key[C::kKeyStages][C::kKeyBytes];
   uint8_t value[C::kValueStages][C::kKeyBytes];
   union {
-    RowMask mask[C::kMaskWriter ? C::BLOCK_Q : 1];  // the written one that comes next
+    RowMask mask[C::kMaskStages][C::kMaskWriter ? C::BLOCK_Q : 1];  // the written ones
     int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
@@ -173,7 +174,7 @@ struct SharedStorage {
   uint64_t key_full[C::kKeyStages], key_empty[C::kKeyStages];
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
-  uint64_t mask_full[1], mask_empty[1];
+  uint64_t mask_full[C::kMaskStages], mask_empty[C::kMaskStages];
   uint64_t first_key;  // the first Q and K of the block have come
   uint64_t raw_value;  // a tile of V has come that holds rows of no key
 };

@@ -221,11 +221,34 @@ class Consumer {
       if (info_.mask == TileMask::kPartial) keep_partial(row);
       return;
     }
-    ptx::mbarrier_wait(ptx::smem_address(smem_.mask_full), mask_.parity);
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index]), mask_.parity);
+    const RowMask* mask = smem_.mask[mask_.index];
+    if (C::kListed && info_.mask == TileMask::kCopied) {
+      take_bits(reinterpret_cast<const uint32_t*>(mask), row);
+    } else {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) visible_[r] = smem_.mask[row + 8 * r].word[lane_ % 4];
-    ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_empty));  // a lane vouches for its reads
+      for (int r = 0; r < 2; ++r) visible_[r] = mask[row + 8 * r].word[lane_ % 4];
+    }
+    // Each lane arrives for its own reads.
+    ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[mask_.index]));
     mask_.advance();
+  }
+
+  /// The same of copied bits: those of a box after those of the box before, row by row.
+  __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row) {
+    const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
+    const int32_t shift = in_row / 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t seen = 0;
+#pragma unroll
+      for (int w = 0; w < RowMask::kWords; ++w) {
+        const int32_t first = (w >> shift) * C::BLOCK_Q;
+        const uint32_t keys = boxes[(first + row + 8 * r) * in_row + (w & (in_row - 1))];
+        seen |= top_of_thread(keys, lane_ % 4) >> 24 << 8 * w;
+      }
+      visible_[r] = seen;
+    }
   }
 
   /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
@@ -418,7 +441,7 @@ class Consumer {
   Ring<C::kQueryBuffers> query_;
   Ring<C::kKeyStages> key_;
   Ring<C::kValueStages> value_;
-  Ring<1> mask_;
+  Ring<C::kMaskStages> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   int32_t finished_;             // slot of the finished tile ...

@@ -184,6 +184,12 @@ Status prepare_mask(Arguments* args) {
   return status;
 }
 
+/// Whether the bits that a tile needs of a partial block lie in one piece.
+bool copies_bits(const BlockList& list, TileShape tile, int32_t box_rows) {
+  return list.has_bits() && list.block_kv == box_rows && box_rows >= 32 &&
+         list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0;
+}
+
 Status run(const AttentionParams& params) {
   if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
     return {};
@@ -250,6 +256,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
   }
   args->boxes = tile.block_kv / args->box_rows;
+  args->copies_bits = copies_bits(pattern.list, tile, args->box_rows);
   args->copy_rows = args->box_rows;
   if (params.keys.paged()) args->copy_rows = std::gcd(args->box_rows, params.keys.page_size);
   args->copies = tile.block_kv / args->copy_rows;

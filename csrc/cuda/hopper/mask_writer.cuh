@@ -4,6 +4,8 @@
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
+#include "../common/ptx/shared.cuh"
+#include "../common/ptx/tma.cuh"
 #include "mask_words.h"
 #include "tile_source.cuh"
 
@@ -51,16 +53,40 @@ class MaskWriter {
     for (Step step = source.first(); step.valid; step = source.next()) {
       if (!source.needs_mask(step)) continue;
       const TileMask kind = source.mask(step).kind;
-      if (kind != TileMask::kWritten && kind != TileMask::kPartial) continue;
-      const BoxBits bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxBits{};
-      ptx::mbarrier_wait(ptx::smem_address(smem_.mask_empty), mask_.parity);
+      if (kind < TileMask::kCopied) continue;
+      const BoxBits bits = kind == TileMask::kWritten ? BoxBits{} : bits_of(work, step);
+      ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index]), mask_.parity);
+      const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index]);
+      RowMask* mask = smem_.mask[mask_.index];
+      if (C::kListed && kind == TileMask::kCopied) {
+        copy_bits(bits.words, ptx::smem_address(mask), full);
+      } else {
 #pragma unroll 1
-      for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {
-        smem_.mask[row] = mask_of(work, step, bits, row);
+        for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {
+          mask[row] = mask_of(work, step, bits, row);
+        }
       }
-      ptx::mbarrier_arrive(ptx::smem_address(smem_.mask_full));  // a lane vouches for its rows
+      ptx::mbarrier_arrive(full);  // each lane for its own rows
       mask_.advance();
     }
+  }
+
+  /// Copies the bits of this lane's box; a box without bits is seen whole.
+  __device__ __forceinline__ void copy_bits(const uint32_t* words, uint32_t boxes,
+                                            uint32_t full) const {
+    const int32_t bytes = C::BLOCK_Q * args_.box_rows / 8;
+    const uint32_t box = boxes + lane_ * bytes;
+    if (words == nullptr && lane_ < args_.boxes) {
+#pragma unroll 1
+      for (int32_t at = 0; at < bytes; at += 16) {
+        ptx::store_shared_16(box + at, {~0u, ~0u, ~0u, ~0u});
+      }
+    }
+    ptx::fence_async_proxy();  // what was written here before comes before the copies
+    __syncwarp();
+    if (words == nullptr) return;
+    ptx::mbarrier_expect(full, bytes);
+    ptx::bulk_load(box, words, bytes, full);
   }
 
   /// What a row of the query tile sees of the key tile. Short code that is run again beats long
@@ -135,7 +161,7 @@ class MaskWriter {
   const Arguments& args_;
   SharedStorage<C>& smem_;
   const int lane_;
-  Ring<1> mask_;
+  Ring<C::kMaskStages> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
 

@@ -43,6 +43,7 @@ class TileSource {
         runs_(work.runs),
         box_rows_(args.box_rows),
         boxes_(args.boxes),
+        copies_bits_(args.copies_bits),
         main_begin_(work.tiles.main.begin),
         full_keys_(work.tiles.full_keys),
         main_left_(C::kListed ? work.runs.count : work.tiles.main.size()),
@@ -161,9 +162,14 @@ class TileSource {
 
   /// Boxes that follow each other slide as one; columns behind the last box count for no row.
   __device__ __forceinline__ StepMask listed_mask(const Step& step) const {
-    if (has_bits() && __any_sync(~0u, step.run >= 0)) return {TileMask::kPartial, {}};
     const int32_t key = step.key;
     const int32_t box = threadIdx.x % kWarp;
+    if (has_bits() && __any_sync(~0u, step.run >= 0)) {
+      const bool bits_alone =
+          key == kUnlimited ? box >= boxes_ : !tiles_.needs_mask({key, key + box_rows_});
+      const bool copied = C::kMaskWriter && copies_bits_ && __all_sync(~0u, bits_alone);
+      return {copied ? TileMask::kCopied : TileMask::kPartial, {}};
+    }
     const bool filled = key != kUnlimited;
     const int32_t columns = __popc(__ballot_sync(~0u, filled)) * box_rows_;
     const bool masked = filled && tiles_.needs_mask({key, key + box_rows_});
@@ -197,6 +203,7 @@ class TileSource {
   const Tiles& tiles_;
   const ListedRuns& runs_;
   const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
+  const bool copies_bits_;
   const int32_t main_begin_;
   const Interval full_keys_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come

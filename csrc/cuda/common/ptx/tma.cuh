@@ -30,6 +30,17 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
+/// Copies `bytes` consecutive bytes to shared memory, where they count on `barrier`; addresses and
+/// bytes are multiples of 16.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 /// Copies a box from shared memory, in this thread's open group of stores.
 __device__ __forceinline__ void tma_store(uint32_t source, const CUtensorMap* map,
                                           const BoxCoordinates& at) {
