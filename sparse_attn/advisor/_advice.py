@@ -71,6 +71,9 @@ class Advice:
         The model's class.
     length : int
         Positions of the calibration text.
+    dense_kept : float
+        What dense attention by this package's kernels keeps of the calibration text: less than all
+        only by rounding.
     seconds : float
         Of the search.
     """
@@ -86,6 +89,7 @@ class Advice:
     skipped: tuple[int, ...]
     model: str
     length: int
+    dense_kept: float
     seconds: float
 
     @property
@@ -111,6 +115,11 @@ class Advice:
                 f"Could not keep {self.figure} of {self.keep:.1%} on {where}; "
                 f"this is the best that was found."
             )
+            if self.dense_kept < self.keep:
+                lines.append(
+                    f"Dense attention by other kernels keeps {self.dense_kept:.1%} in the model's "
+                    "own dtype: no policy keeps more than rounding does. Search in float32."
+                )
         line = f"{self.figure[0].upper()}{self.figure[1:]} of {got:.1%} on {where}, "
         line += f"at {self.pairs:.1%} of the pairs"
         if judged and judged.kl is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from itertools import groupby
 from os import PathLike
 from typing import Any
 
@@ -29,8 +30,8 @@ from ._times import checked_lengths, length_of, resized, seconds_of
 __all__ = ["advise", "policy_of"]
 
 OWNER = "advise"
-#: Bisections of the price of error; a validation that fails takes this many safer choices.
-STEPS, SAFER = 10, 3
+#: Bisections of the price of error; choices that are judged on other text, at most.
+STEPS, JUDGED = 10, 4
 #: Shares of the time after which a stage stops: weights, single candidates, search.
 WEIGHED, SINGLE, SEARCHED = 0.45, 0.65, 0.9
 _HELD_BYTES = 4 << 30
@@ -53,12 +54,14 @@ def advise(
 
     1. The model runs once; every candidate is compared with dense attention on the queries, keys
        and values of each layer, by key head.
-    2. Layers are weighed by what one candidate in each of them alone does to the model's output.
+    2. Key heads are weighed by what one candidate in each of them alone does to the model's output;
+       layers, where there is less time.
     3. Candidates are chosen by pairs and weighted error; the price of error is bisected until the
        fewest pairs are found at which the model's output on `inputs` keeps what was asked, plus a
-       standard error.
-    4. The choice is judged on other text. Where it keeps too little there, safer choices that were
-       tried follow, at most three; the advice names how many were judged.
+       margin for other text: a standard error, from the spread between pieces of `inputs`.
+    4. The choice is judged on other text. Where it keeps too little there, what was missing is
+       added to what is asked and the search goes on, twice; then the sparse choice that kept most
+       follows. The advice names how many were judged.
 
     Nothing is random: without `minutes`, equal inputs give an equal policy.
 
@@ -180,7 +183,7 @@ class _Run:
             search = Search(self.local, self._judge)
             self._search(search)
             late = self.clock.out_of_time(SEARCHED)
-            best = search.find(self._with_margin(), STEPS, late)
+            best = search.find(self.keep, STEPS, late)
             chosen, rows = self._validated(search, best)
             self.step("times", 0)
             times = {n: self._times(chosen.choice, n) for n in lengths}
@@ -199,27 +202,35 @@ class _Run:
         return getattr(getattr(self.model, "config", None), "num_hidden_layers", 1)
 
     def _search(self, search: Search) -> None:
-        """Weigh the layers, and judge every candidate alone."""
+        """Weigh key heads or layers, and judge every candidate alone."""
+        units = sorted(self.local.figures)
         single = [name for name in self.found if name != "dense"]
-        mean = {name: self.local.pairs(dict.fromkeys(self.local.figures, name)) for name in single}
+        mean = {name: self.local.pairs(dict.fromkeys(units, name)) for name in single}
         probe = min(single, key=lambda name: (abs(mean[name] - 0.25), name))
-        if self.clock.has_time_for(self._layers(), WEIGHED):  # in part it says nothing
-            search.weigh(probe, self.clock.out_of_time(WEIGHED))
+        by_layer = [tuple(part) for _, part in groupby(units, key=lambda unit: unit[0])]
+        for parts in ([(unit,) for unit in units], by_layer):
+            if self.clock.has_time_for(len(parts), WEIGHED):  # in part it says nothing
+                search.weigh(probe, parts, self.clock.out_of_time(WEIGHED))
+                break
         late = self.clock.out_of_time(SINGLE)
-        search.try_choice("dense", dict.fromkeys(self.local.figures, "dense"))
+        search.try_choice("dense", dict.fromkeys(units, "dense"))
         for name in sorted(single, key=lambda name: (-mean[name], name)):
             if len(search.sparse()) and late():
                 break
-            search.try_choice(f"{name}, everywhere", dict.fromkeys(self.local.figures, name))
+            search.try_choice(f"{name}, everywhere", dict.fromkeys(units, name))
 
-    def _judge(self, name: str, choice: Choice) -> tuple[float, float]:
-        """Return what a choice keeps of the model's output, and its loss."""
+    def _judge(self, name: str, choice: Choice) -> tuple[float, float, float]:
+        """Return what a choice keeps of the model's output, its loss, and the error of the first.
+
+        The error is that of the difference between two such texts: each has a standard error.
+        """
         self.step(name, 0)
         figures = self.memory.judged(choice)
         if figures is None:
             policy = policy_of(choice, self.found, self._shape())
             (row,) = self.judge.rows({name: policy}, counted=False)
-            figures = _kept(row), row.rel_l1 if row.kl is None else row.kl
+            loss = row.rel_l1 if row.kl is None else row.kl
+            figures = _kept(row), loss, math.sqrt(2) * row.standard_error
             self.memory.add(choice, figures)
         self.clock.evaluated()
         self.step(name, len(self.calls))
@@ -229,31 +240,27 @@ class _Run:
         layers = {unit[0] for unit in self.local.figures} | self.local.skipped
         return max(layers) + 1, max(unit[1] for unit in self.local.figures) + 1
 
-    def _with_margin(self) -> float:
-        """Return `keep` and a standard error of a share of the positions."""
-        positions = max(1, sum(_size(call) for call in self.calls))
-        return min(1.0, self.keep + math.sqrt(self.keep * (1 - self.keep) / positions))
-
     def _validated(
         self, search: Search, best: Outcome | None
     ) -> tuple[Outcome, list[PolicyQuality]]:
-        """Judge the choice on other text; safer ones follow where it keeps too little."""
-        ranked = sorted(search.sparse(), key=lambda o: (o.pairs, o.name))
+        """Judge the choice on other text; where it keeps too little, ask for as much more."""
         if best is None:  # nothing kept it on the calibration text: the most that was kept
-            best = max(ranked, key=lambda o: (o.kept, -o.pairs))
+            best = _most_kept(search)
         if not self.other:
             return best, []
         judge = Judge(OWNER, self.model, self.other, hold=True)
-        safer = [o for o in ranked if o.pairs > best.pairs and o.kept > best.kept]
         rows = judge.rows({"dense": None})
-        for outcome in [best, *safer[: SAFER - 1], *safer[-1:]]:
-            self.step(f"validation of {outcome.name}", 0)
-            policy = policy_of(outcome.choice, self.found, self._shape())
-            rows += judge.rows({outcome.name: policy})
-            best = outcome
-            if _kept(rows[-1]) >= self.keep:
-                break
-        return best, rows
+        late = self.clock.out_of_time(1.0)
+        while True:
+            self.step(f"validation of {best.name}", 0)
+            policy = policy_of(best.choice, self.found, self._shape())
+            rows += judge.rows({best.name: policy})
+            missing = self.keep - _kept(rows[-1])
+            if missing <= 0 or best is _most_kept(search) or len(rows) > JUDGED:
+                return best, rows
+            safer = search.find(best.surely_kept + missing, STEPS, late)
+            last = len(rows) == JUDGED
+            best = safer if safer is not None and not last else _most_kept(search)
 
     def _times(self, choice: Choice, length: int) -> tuple[float, float]:
         """Return the seconds of a forward at a length, dense and under the policy."""
@@ -271,6 +278,7 @@ class _Run:
         times: dict[int, tuple[float, float]],
     ) -> Advice:
         tried = [Tried(o.name, o.pairs, o.kept, o.loss, o is chosen) for o in search.tried.values()]
+        (dense,) = (o for o in search.tried.values() if set(o.choice.values()) == {"dense"})
         figure = "top-1 agreement" if rows and rows[-1].top1 is not None else "cosine"
         if not rows and self._predicts_tokens():
             figure = "top-1 agreement"
@@ -287,6 +295,7 @@ class _Run:
             skipped=tuple(sorted(self.local.skipped)),
             model=type(self.model).__name__,
             length=length_of(OWNER, self.calls[0]),
+            dense_kept=dense.kept,
             seconds=time.monotonic() - self.clock.began,
         )
 
@@ -310,6 +319,11 @@ def policy_of(
         else:
             heads[layer] = {head: found[name] for head, name in own.items() if name != "dense"}
     return Policy(Full(), layers=layers, heads=heads, num_layers=shape[0], num_key_heads=shape[1])
+
+
+def _most_kept(search: Search) -> Outcome:
+    """Return the sparse choice that kept most on the calibration text."""
+    return max(search.sparse(), key=lambda o: (o.kept, -o.pairs, o.name))
 
 
 def _kept(row: PolicyQuality) -> float:

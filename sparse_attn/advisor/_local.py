@@ -20,7 +20,6 @@ from ..quality._compare import Reference
 __all__ = ["Local", "Unit"]
 
 Unit = tuple[int, int]  # layer, key head
-_FIGURES = ("rel_l1", "mass", "pairs_by_head")
 
 
 @dataclass
@@ -32,7 +31,9 @@ class Local:
     candidates : mapping of str to Pattern
         Dense attention is the last.
     figures : dict
-        By unit, then by candidate: relative L1, mass kept and share of pairs.
+        By unit, then by candidate: error, mass kept and share of pairs. The error's square is the
+        squared difference of the head's output over the square of the whole layer's, so that heads
+        of a layer compare and add up.
     allowed : dict
         By unit: how many pairs it has, as a share of all units'.
     skipped : set of int
@@ -67,9 +68,14 @@ class Local:
                 rows = [[0.0, 1.0, 1.0]] * heads
             else:
                 kept = reference.compare(candidate)
-                # (figures, B, Hkv, group) -> (Hkv, figures)
-                figures = torch.stack([getattr(kept, figure) for figure in _FIGURES])
-                rows = figures.unflatten(2, (heads, -1)).mean((1, 3)).T.tolist()
+                error = kept.squares / reference.squares.sum().clamp(min=1e-30)
+                # each (B, Hq) -> (Hkv,)
+                by_head = [
+                    error.unflatten(1, (heads, -1)).sum((0, 2)).sqrt(),
+                    kept.mass.unflatten(1, (heads, -1)).mean((0, 2)),
+                    kept.pairs_by_head.unflatten(1, (heads, -1)).mean((0, 2)),
+                ]
+                rows = torch.stack(by_head, 1).tolist()
             for head, row in enumerate(rows):
                 self._add((layer, head), name, row, seen)
         self.step(f"local errors, layer {layer}")

@@ -21,6 +21,9 @@ from ._local import Local, Unit
 
 __all__ = ["Memory"]
 
+#: Of what the file holds; another one's is begun anew.
+FORMAT = 2
+
 
 class Memory:
     """Local figures and judged choices, in memory and, with a path, in a file.
@@ -68,13 +71,13 @@ class Memory:
         self._held["skipped"] = sorted(local.skipped)
         self._write()
 
-    def judged(self, choice: Mapping[Unit, str]) -> tuple[float, float] | None:
-        """Return what a choice kept and lost, None where it was not judged."""
+    def judged(self, choice: Mapping[Unit, str]) -> tuple[float, float, float] | None:
+        """Return what a choice kept and lost, and its error; None where it was not judged."""
         figures = self._held["judged"].get(_key(choice))
-        return None if figures is None else (figures[0], figures[1])
+        return None if figures is None else (figures[0], figures[1], figures[2])
 
-    def add(self, choice: Mapping[Unit, str], figures: tuple[float, float]) -> None:
-        """Keep what a choice kept and lost."""
+    def add(self, choice: Mapping[Unit, str], figures: tuple[float, float, float]) -> None:
+        """Keep what a choice kept and lost, and its error."""
         self._held["judged"][_key(choice)] = figures
         self._write()
 
@@ -106,7 +109,7 @@ def _fingerprint(
     model: nn.Module, calls: Iterable[dict[str, Any]], found: Mapping[str, Pattern]
 ) -> str:
     """Return a digest of the model's class and first weights, the inputs and the candidates."""
-    digest = hashlib.sha256(f"{type(model).__name__} {dict(found)!r}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {type(model).__name__} {dict(found)!r}".encode())
     for name, parameter in model.named_parameters():
         first = parameter.detach().flatten()[:16].float().tolist()
         digest.update(f"{name} {tuple(parameter.shape)} {first}".encode())

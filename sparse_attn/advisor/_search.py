@@ -1,7 +1,7 @@
 """The search: a candidate for each unit, cheapest first, checked on the model's own output.
 
 Every unit takes the candidate with the least ``pairs + price * weight * error^2``. A high price is
-dense attention, a low one the fewest pairs; weights of layers say what a local error does to the
+dense attention, a low one the fewest pairs; weights say what a local error of a unit does to the
 model. The price is bisected on the model's own output until the fewest pairs that keep what was
 asked are found. No step is random: equal figures give equal policies.
 """
@@ -9,7 +9,7 @@ asked are found. No step is random: equal figures give equal policies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ._local import Local, Unit
@@ -19,6 +19,8 @@ __all__ = ["Choice", "Outcome", "Search"]
 Choice = dict[Unit, str]
 #: Prices between which the search looks: from the fewest pairs to next to dense.
 LOWEST, HIGHEST = 1e-4, 1e6
+#: Weights are at most this far from their median.
+FARTHEST = 64.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Outcome:
         Top-1 agreement with dense attention, or the outputs' cosine where there are no tokens.
     loss : float
         KL, or relative L1 where there are no tokens.
+    error : float
+        How far `kept` of another such text is expected to be from this: a standard error of the
+        difference.
     """
 
     name: str
@@ -43,6 +48,12 @@ class Outcome:
     pairs: float
     kept: float
     loss: float
+    error: float
+
+    @property
+    def surely_kept(self) -> float:
+        """What is kept, less the error."""
+        return self.kept - self.error
 
 
 class Search:
@@ -53,12 +64,15 @@ class Search:
     local : Local
         Errors and pairs of all units.
     judge : callable
-        Name and choice -> what the model's output keeps, from 0 to 1, and its loss.
+        Name and choice -> what the model's output keeps, from 0 to 1, its loss and the error of
+        what it keeps.
     """
 
-    def __init__(self, local: Local, judge: Callable[[str, Choice], tuple[float, float]]) -> None:
+    def __init__(
+        self, local: Local, judge: Callable[[str, Choice], tuple[float, float, float]]
+    ) -> None:
         self.local, self.judge = local, judge
-        self.weights: dict[int, float] = {}
+        self.weights: dict[Unit, float] = {}
         self.tried: dict[tuple[str, ...], Outcome] = {}
 
     def choose(self, price: float) -> Choice:
@@ -66,7 +80,7 @@ class Search:
         return {unit: self._best_of(unit, price) for unit in self.local.figures}
 
     def _best_of(self, unit: Unit, price: float) -> str:
-        weight = price * self.weights.get(unit[0], 1.0)
+        weight = price * self.weights.get(unit, 1.0)
         figures = self.local.figures[unit]
 
         def cost(name: str) -> tuple[float, str]:
@@ -79,30 +93,38 @@ class Search:
         """Judge a choice on the model's output, once."""
         key = tuple(choice[unit] for unit in sorted(choice))
         if key not in self.tried:
-            kept, loss = self.judge(name, choice)
-            self.tried[key] = Outcome(name, choice, self.local.pairs(choice), kept, loss)
+            self.tried[key] = Outcome(
+                name, choice, self.local.pairs(choice), *self.judge(name, choice)
+            )
         return self.tried[key]
 
-    def weigh(self, name: str, out_of_time: Callable[[], bool]) -> None:
-        """Weigh each layer by what candidate `name` in it alone does to the model's output.
+    def weigh(
+        self, name: str, parts: Iterable[tuple[Unit, ...]], out_of_time: Callable[[], bool]
+    ) -> None:
+        """Weigh units by what candidate `name` in a part of them alone does to the model's output.
 
-        The weight is the output's loss over the sum of the squared local errors, relative to the
-        median of all layers. Without time for all layers, all weigh the same.
+        The weight is the output's loss, less that of dense attention by these kernels, over the sum
+        of the squared local errors, relative to the median of all parts. Without time for all
+        parts, all weigh the same.
         """
-        damage: dict[int, float] = {}
-        for layer in sorted({unit[0] for unit in self.local.figures}):
+        dense = self.try_choice("dense", dict.fromkeys(self.local.figures, "dense"))
+        damage: dict[tuple[Unit, ...], float] = {}
+        for part in parts:
             if out_of_time():
                 return
-            heads = [unit for unit in self.local.figures if unit[0] == layer]
-            error = sum(self.local.figures[unit][name][0] ** 2 for unit in heads)
-            _, loss = self.judge(f"layer {layer} alone", dict.fromkeys(heads, name))
-            damage[layer] = loss / max(error, 1e-12)
+            error = sum(self.local.figures[unit][name][0] ** 2 for unit in part)
+            loss = self.judge(_named(part), dict.fromkeys(part, name))[1]
+            damage[part] = max(0.0, loss - dense.loss) / max(error, 1e-12)
         middle = sorted(damage.values())[len(damage) // 2]
         if middle > 0:
-            self.weights = {k: min(16.0, max(1 / 16, v / middle)) for k, v in damage.items()}
+            for part, found in damage.items():
+                weight = min(FARTHEST, max(1 / FARTHEST, found / middle))
+                self.weights |= dict.fromkeys(part, weight)
 
-    def find(self, keep: float, steps: int, out_of_time: Callable[[], bool]) -> Outcome | None:
-        """Return the outcome with the fewest pairs that keeps `keep`; None where none does."""
+    def find(
+        self, keep: float, steps: int, out_of_time: Callable[[], bool] = lambda: False
+    ) -> Outcome | None:
+        """Return the outcome with the fewest pairs that surely keeps `keep`; None if none does."""
         low, high = math.log(LOWEST), math.log(HIGHEST)
         for _ in range(steps):
             if out_of_time():
@@ -110,7 +132,7 @@ class Search:
             middle = (low + high) / 2
             price = math.exp(middle)
             outcome = self.try_choice(f"search, price {price:.2g}", self.choose(price))
-            if outcome.kept >= keep:
+            if outcome.surely_kept >= keep:
                 high = middle
             else:
                 low = middle
@@ -121,6 +143,11 @@ class Search:
         return [o for o in self.tried.values() if set(o.choice.values()) != {"dense"}]
 
     def best(self, keep: float) -> Outcome | None:
-        """Return the cheapest of what was tried that keeps `keep`."""
-        good = [outcome for outcome in self.sparse() if outcome.kept >= keep]
+        """Return the cheapest of what was tried that surely keeps `keep`."""
+        good = [outcome for outcome in self.sparse() if outcome.surely_kept >= keep]
         return min(good, key=lambda outcome: (outcome.pairs, outcome.name), default=None)
+
+
+def _named(part: tuple[Unit, ...]) -> str:
+    (layer, head), *others = part
+    return f"layer {layer} alone" if others else f"layer {layer}, key head {head} alone"

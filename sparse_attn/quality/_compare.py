@@ -39,6 +39,8 @@ class Comparison:
         ``(B, Hq)``: a row's ``sum |sparse - dense| / sum |dense|``, mean over the rows.
     cosine : Tensor
         ``(B, Hq)``: cosine between a row's two outputs, mean over the rows.
+    squares : Tensor
+        ``(B, Hq)``: sum of the squared differences of the outputs, over all rows.
     worst : Tensor
         0-d: the least mass of a row, over all heads.
     pairs : Tensor
@@ -56,6 +58,7 @@ class Comparison:
     mass: torch.Tensor
     rel_l1: torch.Tensor
     cosine: torch.Tensor
+    squares: torch.Tensor
     worst: torch.Tensor
     pairs: torch.Tensor
     pairs_by_head: torch.Tensor
@@ -156,6 +159,8 @@ class Reference:
             )
             allowed = row_counts(query, key, Full(), common).sum(-1)
             self.allowed = allowed.expand(query.shape[:2])
+            #: Sum of the squares of the dense output, ``(B, Hq)``.
+            self.squares = self._out.double().square().sum((2, 3))
 
     @torch.no_grad()
     def compare(self, pattern: Pattern) -> Comparison:
@@ -164,13 +169,14 @@ class Reference:
         sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **self._common)
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
-        rel_l1, cosine = _row_errors(sparse, self._out)
+        rel_l1, cosine, squares = _row_errors(sparse, self._out)
         visited = row_counts(query, key, pattern, self._common).sum(-1).expand(query.shape[:2])
         quantiles = _quantiles(mass)
         return Comparison(
             mass=mass.nanmean(-1),
             rel_l1=torch.where(real, rel_l1, torch.nan).nanmean(-1),
             cosine=torch.where(real, cosine, torch.nan).nanmean(-1),
+            squares=torch.where(real, squares, 0.0).sum(-1),
             worst=_least(quantiles[..., 0]),
             pairs=visited.sum() / self.allowed.sum(),
             pairs_by_head=visited / self.allowed,
@@ -181,7 +187,7 @@ class Reference:
 
 def _joined(parts: list[Comparison]) -> Comparison:
     """Join the figures of several runs of heads."""
-    by_head = ("mass", "rel_l1", "cosine", "pairs_by_head", "quantiles", "allowed")
+    by_head = ("mass", "rel_l1", "cosine", "squares", "pairs_by_head", "quantiles", "allowed")
     figures: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts], 1) for name in by_head
     }
@@ -207,13 +213,17 @@ def _least(mass: torch.Tensor) -> torch.Tensor:
     return least.amin().where(least.amin() < torch.inf, torch.nan)
 
 
-def _row_errors(sparse: torch.Tensor, dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return relative L1 and cosine of every row, float64 ``(B, Hq, Sq)``, rows in chunks."""
-    rel_l1, cosine = [], []
+def _row_errors(
+    sparse: torch.Tensor, dense: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return relative L1, cosine and squared error of each row, float64 ``(B, Hq, Sq)``."""
+    found = []
     for part, whole in zip(sparse.split(_ROWS, 2), dense.split(_ROWS, 2), strict=True):
         part, whole = part.double(), whole.double()
-        size = whole.abs().sum(-1)
-        difference = (part - whole).abs().sum(-1)
-        rel_l1.append(torch.where(difference == 0, 0.0, difference / size))
-        cosine.append(torch.where(difference == 0, 1.0, torch.cosine_similarity(part, whole, -1)))
-    return torch.cat(rel_l1, -1), torch.cat(cosine, -1)
+        error = part - whole
+        difference = error.abs().sum(-1)
+        rel_l1 = torch.where(difference == 0, 0.0, difference / whole.abs().sum(-1))
+        cosine = torch.where(difference == 0, 1.0, torch.cosine_similarity(part, whole, -1))
+        found.append((rel_l1, cosine, error.square().sum(-1)))
+    rel_l1, cosine, squares = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
+    return rel_l1, cosine, squares

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 __all__ = ["Sums", "output_of", "tokens_of"]
 
 _ROWS = 512  # positions whose distributions are held in float32 at once
+_PIECES = 16  # of the positions, between which agreement varies
 
 
 def output_of(result: Any) -> torch.Tensor:
@@ -47,6 +49,8 @@ class Sums:
         Sums of KL(dense || own), of equal most likely tokens, of the next tokens' losses.
     error, size, cosine : float
         Sums of ``|own - dense|``, of ``|dense|`` and of the positions' cosines.
+    agreement : list of Tensor
+        By position: whether the most likely tokens are equal, the cosine where there are none.
     """
 
     rows: int = 0
@@ -58,6 +62,7 @@ class Sums:
     error: float = 0.0
     size: float = 0.0
     cosine: float = 0.0
+    agreement: list[torch.Tensor] = field(default_factory=list)
 
     def add(
         self, own: torch.Tensor, dense: torch.Tensor, inputs: dict[str, Any], predicts: bool
@@ -94,13 +99,17 @@ class Sums:
         self.rows += len(own)
         self.error += (own - dense).abs().double().sum().item()
         self.size += dense.abs().double().sum().item()
-        self.cosine += torch.cosine_similarity(own, dense, -1).double().sum().item()
+        cosine = torch.cosine_similarity(own, dense, -1).double()
+        self.cosine += cosine.sum().item()
         if not is_logits:
+            self.agreement.append(cosine.cpu())
             return
         mine, theirs = own.log_softmax(-1), dense.log_softmax(-1)
         self.judged += len(own)
         self.kl += (theirs.exp() * (theirs - mine)).double().sum().item()
-        self.same += (own.argmax(-1) == dense.argmax(-1)).double().sum().item()
+        same = (own.argmax(-1) == dense.argmax(-1)).double()
+        self.same += same.sum().item()
+        self.agreement.append(same.cpu())
         has = follows >= 0
         self.own_loss -= mine[has].gather(-1, follows[has, None]).double().sum().item()
         self.next_rows += int(has.sum())
@@ -108,3 +117,13 @@ class Sums:
     def perplexity(self) -> float | None:
         """Exp of the mean loss of the next tokens; None where none were predicted."""
         return math.exp(self.own_loss / self.next_rows) if self.next_rows else None
+
+    def standard_error(self) -> float:
+        """Return how far the mean agreement of such a text is from its kind's, by its pieces.
+
+        Positions of a text resemble their neighbours, so the spread between pieces of it says more
+        than a count of its positions would.
+        """
+        agreement = torch.cat(self.agreement) if self.agreement else torch.empty(0)
+        pieces = [float(piece.mean()) for piece in agreement.tensor_split(_PIECES) if len(piece)]
+        return statistics.stdev(pieces) / math.sqrt(len(pieces)) if len(pieces) > 1 else 0.0

@@ -186,7 +186,7 @@ def test_usual_candidates_are_served():
         assert sa.can_use(query, query, query, pattern, is_causal=True)
 
 
-def search_over(errors):
+def search_over(errors, margin=0.0):
     """A search over two units whose output loses what the local errors say."""
     local = Local({"sparse": sa.Band(1), "dense": sa.Full()})
     for unit, error in errors.items():
@@ -195,7 +195,7 @@ def search_over(errors):
 
     def judge(name, choice):
         loss = sum(errors[unit] ** 2 for unit, own in choice.items() if own == "sparse")
-        return 1 - loss, loss
+        return 1 - loss, loss, margin
 
     return Search(local, judge)
 
@@ -207,14 +207,33 @@ def test_the_search_spares_the_heads_that_matter():
     assert search.find(1.5, 12, lambda: False) is None
 
 
-def test_layers_weigh_what_they_do_to_the_output():
-    search = search_over({(0, 0): 0.1, (1, 0): 0.1, (2, 0): 0.1})
-    real = search.judge
-    search.judge = lambda name, choice: (
-        (0.0, 9 * real(name, choice)[1]) if (1, 0) in choice else real(name, choice)
+def test_the_margin_is_kept_on_top():
+    errors = {(0, 0): 0.1, (0, 1): 0.1, (1, 0): 0.1}
+    assert search_over(errors).find(0.97, 12).pairs == pytest.approx(0.1)
+    assert search_over(errors, margin=0.005).find(0.97, 12) is None  # 0.97 is no longer sure
+    assert search_over(errors, margin=0.005).find(0.96, 12).pairs == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("by", ["key head", "layer"])
+def test_units_weigh_what_they_do_to_the_output(by):
+    """Rounding, which dense attention by these kernels has too, weighs nothing."""
+    units = [(layer, head) for layer in range(3) for head in range(2)]
+    search = search_over(dict.fromkeys(units, 0.1))
+
+    def judge(name, choice):
+        hurt = {unit: 9 if unit == (1, 0) else 1 for unit, own in choice.items() if own != "dense"}
+        loss = 0.5 + sum(0.01 * times for times in hurt.values())
+        return 1 - loss, loss, 0.0
+
+    search.judge = judge
+    parts = (
+        [(unit,) for unit in units]
+        if by == "key head"
+        else [tuple(units[i : i + 2]) for i in (0, 2, 4)]
     )
-    search.weigh("sparse", lambda: False)
-    assert search.weights == pytest.approx({0: 1.0, 1: 9.0, 2: 1.0})
+    search.weigh("sparse", parts, lambda: False)
+    hurt = {(1, 0): 9.0} if by == "key head" else {(1, 0): 5.0, (1, 1): 5.0}
+    assert search.weights == pytest.approx(dict.fromkeys(units, 1.0) | hurt)
 
 
 @pytest.mark.parametrize(
