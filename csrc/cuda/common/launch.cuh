@@ -17,6 +17,13 @@ inline Status launched() { return to_status(cudaGetLastError()); }
 
 inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+/// Lets a kernel have this much dynamic shared memory.
+template <typename Kernel>
+Status allow_shared_bytes(Kernel* kernel, int bytes) {
+  return to_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 /// A one-dimensional launch.
 struct LaunchShape {
   uint32_t blocks, threads;

@@ -248,12 +248,6 @@ struct BlockEstimate {
   }
 };
 
-bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
-  auto whole = [&](int64_t stride) { return stride * element_size % kChunkBytes == 0; };
-  return reinterpret_cast<uintptr_t>(view.data) % kChunkBytes == 0 && whole(view.stride_b) &&
-         whole(view.stride_h) && whole(view.stride_s);
-}
-
 template <typename Product>
 __global__ void __launch_bounds__(Product::kThreads)
     estimate_blocks(const SelectParams params, const Estimate estimate, const int32_t* marks,
@@ -294,11 +288,8 @@ template <typename Product>
 Status launch(const SelectParams& params, const Estimate& estimate,
               const SelectWorkspace& workspace) {
   auto* kernel = estimate_blocks<Product>;
-  if (Product::kSharedBytes > 0) {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             Product::kSharedBytes);
-    if (error != cudaSuccess) return to_status(error);
-  }
+  Status status = allow_shared_bytes(kernel, Product::kSharedBytes);
+  if (!status.ok()) return status;
   const int32_t of_block = ceil_div(params.block_q, estimate.rows);
   const int32_t at_once = imax(1, kVectorTile / of_block);
   const int64_t items = ceil_div64(params.num_q, at_once) * params.batch * params.heads_q;
@@ -310,32 +301,14 @@ Status launch(const SelectParams& params, const Estimate& estimate,
   return launched();
 }
 
-template <typename T>
-Status launch_half(const SelectParams& params, const Estimate& estimate,
-                   const SelectWorkspace& workspace) {
-  int major = 0;
-  cudaError_t error =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  if (error != cudaSuccess) return to_status(error);
-  if (major < 8) return launch<FmaVectorProduct<T>>(params, estimate, workspace);
-  if (params.head_dim <= 64) return launch<MmaVectorProduct<T, 64>>(params, estimate, workspace);
-  if (params.head_dim <= 128) return launch<MmaVectorProduct<T, 128>>(params, estimate, workspace);
-  return launch<MmaVectorProduct<T, 256>>(params, estimate, workspace);
-}
-
 Status launch_estimate(const SelectParams& params, const Estimate& estimate,
                        const SelectWorkspace& workspace) {
   if (serves_estimate_hopper(params, estimate)) {
     return launch_estimate_hopper(params, estimate, workspace);
   }
-  switch (params.dtype) {
-    case Dtype::kFloat16:
-      return launch_half<__half>(params, estimate, workspace);
-    case Dtype::kBFloat16:
-      return launch_half<__nv_bfloat16>(params, estimate, workspace);
-    default:
-      return launch<FmaVectorProduct<float>>(params, estimate, workspace);
-  }
+  return with_vector_product(params, [&](auto tag) {
+    return launch<typename decltype(tag)::Type>(params, estimate, workspace);
+  });
 }
 
 /// Vectors of a workspace, [B, heads, count, head_dim].

@@ -3,16 +3,16 @@
 // change no bit; a probability that is no number poisons its head.
 #include "../common/launch.cuh"
 #include "../common/mask.cuh"
-#include "../common/tile_product.cuh"
-#include "../common/types.cuh"
-#include "tools.h"
+#include "hull.cuh"
+#include "vector_product.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
 
-static_assert(kLastRows == kProductTile, "the last rows are one tile");
+static_assert(kLastRows == kVectorTile, "the last rows are one tile");
 constexpr float kUnit = 4294967296.0f;
 constexpr int kLineThreads = 256;
+constexpr int32_t kSpan = 8;  // tiles of keys of a thread block
 
 /// How many of the rows there are, and the first of them.
 __device__ int32_t first_row(const SelectParams& params) {
@@ -28,79 +28,128 @@ struct LineSums {
         diagonals(columns + params.num_kv) {}
 };
 
-/// The scores of the last rows and one tile of keys, -inf where a row does not see the key; the
-/// first pass takes each row's maximum and sum, the second adds probabilities to the lines.
-template <typename T, bool kSums>
-__global__ void __launch_bounds__(kProductThreads)
-    walk_lines(const SelectParams params, const LineWorkspace lines) {
-  const int32_t tiles = ceil_div(params.seq_kv, kProductTile);
-  const int64_t index = blockIdx.x / tiles;
-  const int32_t tile = static_cast<int32_t>(blockIdx.x % tiles);
-  const int64_t batch = index / params.heads_q, head = index % params.heads_q;
-  const T* query = static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
-                   head * params.query.stride_h;
-  const T* key = static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
-                 head / params.group() * params.key.stride_h;
-  const int32_t first = first_row(params), j0 = tile * kProductTile, depth = params.head_dim;
-  float acc[kProductRows][kProductRows];
-  tile_product(
-      depth,
-      [&](int row, int d) {
-        const int64_t i = first + row;
-        return i < params.seq_q && d < depth ? to_float(query[i * params.query.stride_s + d])
-                                             : 0.0f;
-      },
-      [&](int d, int column) {
-        const int64_t j = j0 + column;
-        return j < params.seq_kv && d < depth ? to_float(key[j * params.key.stride_s + d]) : 0.0f;
-      },
-      acc);
-  const LineSums sums(params, lines, index);
-  for (int r = 0; r < kProductRows; ++r) {
-    const int row = product_row(r);
-    const int32_t i = first + row;
-    const Interval keys = i < params.seq_q ? params.keys_of_row(batch, head, i) : Interval{};
-    float scores[kProductRows];
-    float highest = -INFINITY;
-    for (int c = 0; c < kProductRows; ++c) {
-      scores[c] = capped(params.scale * acc[r][c], params.softcap);
-      if (keys.contains(j0 + product_column(c))) highest = fmaxf(highest, scores[c]);
-    }
-    if constexpr (!kSums) {
-      for (int step = 8; step > 0; step /= 2) {
+/// The last rows of a head against a tile of keys, whose products lie in shared memory.
+struct LineTile {
+  const SelectParams& params;
+  const LineWorkspace& lines;
+  float* products;  // [kLastRows, kProductPitch]
+  int64_t index, batch, head;
+  int32_t tile;
+
+  __device__ Interval keys_of(int row) const {
+    const int32_t i = first_row(params) + row, j0 = tile * kVectorTile;
+    if (i >= params.seq_q) return {};
+    const Interval keys = params.keys_of_row(batch, head, i);
+    return intersect({keys.begin - j0, keys.end - j0}, {0, kVectorTile});
+  }
+  __device__ float score(int row, int column) const {
+    return capped(params.scale * products[row * kProductPitch + column], params.softcap);
+  }
+
+  /// Writes each row's maximum and the sum of its exponentials; a warp a row.
+  __device__ void write_partial() const {
+    const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
+    const int lane = threadIdx.x % 32;
+    for (int row = threadIdx.x / 32; row < kLastRows; row += blockDim.x / 32) {
+      const Interval keys = keys_of(row);
+      float highest = -INFINITY, sum = 0.0f;
+      for (int c = keys.begin + lane; c < keys.end; c += 32)
+        highest = fmaxf(highest, score(row, c));
+      for (int step = 16; step > 0; step /= 2) {
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
       }
-      float sum = 0.0f;
-      for (int c = 0; c < kProductRows; ++c) {
-        if (keys.contains(j0 + product_column(c))) sum += expf(scores[c] - highest);
-      }
-      for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (threadIdx.x % 16 == 0) {
-        lines.partial[(index * tiles + tile) * kLastRows + row] = {highest, sum};
-      }
-    } else {
+      for (int c = keys.begin + lane; c < keys.end; c += 32) sum += expf(score(row, c) - highest);
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (lane == 0) lines.partial[(index * tiles + tile) * kLastRows + row] = {highest, sum};
+    }
+  }
+
+  /// Puts each probability in its product's place, as an integer.
+  __device__ void weigh() const {
+    const int lane = threadIdx.x % 32;
+    for (int row = threadIdx.x / 32; row < kLastRows; row += blockDim.x / 32) {
+      const Interval keys = keys_of(row);
       const float lse = lines.lse[index * kLastRows + row];
-      for (int c = 0; c < kProductRows; ++c) {
-        const int32_t j = j0 + product_column(c);
-        if (!keys.contains(j)) continue;
-        const float probability = expf(scores[c] - lse);
-        if (isnan(probability)) {
-          lines.lse[index * kLastRows + row] = NAN;  // all of the row are; poisons the head
-          continue;
-        }
-        const unsigned long long weight = __float2ull_rn(probability * kUnit);
-        if (weight == 0) continue;
-        atomicAdd(sums.columns + j / params.block_kv, weight);
-        atomicAdd(sums.diagonals + row - j + params.seq_kv - 1, weight);
+      for (int c = lane; c < kVectorTile; c += 32) {
+        const float probability = keys.contains(c) ? expf(score(row, c) - lse) : 0.0f;
+        // All of the row's are no numbers then; it poisons the head.
+        if (isnan(probability)) lines.lse[index * kLastRows + row] = NAN;
+        products[row * kProductPitch + c] = __uint_as_float(__float2uint_rn(probability * kUnit));
       }
     }
+  }
+  __device__ unsigned long long weight(int row, int column) const {
+    return __float_as_uint(products[row * kProductPitch + column]);
+  }
+  __device__ static void add(unsigned long long* to, unsigned long long sum) {
+    if (sum != 0) atomicAdd(to, sum);
+  }
+
+  /// Adds the weights up by column and by diagonal; a thread a line.
+  __device__ void add_lines() const {
+    const LineSums sums(params, lines, index);
+    const int32_t j0 = tile * kVectorTile;
+    for (int line = threadIdx.x; line < 3 * kVectorTile - 1; line += blockDim.x) {
+      unsigned long long sum = 0;
+      if (line < kVectorTile) {
+        for (int row = 0; row < kLastRows; ++row) sum += weight(row, line);
+        add(sums.columns + (j0 + line) / params.block_kv, sum);
+        continue;
+      }
+      const int difference = line - 2 * kVectorTile + 1;  // of row and column
+      for (int row = imax(difference, 0); row < imin(kLastRows, kVectorTile + difference); ++row) {
+        sum += weight(row, row - difference);
+      }
+      add(sums.diagonals + difference - j0 + params.seq_kv - 1, sum);
+    }
+  }
+};
+
+/// The last rows against some tiles of keys: the first pass takes each row's maximum and sum, the
+/// second adds probabilities to the lines.
+template <typename Product, bool kSums>
+__global__ void __launch_bounds__(Product::kThreads)
+    walk_lines(const SelectParams params, const LineWorkspace lines, bool aligned) {
+  using T = typename Product::T;
+  extern __shared__ __align__(128) char smem[];
+  __shared__ float products[kLastRows * kProductPitch];
+  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile), spans = ceil_div(tiles, kSpan);
+  const int64_t index = blockIdx.x / spans;
+  const int32_t span = static_cast<int32_t>(blockIdx.x % spans);
+  const int64_t batch = index / params.heads_q, head = index % params.heads_q;
+  const Estimate rows = {Vectors::kRows, params.query, params.key};
+  VectorTile<T> tile = {params,
+                        rows,
+                        nullptr,
+                        static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
+                            head * params.query.stride_h,
+                        static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
+                            head / params.group() * params.key.stride_h,
+                        batch,
+                        {first_row(params), params.seq_q},
+                        {}};
+  const Product product = {ptx::shared_address(smem), aligned};
+  product.start(tile);
+  for (int32_t t = span * kSpan; t < imin((span + 1) * kSpan, tiles); ++t) {
+    tile.key_vectors = {t * kVectorTile, imin((t + 1) * kVectorTile, params.seq_kv)};
+    product.compute(tile, products);
+    __syncthreads();
+    const LineTile work = {params, lines, products, index, batch, head, t};
+    if constexpr (kSums) {
+      work.weigh();
+      __syncthreads();
+      work.add_lines();
+    } else {
+      work.write_partial();
+    }
+    __syncthreads();
   }
 }
 
 /// Each row's lse, from its tiles in their order; a warp a row.
 __global__ void __launch_bounds__(32)
     merge_last_rows(const SelectParams params, const LineWorkspace lines) {
-  const int32_t tiles = ceil_div(params.seq_kv, kProductTile);
+  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
   const int64_t index = blockIdx.x / kLastRows;
   const float2* partial = lines.partial + index * tiles * kLastRows + blockIdx.x % kLastRows;
   float highest = -INFINITY, sum = 0.0f;
@@ -144,30 +193,19 @@ __global__ void __launch_bounds__(kLineThreads)
     share_lines(const SelectParams params, const LineWorkspace lines, int32_t step,
                 int64_t num_slashes, float* shares) {
   __shared__ float warps[2][kLineThreads / 32];
-  __shared__ int32_t first_key, end_key;
+  __shared__ HullStorage hull;
   __shared__ bool poisoned;
   const int64_t index = blockIdx.x / params.num_q;
   const int32_t query_block = static_cast<int32_t>(blockIdx.x % params.num_q);
   const int64_t batch = index / params.heads_q, head = index % params.heads_q;
   const LineSums sums(params, lines, index);
-  const Interval rows = params.rows_of_block(query_block);
-  if (threadIdx.x == 0) {
-    first_key = params.seq_kv;
-    end_key = 0;
-    poisoned = false;
-  }
-  __syncthreads();
-  for (int32_t i = rows.begin + threadIdx.x; i < rows.end; i += kLineThreads) {
-    Interval keys = params.keys_of_row(batch, head, i);
-    if (keys.empty()) continue;
-    atomicMin(&first_key, keys.begin);
-    atomicMax(&end_key, keys.end);
-  }
+  if (threadIdx.x == 0) poisoned = false;
+  const Interval keys =
+      hull_of_rows(params, batch, head, 1, params.rows_of_block(query_block), hull);
+  const Interval visible = SelectParams::blocks_of(keys, params.block_kv);
   if (threadIdx.x < kLastRows && isnan(lines.lse[index * kLastRows + threadIdx.x])) {
     poisoned = true;
   }
-  __syncthreads();
-  const Interval visible = SelectParams::blocks_of({first_key, end_key}, params.block_kv);
   auto column = [&](int32_t j) { return static_cast<float>(sums.columns[j]); };
   auto slash = [&](int32_t j) {
     const int64_t keys = int64_t{params.num_kv - j} * params.block_kv;
@@ -197,6 +235,24 @@ __global__ void __launch_bounds__(kLineThreads)
   }
 }
 
+template <typename Product>
+Status launch_walks(const SelectParams& params, const LineWorkspace& lines) {
+  cudaStream_t stream = to_stream(params.stream);
+  const int64_t heads = int64_t{params.batch} * params.heads_q;
+  const auto spans =
+      static_cast<uint32_t>(heads * ceil_div(ceil_div(params.seq_kv, kVectorTile), kSpan));
+  const bool aligned = begins_at_16_bytes(params.query, size_of(params.dtype)) &&
+                       begins_at_16_bytes(params.key, size_of(params.dtype));
+  constexpr int kBytes = Product::kSharedBytes;
+  Status status = allow_shared_bytes(walk_lines<Product, false>, kBytes);
+  if (status.ok()) status = allow_shared_bytes(walk_lines<Product, true>, kBytes);
+  if (!status.ok()) return status;
+  walk_lines<Product, false><<<spans, Product::kThreads, kBytes, stream>>>(params, lines, aligned);
+  merge_last_rows<<<static_cast<uint32_t>(heads * kLastRows), 32, 0, stream>>>(params, lines);
+  walk_lines<Product, true><<<spans, Product::kThreads, kBytes, stream>>>(params, lines, aligned);
+  return launched();
+}
+
 }  // namespace
 
 Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace) {
@@ -207,16 +263,10 @@ Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace
       heads * (int64_t{params.num_kv} + params.seq_kv + kLastRows) * sizeof(unsigned long long);
   cudaError_t error = cudaMemsetAsync(lines.sums, 0, bytes, stream);
   if (error != cudaSuccess) return to_status(error);
-  const auto tiles = static_cast<uint32_t>(heads * ceil_div(params.seq_kv, kProductTile));
   const int32_t step = slash_step(params);
   const int64_t slashes = num_slashes(params);
-  Status status = with_type(params.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    walk_lines<T, false><<<tiles, kProductThreads, 0, stream>>>(params, lines);
-    merge_last_rows<<<static_cast<uint32_t>(heads * kLastRows), 32, 0, stream>>>(params, lines);
-    walk_lines<T, true><<<tiles, kProductThreads, 0, stream>>>(params, lines);
-    return launched();
-  });
+  Status status = with_vector_product(
+      params, [&](auto tag) { return launch_walks<typename decltype(tag)::Type>(params, lines); });
   if (!status.ok()) return status;
   sum_diagonals<<<grid_for(heads * slashes, kLineThreads), kLineThreads, 0, stream>>>(
       params, lines, step, slashes);

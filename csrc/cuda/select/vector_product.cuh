@@ -2,6 +2,7 @@
 // tensor cores for half precision, FMA units for the rest.
 #pragma once
 
+#include "../common/launch.cuh"
 #include "../common/mma_product.cuh"
 #include "../common/ptx/cp_async.cuh"
 #include "../common/ptx/shared.cuh"
@@ -134,5 +135,36 @@ struct FmaVectorProduct {
     }
   }
 };
+
+inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
+  auto whole = [&](int64_t stride) { return stride * element_size % kChunkBytes == 0; };
+  return reinterpret_cast<uintptr_t>(view.data) % kChunkBytes == 0 && whole(view.stride_b) &&
+         whole(view.stride_h) && whole(view.stride_s);
+}
+
+template <typename T, typename Function>
+Status with_tensor_cores(const SelectParams& params, const Function& function) {
+  int major = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
+  if (error != cudaSuccess) return to_status(error);
+  if (major < 8) return function(TypeTag<FmaVectorProduct<T>>{});
+  if (params.head_dim <= 64) return function(TypeTag<MmaVectorProduct<T, 64>>{});
+  if (params.head_dim <= 128) return function(TypeTag<MmaVectorProduct<T, 128>>{});
+  return function(TypeTag<MmaVectorProduct<T, 256>>{});
+}
+
+/// Calls `function(TypeTag<Product>{})` with the products for the call's type and device.
+template <typename Function>
+Status with_vector_product(const SelectParams& params, const Function& function) {
+  switch (params.dtype) {
+    case Dtype::kFloat16:
+      return with_tensor_cores<__half>(params, function);
+    case Dtype::kBFloat16:
+      return with_tensor_cores<__nv_bfloat16>(params, function);
+    default:
+      return function(TypeTag<FmaVectorProduct<float>>{});
+  }
+}
 
 }  // namespace sparse_attn::cuda
