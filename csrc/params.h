@@ -52,16 +52,21 @@ struct BoundsView {
   }
 };
 
-/// alibi_slopes float32 [B|1, Hq] (Press et al. 2021): -slope * |p - j| joins the score of key j in
-/// the row at position p, after scale and softcap.
+/// What ALiBi adds to the score of key j in the row at position p, after scale and softcap.
+SPARSE_ATTN_HD float alibi_bias(float slope, int32_t p, int32_t j) {
+  return -slope * static_cast<float>(p < j ? j - p : p - j);
+}
+
+/// alibi_slopes float32 [B|1, Hq] (Press et al. 2021).
 struct AlibiView {
   const float* slopes = nullptr;
   int64_t stride_b = 0, stride_h = 0;
 
+  SPARSE_ATTN_HD float slope(int64_t batch, int64_t head) const {
+    return slopes[batch * stride_b + head * stride_h];
+  }
   SPARSE_ATTN_HD float bias(int64_t batch, int64_t head, int32_t p, int32_t j) const {
-    if (slopes == nullptr) return 0.0f;
-    const int32_t distance = p < j ? j - p : p - j;
-    return -slopes[batch * stride_b + head * stride_h] * static_cast<float>(distance);
+    return slopes == nullptr ? 0.0f : alibi_bias(slope(batch, head), p, j);
   }
 };
 

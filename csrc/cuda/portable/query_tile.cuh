@@ -19,7 +19,8 @@ struct TileState {
   RowSource<typename Config::T> sources[2][2];  // [main, lead][key, value], of the block's head
   WarpKeys warp_keys[Config::kThreads / 32];
   WalkPlan walk;
-  Bounds bounds;  // of the rows
+  Bounds bounds;      // of the rows
+  float score_scale;  // the factor of the head's products q.k
 };
 
 /// The address of dynamic shared memory, held in a register: the compiler would make it anew from
@@ -27,6 +28,38 @@ struct TileState {
 __device__ __forceinline__ char* held_address(char* smem) {
   uint32_t address = __shfl_sync(~0u, ptx::shared_address(smem), 0);
   return static_cast<char*>(__cvta_shared_to_generic(address));
+}
+
+/// Loads the keys or values of a step's tile that lie in pages or have 8 bits, each by itself. A
+/// call, not inlined: copies of it in the main loop cost other patterns up to 13 %.
+template <typename Config>
+__device__ __noinline__ void load_located(uint32_t to, bool value, const AttentionParams& params,
+                                          const TileState<Config>& state, bool aligned,
+                                          typename Config::Step step) {
+  using T = typename Config::T;
+  using Own = ThreadChunks<T, Config::HEAD_DIM, Config::kThreads>;
+  const KeySource& keys = params.keys;
+  const TensorView& tensor = value ? keys.value : keys.key;
+  const int32_t columns = value ? params.problem.value_dim : params.problem.head_dim;
+  const Interval valid = state.sources[step.lead()][value].valid;
+  const Work& work = state.work;
+  const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
+  const bool rows_aligned = !Config::kGeneral || aligned;
+  const Own own;
+#pragma unroll 1
+  for (int row = own.row; row < Config::BLOCK_KV; row += Own::kRowsAtOnce) {
+    const int32_t e =
+        step.template element<Config::kShape.granule>(params.pattern.list.present(), row);
+    const bool exists = valid.contains(e);
+    int64_t at = 0;
+    if (exists) at = keys.locate(tensor, work.sequence, work.batch, work.kv_head, view.at(e));
+#pragma unroll 1
+    for (int c = own.chunk; c < Own::kChunks; c += Own::kThreadsPerRow) {
+      const int d = c * Own::kElements;
+      copy_key_chunk<T>(to + swizzled<Config::kPitch>(row, c), keys, tensor, at + d,
+                        exists && d < columns, rows_aligned);
+    }
+  }
 }
 
 template <typename Config>
@@ -58,10 +91,7 @@ struct QueryTile {
   __device__ __forceinline__ Row row(int32_t r) const {
     return make_row(params.pattern, work.slice, r, row_bounds(r));
   }
-  /// The factor of the head's products q.k.
-  __device__ __forceinline__ float score_scale() const {
-    return params.score_scale(work.batch, work.head);
-  }
+  __device__ __forceinline__ float score_scale() const { return state.score_scale; }
   __device__ __forceinline__ typename Config::Walk walk() const {
     return {params.pattern, state.walk};
   }
@@ -80,7 +110,10 @@ struct QueryTile {
       const int64_t first = int64_t{found.sequence.first_key} + view.offset;
       state.sources[lead][value] = {
           head + first * tensor.stride_s, view.step * tensor.stride_s, {}};
-      if (threadIdx.x == 0) state.work = found;
+      if (threadIdx.x == 0) {
+        state.work = found;
+        state.score_scale = params.score_scale(found.batch, found.head);
+      }
     }
     __syncthreads();
     return !work.rows.empty();
@@ -144,13 +177,7 @@ struct QueryTile {
 
   /// Element of the step's view in row or column `c` of its tile.
   __device__ __forceinline__ int32_t element(const Step& step, int c) const {
-    if (kGranules == 1 || !params.pattern.list.present()) return step.start() + c;
-    int32_t first = step.granules[0];  // a chain of sums keeps the array in registers
-#pragma unroll
-    for (int g = 1; g < kGranules; ++g) {
-      first += static_cast<int>(c / kGranule >= g) * (step.granules[g] - step.granules[g - 1]);
-    }
-    return first + c % kGranule;
+    return step.template element<kGranule>(params.pattern.list.present(), c);
   }
 
   /// Position of that element on the key axis.
@@ -174,41 +201,17 @@ struct QueryTile {
   /// The keys or values of a step's tile.
   __device__ __forceinline__ void load_rows(uint32_t to, bool value, const Step& step) const {
     const RowSource<T>& source = state.sources[step.lead()][value];
-    const int32_t columns = value ? params.problem.value_dim : params.problem.head_dim;
-    if (is_located()) {
-      load_located(to, value ? params.keys.value : params.keys.key, columns, source.valid, step);
-    } else if (step.whole()) {
+    if (step.whole()) {
 #pragma unroll
       for (int g = 0; g < kGranules; ++g) {
         load_run<T, Config::HEAD_DIM, kGranule, Config::kThreads, Config::kPitch>(
             to + g * kGranule * Config::kPitch, source, granule(step, g));
       }
+    } else if (is_located()) {
+      load_located<Config>(to, value, params, state, aligned, step);
     } else {
+      const int32_t columns = value ? params.problem.value_dim : params.problem.head_dim;
       load<Config::BLOCK_KV>(to, source, columns, [&](int row) { return element(step, row); });
-    }
-  }
-
-  /// The same where keys lie in pages or have 8 bits; the loops stay rolled, off the main path.
-  __device__ __forceinline__ void load_located(uint32_t to, const TensorView& tensor,
-                                               int32_t columns, Interval valid,
-                                               const Step& step) const {
-    using Own = ThreadChunks<T, Config::HEAD_DIM, Config::kThreads>;
-    const KeySource& keys = params.keys;
-    const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
-    const bool rows_aligned = !Config::kGeneral || aligned;
-    const Own own;
-#pragma unroll 1
-    for (int row = own.row; row < Config::BLOCK_KV; row += Own::kRowsAtOnce) {
-      const int32_t e = element(step, row);
-      const bool exists = valid.contains(e);
-      int64_t at = 0;
-      if (exists) at = keys.locate(tensor, work.sequence, work.batch, work.kv_head, view.at(e));
-#pragma unroll 1
-      for (int c = own.chunk; c < Own::kChunks; c += Own::kThreadsPerRow) {
-        const int d = c * Own::kElements;
-        copy_key_chunk<T>(to + swizzled<Config::kPitch>(row, c), keys, tensor, at + d,
-                          exists && d < columns, rows_aligned);
-      }
     }
   }
 

@@ -93,12 +93,16 @@ __device__ __forceinline__ void add_alibi(typename Config::Scores& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step) {
   const Work& work = tile.work;
+  const float slope = tile.params.scores.alibi.slope(work.batch, work.head);
+  int32_t position[Config::MT][2];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    position[row / 2][row % 2] =
+        work.slice.position(work.rows.begin + lane_row<Config>(row / 2, row % 2));
+  }
   for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
-    const int32_t r = work.rows.begin + lane_row<Config>(mt, h);
     const int32_t j = tile.key_position(step, lane_column(k));
-    if (score != -INFINITY) {
-      score += tile.params.scores.alibi.bias(work.batch, work.head, work.slice.position(r), j);
-    }
+    if (score != -INFINITY) score += alibi_bias(slope, position[mt][h], j);
   });
 }
 

@@ -25,6 +25,17 @@ struct TileStep {
   __device__ __forceinline__ bool lead() const { return code & kLead; }
   __device__ __forceinline__ bool masked() const { return code & kMasked; }
   __device__ __forceinline__ bool whole() const { return code & kWhole; }
+  /// Element of the view in row or column `c` of the tile; where `listed`, of its granules.
+  template <int kGranule>
+  __device__ __forceinline__ int32_t element(bool listed, int c) const {
+    if (kGranules == 1 || !listed) return start() + c;
+    int32_t first = granules[0];  // a chain of sums keeps the array in registers
+#pragma unroll
+    for (int g = 1; g < kGranules; ++g) {
+      first += static_cast<int>(c / kGranule >= g) * (granules[g] - granules[g - 1]);
+    }
+    return first + c % kGranule;
+  }
   /// Whether some granule of a list's tile is of a partial block.
   __device__ __forceinline__ bool partial() const {
     if (!kBits) return false;
