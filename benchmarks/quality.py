@@ -67,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     parser.add_argument("--length", type=int, help="tokens of each text (2048; 8192 on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="of the model (bfloat16 on a GPU)"
+    )
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the installed one")
     parser.add_argument(
         "--advise", type=float, nargs="*", default=[], metavar="KEEP", help="also what advise finds"
@@ -84,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"quality: expected the package {real_model.PACKAGE}, got none", file=sys.stderr)
         return 1
     length = options.length or LENGTH[device.type]
-    model, tokenizer = real_model.load(file, device)
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    model, tokenizer = real_model.load(file, device, dtype)
     judged = {name: p for name, p in policies(length).items() if options.only in name}
     path = options.output / f"quality-{slug(device)}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         ids = real_model.tokens(tokenizer, name, length)
         found[name] = sa.quality.model(model, ids, judged, timed=not options.untimed)
         print(f"\n{name}, {length} tokens\n{found[name]}", flush=True)
-    write(path, found, length, device, judged)
+    write(path, found, length, device, judged, str(model.dtype).removeprefix("torch."))
     return 0
 
 
@@ -115,6 +119,7 @@ def write(
     length: int,
     device: torch.device,
     judged: Mapping[str, sa.Policy | sa.Pattern],
+    dtype: str,
 ) -> None:
     """Write JSON, picture and page."""
     from matplotlib import pyplot
@@ -124,6 +129,7 @@ def write(
     held = {
         "model": real_model.NAME,
         "length": length,
+        "dtype": dtype,
         "machine": machine,
         "policies": {name: str(policy) for name, policy in judged.items()},
         "texts": texts,
@@ -138,10 +144,10 @@ def write(
     tables = "\n\n".join(f"## {name}\n\n```\n{found[name]}\n```" for name in found)
     path.with_suffix(".md").write_text(
         f"# Quality of patterns on {real_model.NAME}\n\n"
-        f"{length} tokens of each text; {place}, torch {machine['torch']}, {machine['date']}. "
-        "Dense is the model's own attention; pairs are of the causal ones; KL and top-1 are over "
-        "all positions. Seconds, where they were taken, are of one forward each: no benchmark of "
-        f"speed.{_forced(length)}\n\n"
+        f"{length} tokens of each text, {dtype}; {place}, torch {machine['torch']}, "
+        f"{machine['date']}. Dense is the model's own attention; pairs are of the causal ones; "
+        "KL and top-1 are over all positions. Seconds, where they were taken, are of one forward "
+        f"each: no benchmark of speed.{_forced(length)}\n\n"
         f"![quality over pairs]({path.with_suffix('.png').name})\n\n{tables}\n"
     )
 

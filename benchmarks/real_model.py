@@ -35,13 +35,14 @@ def find() -> Path | None:
     return next(Path(spec.origin).parent.rglob("*.gguf"), None)
 
 
-def load(path: Path, device: torch.device) -> tuple[Any, Any]:
-    """Return model and tokenizer; nothing is fetched."""
+def load(path: Path, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """Return model and tokenizer, bfloat16 on a GPU unless a dtype is given; nothing is fetched."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype is None:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     given = {"gguf_file": path.name, "local_files_only": True}
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **given)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **given)

@@ -19,6 +19,11 @@ def warn_once(key: str, sentence: str) -> None:
         return
     _given.add(key)
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__package__", "").startswith(_PACKAGE):
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__package__")):
         level, frame = level + 1, frame.f_back
     warnings.warn(sentence, stacklevel=level)
+
+
+def _is_ours(package: str | None) -> bool:
+    """Whether a frame's package is this one; a script that was started has none."""
+    return package is not None and package.partition(".")[0] == _PACKAGE

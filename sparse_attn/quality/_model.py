@@ -58,10 +58,10 @@ class PolicyQuality:
         Mean KL(dense || policy) of the distributions over tokens.
     rel_l1, cosine : float
         Of the outputs themselves: ``sum |own - dense| / sum |dense|``, mean cosine by position.
-    standard_error : float
-        Of `top1` (of `cosine` where there are no tokens), by the spread between 16 pieces.
     seconds : float or None
         Of the model's whole forward over all inputs, when it was timed.
+    standard_error : float
+        Of `top1` (of `cosine` where there are no tokens), by the spread between 16 pieces.
     """
 
     name: str
@@ -71,8 +71,8 @@ class PolicyQuality:
     kl: float | None
     rel_l1: float
     cosine: float
-    standard_error: float
     seconds: float | None
+    standard_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -380,6 +380,6 @@ def _row(name: str, sums: Sums, pairs: float, seconds: float | None) -> PolicyQu
         kl=judged and sums.kl / judged,
         rel_l1=sums.error / sums.size if sums.size else 0.0,
         cosine=sums.cosine / max(1, sums.rows),
-        standard_error=sums.standard_error(),
         seconds=seconds,
+        standard_error=sums.standard_error(),
     )

@@ -23,7 +23,8 @@ def truth(query, key, value, pattern, **common):
     )
     if isinstance(pattern, sa.TopK):  # allowed_keys tells what there is to choose from
         visited = visited.clamp(max=pattern.k)
-    return (lse - dense_lse).exp(), rel_l1, cosine, visited, allowed
+    squares = (sparse - dense).square().sum((-1, -2))
+    return (lse - dense_lse).exp(), rel_l1, cosine, squares, visited, allowed
 
 
 PLACING = ("is_causal", "attn_mask", "key_bounds", "query_offset")
@@ -60,7 +61,7 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
     tensors = SHAPE.make(device)
     pattern = PATTERNS[pattern](SHAPE, device)
     given = COMMON[common](SHAPE, device)
-    mass, rel_l1, cosine, visited, allowed = truth(*tensors, pattern, **given)
+    mass, rel_l1, cosine, squares, visited, allowed = truth(*tensors, pattern, **given)
     got = sa.quality.compare(*tensors, pattern, **given)
     close = dict(rtol=1e-4, atol=1e-5, check_device=False)
     real = allowed > 0
@@ -69,6 +70,7 @@ def test_figures_are_those_of_dense_probabilities(device, pattern, common):
     torch.testing.assert_close(got.mass, mass.nanmean(-1), **close)
     torch.testing.assert_close(got.rel_l1, rel_l1.nanmean(-1), **close)
     torch.testing.assert_close(got.cosine, cosine.nanmean(-1), **close)
+    torch.testing.assert_close(got.squares, squares, **close)
     torch.testing.assert_close(got.worst, mass.nan_to_num(2.0).amin(), **close)
     torch.testing.assert_close(got.pairs_by_head, visited.sum(-1) / allowed.sum(-1).double())
     torch.testing.assert_close(got.pairs, visited.sum() / allowed.sum().double())

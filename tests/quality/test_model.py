@@ -39,7 +39,10 @@ def test_figures_are_those_of_the_distributions(on_device, llama):
     p, q = dense.log_softmax(-1), own.log_softmax(-1)
     row = got["band"]
     assert row.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3)
-    assert row.top1 == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+    same = (p.argmax(-1) == q.argmax(-1)).double().flatten()
+    assert row.top1 == pytest.approx(same.mean().item())
+    pieces = torch.stack([piece.mean() for piece in same.tensor_split(16)])
+    assert row.standard_error == pytest.approx(pieces.std().item() / 4)
     for name, logp in (("dense", p), ("band", q)):
         chosen = logp[:, :-1].gather(-1, ids[:, 1:19, None])
         assert got[name].perplexity == pytest.approx((-chosen.mean()).exp().item(), rel=1e-4)

@@ -42,8 +42,9 @@ def test_it_writes_tables_figures_and_picture(device, tmp_path, monkeypatch):
     band = sa.quality.PolicyQuality("band", 0.5, 9.9, 0.9, 0.1, 0.2, 0.8, None)
     found = {text: sa.quality.ModelQuality((row, band), 64) for text in quality.TEXTS}
     path = tmp_path / "quality"
-    quality.write(path, found, 64, torch.device(device), {"band": sa.Band(3)})
+    quality.write(path, found, 64, torch.device(device), {"band": sa.Band(3)}, "float32")
     held = json.loads(path.with_suffix(".json").read_text())
+    assert held["dtype"] == "float32"
     assert held["texts"]["reference"]["rows"][1]["kl"] == 0.1
     assert "9.90 (+10.0%)" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".png").stat().st_size > 1000

@@ -46,6 +46,16 @@ def test_rows_without_keys_ask_once(device, call):
     assert not warned(lambda: call(*tensors))
 
 
+def test_a_script_is_asked_too(device):
+    """The frame of a script that Python was started with belongs to no package."""
+    tensors = Shape(1, 40, 40, 8, 2, 16).make(device)
+    script = compile("sa.fused_attention(*tensors, is_causal=True)", "script.py", "exec")
+    known = {"__name__": "__main__", "__package__": None, "sa": sa, "tensors": tensors}
+    with pytest.warns(UserWarning, match="queries see none") as caught:
+        exec(script, known)
+    assert caught[0].filename == "script.py"
+
+
 SEEN = {
     "cross": lambda q, k, v: sa.fused_attention(q, k, v),
     "sinks": lambda q, k, v: sa.band_attention(q, k, v, (3, 0), sinks=1),
