@@ -8,7 +8,7 @@
 //   main view   the keys of the row's class: contiguous tiles (full, causal, band, dilated) or
 //               listed tiles (block lists)
 //   lead view   undilated leading keys that every row sees: sinks, global columns, strided columns;
-//               they count from the sequence's origin
+//               they count from the sequence's origin, or are listed wherever they lie
 //
 // A key of both views counts once: where the views share an axis the lead tiles skip the main tiles
 // and a main tile allows the union; otherwise a lead tile excludes what the main view allows.
@@ -30,8 +30,11 @@ struct Pattern {
   int32_t dilation = 1;
   bool causal = false;  // j <= p, cuts the lead view too
 
-  // Lead view: keys origin + lead.at(u), 0 <= u < lead.length.
+  // Lead view: keys origin + lead.at(u), 0 <= u < lead.length; or, where they are listed, keys
+  // lead_keys[u], 0 <= u < *num_lead_keys, ascending, `lead.length` of them at most.
   View lead;
+  const int32_t* lead_keys = nullptr;
+  const int32_t* num_lead_keys = nullptr;
 
   // Global tokens: their rows see every key. Either the first `global_count` positions from the
   // origin on (their columns are the lead view), or a bit per key with the list of key tiles that
@@ -52,7 +55,9 @@ struct Pattern {
     return imin(lead.length, ceil_div(keys, lead.step));
   }
   /// Lead and main view lie on the same axis, so tiles of one are tiles of the other.
-  SPARSE_ATTN_HD constexpr bool shared_axis() const { return dilation == 1 && lead.step == 1; }
+  SPARSE_ATTN_HD constexpr bool shared_axis() const {
+    return dilation == 1 && lead.step == 1 && lead_keys == nullptr;
+  }
   /// Residue classes that have rows.
   SPARSE_ATTN_HD constexpr int32_t classes(int32_t seq_q) const { return imin(dilation, seq_q); }
   SPARSE_ATTN_HD bool global_bit(int32_t j) const {
@@ -65,9 +70,27 @@ struct Lead {
   View view;
   int32_t begin = 0;
 
+  /// The key of element u.
+  SPARSE_ATTN_HD constexpr int32_t at(const Pattern& pattern, int32_t u) const {
+    return pattern.lead_keys == nullptr ? view.at(u) : pattern.lead_keys[u];
+  }
+  /// How many elements of the view are keys before x.
+  SPARSE_ATTN_HD constexpr int32_t before(const Pattern& pattern, int32_t x) const {
+    if (pattern.lead_keys == nullptr) return view.before(x);
+    int32_t low = 0, high = x <= 0 ? 0 : view.length;
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      if (pattern.lead_keys[middle] < x) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
   /// The leading elements whose keys lie in `x`.
-  SPARSE_ATTN_HD constexpr Interval inside(Interval x) const {
-    return intersect(view.inside(x), {begin, view.length});
+  SPARSE_ATTN_HD constexpr Interval inside(const Pattern& pattern, Interval x) const {
+    return intersect({before(pattern, x.begin), before(pattern, x.end)}, {begin, view.length});
   }
 };
 
@@ -81,6 +104,7 @@ SPARSE_ATTN_HD constexpr int32_t near_origin(int32_t origin) {
 SPARSE_ATTN_HD constexpr Lead make_lead(const Pattern& pattern, int32_t origin, int32_t keys) {
   const int32_t step = pattern.lead.step;
   if (!pattern.has_lead()) return {{0, step, 0}, 0};
+  if (pattern.lead_keys != nullptr) return {{0, 1, *pattern.num_lead_keys}, 0};
   const int32_t in_step = origin % step + (origin % step < 0 ? step : 0);
   origin = near_origin(origin);
   const int32_t first = origin + pattern.lead.offset;
@@ -157,7 +181,7 @@ SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t 
       intersect(bounds, {0, pattern.causal ? imin(p + 1, slice.num_keys) : slice.num_keys});
   Row row;
   row.limit = slice.keys.inside(seen);
-  row.lead = slice.lead.inside(seen);
+  row.lead = slice.lead.inside(pattern, seen);
   row.keys = row.limit;
   if (!is_global_row(pattern, slice, p)) {
     row.keys = intersect(row.limit, window_at(pattern, r + slice.shift));
@@ -186,7 +210,7 @@ SPARSE_ATTN_HD Seen seen_lead(const Pattern& pattern, const Slice& slice, const 
   }
   if (row.keys.empty()) return {row.lead, {}, {}, {}};
   Interval window = {slice.keys.at(row.keys.begin), slice.keys.at(row.keys.end - 1) + 1};
-  return {row.lead, {}, {}, slice.lead.inside(window)};
+  return {row.lead, {}, {}, slice.lead.inside(pattern, window)};
 }
 
 /// Whether element u of the lead view is a key of the slice's class.
@@ -223,9 +247,9 @@ SPARSE_ATTN_HD bool sees_key(const Pattern& pattern, const Query& query, int32_t
   int32_t v = floor_div(j - keys.offset, keys.step);
   if (keys.at(v) == j && sees(pattern, query.slice, seen_main(pattern, query.row), v)) return true;
   if (!pattern.has_lead()) return false;
-  const View& lead = query.slice.lead.view;
-  int32_t u = floor_div(j - lead.offset, lead.step);
-  return lead.at(u) == j &&
+  const Lead& lead = query.slice.lead;
+  int32_t u = lead.before(pattern, j);
+  return u < lead.view.length && lead.at(pattern, u) == j &&
          sees(pattern, query.slice, seen_lead(pattern, query.slice, query.row), u);
 }
 
@@ -357,7 +381,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   if (!shared && pattern.dilation == 1 && pattern.causal && pattern.right >= 0) {
     lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
   }
-  Interval lead = slice.lead.inside(lead_seen);
+  Interval lead = slice.lead.inside(pattern, lead_seen);
   tiles.seen_lead = pattern.global_bits == nullptr ? lead : Interval{0, kUnlimited};
   if (lead.empty()) return tiles;
   Interval lead_tiles = {lead.begin / block, ceil_div(lead.end, block)};
@@ -368,13 +392,16 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
     tiles.lead_right = {imax(lead_tiles.begin, tiles.main.end), lead_tiles.end};
   }
 
-  // Leading keys seen by every row, and on an axis of its own before every window.
+  // Leading keys seen by every row, and on an axis of its own before every window; all of a list
+  // where none lies in a window.
   Interval lead_full = bounds.all;
   if (pattern.causal) lead_full.end = imin(lead_full.end, slice.position(rows.begin) + 1);
   if (!shared && !seen.empty()) {
-    lead_full.end = imin(lead_full.end, slice.keys.at(seen.begin));
+    const Interval windows = {slice.keys.at(seen.begin), slice.keys.at(seen.end - 1) + 1};
+    const bool apart = pattern.lead_keys != nullptr && slice.lead.inside(pattern, windows).empty();
+    if (!apart) lead_full.end = imin(lead_full.end, windows.begin);
   }
-  tiles.full_lead = slice.lead.inside(lead_full);
+  tiles.full_lead = slice.lead.inside(pattern, lead_full);
   return tiles;
 }
 

@@ -47,6 +47,7 @@ struct Case {
   int64_t sinks = 0;
   int64_t global_count = 0;
   std::vector<bool> global_token;  // [seq_kv], empty without an index tensor
+  bool columns_alone = false;      // their columns as listed leading keys; no row is global
   int64_t local = 0, stride = 0;   // strided when stride > 0
   Layout layout;
   std::vector<int32_t> bounds;  // [seq_q, 2], empty without key_bounds
@@ -79,7 +80,8 @@ struct Case {
       return (0 <= p - j && p - j < local) ||
              (j >= origin && (j - origin) % stride == stride - 1 && j <= p);
     }
-    if ((j >= origin && j - origin < sinks) || is_global(j) || is_global(p)) return true;
+    if ((j >= origin && j - origin < sinks) || is_global(j)) return true;
+    if (is_global(p) && !columns_alone) return true;
     return in_window(p, j);
   }
 
@@ -93,7 +95,11 @@ struct Case {
     pattern.causal = causal;
     pattern.lead = {0, 1, clip(std::max(sinks, global_count))};
     pattern.global_count = clip(global_count);
-    if (!global_token.empty()) {
+    if (columns_alone) {
+      pattern.lead = {0, 1, seq_kv};
+      pattern.lead_keys = global_tiles.data();
+      pattern.num_lead_keys = &num_global_tiles;
+    } else if (!global_token.empty()) {
       pattern.global_bits = global_bits.data();
       pattern.global_tiles = global_tiles.data();
       pattern.num_global_tiles = &num_global_tiles;
@@ -129,11 +135,13 @@ struct Case {
     if (global_token.empty()) return;
     global_bits.assign((seq_kv + 31) / 32, 0);
     global_tiles.clear();
+    global_tiles.reserve(seq_kv);  // an address, even of none
+    const int in_tile = columns_alone ? 1 : tile_kv;
     for (int j = 0; j < seq_kv; ++j) {
       if (!global_token[j]) continue;
       global_bits[j / 32] |= 1u << (j % 32);
-      if (global_tiles.empty() || global_tiles.back() != j / tile_kv) {
-        global_tiles.push_back(j / tile_kv);
+      if (global_tiles.empty() || global_tiles.back() != j / in_tile) {
+        global_tiles.push_back(j / in_tile);
       }
     }
     num_global_tiles = static_cast<int32_t>(global_tiles.size());

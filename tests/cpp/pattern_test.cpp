@@ -132,6 +132,15 @@ Case global_token_case(Random& random) {
   return c;
 }
 
+Case listed_columns_case(Random& random) {
+  Case c = band_case(random);
+  c.kind = "band with listed leading keys";
+  c.columns_alone = true;
+  int percent = random.pick({0, 3, 20, 100});
+  for (int j = 0; j < c.seq_kv; ++j) c.global_token.push_back(random.chance(percent));
+  return c;
+}
+
 Case dilated_case(Random& random) {
   Case c = random_shape(random, "dilated");
   c.dilation = random.pick<int64_t>(
@@ -166,8 +175,9 @@ Case listed_case(Random& random) {
 
 void test_random_cases(long cases) {
   using Maker = Case (*)(Random&);
-  const Maker makers[] = {full_case,         band_case,    sinks_case,   global_count_case,
-                          global_token_case, dilated_case, strided_case, listed_case};
+  const Maker makers[] = {full_case,         band_case,         sinks_case,
+                          global_count_case, global_token_case, listed_columns_case,
+                          dilated_case,      strided_case,      listed_case};
   Random random(20240607);
   for (Maker make : makers) {
     for (long n = 0; n < cases; ++n) {

@@ -78,6 +78,7 @@ class TileWalk {
     for (int t = tiles_.main.begin; t < tiles_.main.end; ++t) visit_main(t);
     for (int t = tiles_.lead_left.begin; t < tiles_.lead_left.end; ++t) visit_lead(t);
     for (int t = tiles_.lead_right.begin; t < tiles_.lead_right.end; ++t) visit_lead(t);
+    if (pattern_.global_tiles == nullptr) return;
     for (int32_t t : case_.global_tiles) {
       bool visited =
           tiles_.main.contains(t) || tiles_.lead_left.contains(t) || tiles_.lead_right.contains(t);
@@ -146,16 +147,16 @@ class TileWalk {
         whole &= allowed;
         if (!allowed) continue;
         useful = true;
-        count(query_[x], slice_.lead.view.at(u));
+        count(query_[x], slice_.lead.at(pattern_, u));
       }
     }
     bool exact = pattern_.shared_axis() || (pattern_.dilation == 1 && case_.bounds.empty());
-    if (exact && pattern_.global_bits == nullptr) {
+    if (exact && case_.global_token.empty()) {
       CHECK(unmasked == whole, case_.text() + ", needless mask on leading tile");
     }
-    // Two cases may idle: a class whose window holds all sinks of a tile, and a tile of scattered
-    // global tokens beyond the causal end.
-    bool may_idle = pattern_.dilation > 1 || pattern_.global_bits != nullptr;
+    // These may idle: a class whose window holds all sinks of a tile, a tile of scattered global
+    // tokens beyond the causal end, and one of listed keys that all lie in windows.
+    bool may_idle = pattern_.dilation > 1 || !case_.global_token.empty();
     if (case_.bounds.empty() && !may_idle) {
       CHECK(useful, case_.text() + ", idle leading tile " + std::to_string(tile));
     }

@@ -12,6 +12,7 @@ template <Kind kKind>
 __device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
   Pattern pattern = params.pattern;
   pattern.global_bits = nullptr;
+  pattern.lead_keys = nullptr;
   if constexpr (kKind != Kind::kStrided) {
     pattern.dilation = 1;
     pattern.lead = {0, 1, kKind == Kind::kPlain ? 0 : pattern.lead.length};

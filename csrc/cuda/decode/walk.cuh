@@ -38,7 +38,7 @@ __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice,
   WalkPlan plan;
   plan.tiles = visited_tiles(pattern, slice, rows, bounds, kStepKeys);
   plan.keys_loaded = slice.keys.inside(bounds.any);
-  plan.lead_loaded = slice.lead.inside(bounds.any);
+  plan.lead_loaded = slice.lead.inside(pattern, bounds.any);
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
     plan.blocks = list.runs(batch, head, list_row, list.block_kv);

@@ -65,6 +65,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     pattern.lead = {};
     pattern.global_count = 0;
   }
+  if (!C::kLeads || C::kBiased) pattern.lead_keys = nullptr;
   if (!C::kSplits) all.split = {};
   if (C::kPlain) {
     all.params.scores.bounds = {};

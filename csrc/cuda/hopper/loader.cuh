@@ -139,7 +139,7 @@ class Loader {
   __device__ __forceinline__ Interval there(const Work& work, const Step& step) const {
     const Interval main = work.slice.keys.inside(smem_.there[work_.index]);
     if (!C::kLeads) return main;
-    const Interval lead = work.slice.lead.inside(smem_.there[work_.index]);
+    const Interval lead = work.slice.lead.inside(args_.params.pattern, smem_.there[work_.index]);
     return step.lead ? lead : main;
   }
 

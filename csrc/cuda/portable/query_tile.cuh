@@ -129,7 +129,7 @@ struct QueryTile {
       state.walk = plan_walk<Config::BLOCK_KV, kGranule>(
           params.pattern, work.slice, work.rows, bounds, work.batch, work.head, work.list_row,
           runs_load() && !is_located());
-      Interval lead_loaded = work.slice.lead.inside(bounds.any);
+      Interval lead_loaded = work.slice.lead.inside(params.pattern, bounds.any);
       if (params.pattern.shared_axis()) lead_loaded = state.walk.keys_loaded;  // main tiles' keys
       for (int value = 0; value < 2; ++value) {
         state.sources[false][value].valid = state.walk.keys_loaded;
