@@ -4,6 +4,7 @@
 // classes in its stretch of items, a prefix sum over (class, thread) says where its items go.
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
+#include "../common/sum_before.cuh"
 #include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -30,28 +31,12 @@ __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block
   return length_class(count, list.max_count);
 }
 
-/// The sum of `value` over the threads before this one.
-__device__ __forceinline__ int32_t sum_before(int32_t value) {
-  __shared__ int32_t of_warps[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t before = value;
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(~0u, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == 31) of_warps[warp] = before;
-  __syncthreads();
-  before -= value;
-  for (int w = 0; w < warp; ++w) before += of_warps[w];
-  return before;
-}
-
 /// Replaces the thread's `kClasses` entries of an array of the block's by the sums of all before.
 __device__ __forceinline__ void prefix_sums(int32_t* entries) {
   int32_t* own = entries + threadIdx.x * kClasses;
   int32_t sum = 0;
   for (int i = 0; i < kClasses; ++i) sum += own[i];
-  int32_t before = sum_before(sum);
+  int32_t before = sum_before<kThreads>(sum);
   for (int i = 0; i < kClasses; ++i) {
     const int32_t entry = own[i];
     own[i] = before;
@@ -116,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
                 [&](int32_t b) { return length_class(params.sequences.of(b).keys, longest); });
   int32_t sum = 0;
   for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
-  int32_t end = sum_before(sum);
+  int32_t end = sum_before<kThreads>(sum);
   if (threadIdx.x == 0) args.sequence_ends[0] = 0;
   for (int32_t i = own.begin; i < own.end; ++i) {
     args.sequence_ends[i + 1] = end += row_blocks(i) * sections;

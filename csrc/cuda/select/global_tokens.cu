@@ -1,45 +1,72 @@
-// A bit per key and a list of key tiles from an index tensor, in two small launches.
+// A bit per key and a list of key tiles from an index tensor, by one thread block: the list is
+// short and its kernel is one of several of a call.
 #include "../common/launch.cuh"
+#include "../common/sum_before.cuh"
 #include "global_tokens.h"
-#include "warp_list.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kMarkThreads = 256;
+constexpr int kMarkThreads = 1024;
 constexpr int kWordBits = 32;
 
-__global__ void set_bits(const int32_t* tokens, int32_t count, int32_t keys, uint32_t* bits) {
-  for (int64_t t = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; t < count;
-       t += int64_t{gridDim.x} * blockDim.x) {
-    int32_t j = tokens[t];
-    if (j >= 0 && j < keys) atomicOr(&bits[j / kWordBits], 1u << (j % kWordBits));
-  }
-}
+struct Marks {
+  uint32_t* bits;      // [ceil(Skv / 32)]
+  int32_t* tiles;      // [tiles of Skv keys]
+  int32_t* num_tiles;  // [1]
+};
 
-/// Whether a bit is set among keys [begin, end).
-__device__ bool any_bit(const uint32_t* bits, int32_t begin, int32_t end) {
+/// Calls `found(tile)`, ascending, for each of `tiles`, of `block` keys, that holds a bit.
+template <typename Found>
+__device__ __forceinline__ void each_tile(const uint32_t* bits, int32_t keys, int32_t block,
+                                          Interval tiles, const Found& found) {
+  const int32_t begin = tiles.begin * block, end = imin(tiles.end * block, keys);
+  int32_t last = -1;
   for (int32_t word = begin / kWordBits; word * kWordBits < end; ++word) {
-    uint32_t inside = bits[word];
-    if (word * kWordBits < begin) inside &= ~0u << (begin - word * kWordBits);
-    if ((word + 1) * kWordBits > end) inside &= ~0u >> ((word + 1) * kWordBits - end);
-    if (inside != 0) return true;
+    const int32_t first = word * kWordBits;
+    uint32_t rest = bits[word];
+    if (first < begin) rest &= ~0u << (begin - first);
+    if (first + kWordBits > end) rest &= ~0u >> (first + kWordBits - end);
+    for (; rest != 0; rest &= rest - 1) {
+      const int32_t tile = (first + __ffs(static_cast<int>(rest)) - 1) / block;
+      if (tile != last) found(tile);
+      last = tile;
+    }
   }
-  return false;
 }
 
-/// One warp writes the tiles of `block` keys that hold a bit, ascending.
-__global__ void list_tiles(const uint32_t* bits, int32_t keys, int32_t block, int32_t* tiles,
-                           int32_t* count) {
-  auto holds_token = [&](int32_t tile) {
-    return any_bit(bits, tile * block, imin((tile + 1) * block, keys));
-  };
-  int32_t written = write_list(ceil_div(keys, block), holds_token, tiles);
-  if (threadIdx.x == 0) *count = written;
+/// Threads list the tiles of a stretch each, after those of the threads before. The first `sinks`
+/// keys have bits too.
+__global__ void __launch_bounds__(kMarkThreads)
+    mark_kernel(const int32_t* tokens, int32_t num_tokens, int32_t sinks, int32_t keys,
+                int32_t block, Marks to) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t word = thread; word < ceil_div(keys, kWordBits); word += kMarkThreads) {
+    const int32_t of_sinks = sinks - word * kWordBits;
+    to.bits[word] = of_sinks <= 0 ? 0 : ~0u >> (kWordBits - imin(of_sinks, kWordBits));
+  }
+  __syncthreads();
+  for (int32_t t = thread; t < num_tokens; t += kMarkThreads) {
+    const int32_t j = tokens[t];
+    if (j >= 0 && j < keys) atomicOr(&to.bits[j / kWordBits], 1u << (j % kWordBits));
+  }
+  __syncthreads();
+  const int32_t all = ceil_div(keys, block), each = ceil_div(all, kMarkThreads);
+  const Interval own = {imin(thread * each, all), imin((thread + 1) * each, all)};
+  int32_t count = 0;
+  each_tile(to.bits, keys, block, own, [&](int32_t) { ++count; });
+  int32_t at = sum_before<kMarkThreads>(count);
+  if (thread == kMarkThreads - 1) *to.num_tiles = at + count;
+  each_tile(to.bits, keys, block, own, [&](int32_t tile) { to.tiles[at++] = tile; });
 }
 
 int64_t bit_bytes(const AttentionParams& params) {
   return aligned_bytes(ceil_div64(params.problem.seq_kv, kWordBits) * sizeof(uint32_t));
+}
+
+Marks marks_at(const AttentionParams& params, void* memory) {
+  auto* count = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bit_bytes(params));
+  return {static_cast<uint32_t*>(memory), count + 1, count};
 }
 
 }  // namespace
@@ -50,22 +77,19 @@ int64_t global_token_bytes(const AttentionParams& params, int32_t block) {
   return bit_bytes(params) + aligned_bytes(list);
 }
 
-Status mark_global_tokens(AttentionParams* params, int32_t block, void* memory) {
+void attach_global_tokens(const AttentionParams& params, void* memory, Pattern* pattern) {
+  const Marks marks = marks_at(params, memory);
+  pattern->global_bits = marks.bits;
+  pattern->global_tiles = marks.tiles;
+  pattern->num_global_tiles = marks.num_tiles;
+}
+
+Status mark_global_tokens(AttentionParams* params, int32_t block, void* memory, int32_t sinks) {
   if (params->global_tokens == nullptr) return {};
-  cudaStream_t stream = to_stream(params->stream);
-  uint32_t* bits = static_cast<uint32_t*>(memory);
-  int32_t* count = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bit_bytes(*params));
-  int32_t* tiles = count + 1;
-  cudaError_t error = cudaMemsetAsync(bits, 0, bit_bytes(*params), stream);
-  if (error != cudaSuccess) return to_status(error);
-  if (params->num_global_tokens > 0) {
-    set_bits<<<grid_for(params->num_global_tokens, kMarkThreads), kMarkThreads, 0, stream>>>(
-        params->global_tokens, params->num_global_tokens, params->problem.seq_kv, bits);
-  }
-  list_tiles<<<1, 32, 0, stream>>>(bits, params->problem.seq_kv, block, tiles, count);
-  params->pattern.global_bits = bits;
-  params->pattern.global_tiles = tiles;
-  params->pattern.num_global_tiles = count;
+  attach_global_tokens(*params, memory, &params->pattern);
+  mark_kernel<<<1, kMarkThreads, 0, to_stream(params->stream)>>>(
+      params->global_tokens, params->num_global_tokens, sinks, params->problem.seq_kv, block,
+      marks_at(*params, memory));
   return launched();
 }
 
