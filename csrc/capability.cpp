@@ -35,8 +35,7 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices))
-         .with(kRagged)},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kRagged)},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
@@ -132,8 +131,8 @@ std::string ragged_refusal(const Case& c) {
   // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
   // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
   // scores, those of the next sequence too.
-  Features served = kContiguous.with(kRagged).without(
-      Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kColumns, F::kSoftcap));
+  Features served = kContiguous.with(kRagged).without(Features::of(
+      F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kGlobalIndices, F::kColumns, F::kSoftcap));
   if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
@@ -186,6 +185,13 @@ std::string hopper_refusal(const Case& c) {
     const std::string words = unlisted(c.features, kWithTopK);
     if (!words.empty()) return "hopper takes no " + words + " with token top-k";
   }
+  // Gathered with the sinks, global keys are one lead view for all batch entries, whose positions a
+  // bias would need.
+  if (c.features.has(F::kGlobalIndices)) {
+    const Features served = kContiguous.without(Features::of(F::kMask, F::kAlibi, F::kKeyOrigins));
+    const std::string words = unlisted(c.features, served);
+    if (!words.empty()) return "hopper takes no " + words + " with global_tokens given as indices";
+  }
   constexpr Features kMovingColumns = Features::of(F::kKeyOrigins, F::kColumns);
   if (kMovingColumns.within(c.features)) {
     return "hopper takes no key_origin with strided columns";
@@ -233,6 +239,10 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   if (hopper && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
+  }
+  if (hopper && c.features.has(F::kGlobalIndices)) {
+    return "hopper serves global_tokens given as indices where it is named: its kernels for them "
+           "are new";
   }
   return "";
 }

@@ -101,6 +101,9 @@ struct KeySource {
 
   ScaleView key_scale, value_scale;
 
+  // The keys that Pattern::lead_keys lists, gathered: [B, Hkv, Pattern::lead.length, D].
+  TensorView lead_key, lead_value;
+
   // Key j of sequence b lies in row j % page_size of page table[b, j / page_size].
   const int32_t* table = nullptr;  // [B, table_pages]
   int64_t table_stride = 0;
@@ -138,6 +141,9 @@ struct Outputs {
   TensorView out;        // [B, Hq, Sq, value_dim]; [1, Hq, T, value_dim] where packed
   float* lse = nullptr;  // [B, Hq, Sq], natural logarithm; null when not asked for
   int64_t lse_stride_b = 0, lse_stride_h = 0, lse_stride_s = 0;
+
+  // [B, Sq], where queries were gathered: the row of `out` and `lse` of each one; -1 for none.
+  const int32_t* rows = nullptr;
 };
 
 struct AttentionParams {

@@ -33,7 +33,7 @@ BUDGET = {
         ("hopper", "takes no attn_mask"): 150,
         ("hopper", "takes (attn_mask|alibi_slopes) at head dims"): 60,
         ("hopper", "takes no alibi_slopes"): 40,
-        ("hopper", "takes no global_tokens given as indices"): 110,
+        ("hopper", "takes no key_origin with global_tokens"): 20,
         ("hopper", "multiples of 16 bytes"): 40,
         ("hopper", "query blocks that are multiples of"): 30,
         ("hopper", "takes .* token top-k"): 90,

@@ -120,6 +120,24 @@ void test_who_is_not_split() {
   CHECK(plan_key_split(params, kTile).items() == 0, "few keys");
 }
 
+/// Gathered rows are all split, however few keys there are: their merge stores them.
+void test_gathered_rows() {
+  const TileShape tile = {128, 128, 64, true};
+  const int32_t rows = 0;
+  for (int32_t seq_q : {1, 128, 129, 700, 5000}) {
+    for (int32_t keys : {1, 900, 4096, 100000}) {
+      AttentionParams params = case_of(seq_q, keys, 0, 0);
+      params.outputs.rows = &rows;  // only its presence is looked at
+      const KeySplit split = plan_key_split(params, tile);
+      std::string text = std::to_string(seq_q) + " rows, " + std::to_string(keys) + " keys";
+      CHECK(split.all && split.tiles == ceil_div(seq_q, tile.block_q), text);
+      CHECK(split.chunks >= 1 && split.chunks <= kMostChunks, text);
+      const int32_t visited = most_visited(params, tile);
+      CHECK(split.chunk_tiles(visited) * split.chunks >= visited, text);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -134,6 +152,7 @@ int main() {
   }
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
   test_few_queries();
+  test_gathered_rows();
   test_who_is_not_split();
   return check::summary();
 }

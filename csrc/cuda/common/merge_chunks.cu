@@ -48,8 +48,10 @@ __global__ void __launch_bounds__(kMostThreads)
   ptx::wait_for_primary();
   const Sequence sequence = params.sequences.of(batch);
   const int32_t first = partials.first_query(imax(0, sequence.origin), sequence.offset);
-  const int64_t i = first + static_cast<int64_t>(row - in_heads * partials.rows);
+  int64_t i = first + static_cast<int64_t>(row - in_heads * partials.rows);
   if (i >= sequence.rows) return;
+  if (params.outputs.rows != nullptr) i = params.outputs.rows[batch * sequence.rows + i];
+  if (i < 0) return;
   const int32_t d = static_cast<int32_t>(threadIdx.x) % threads * kColumns;
   const bool exists = d < params.problem.value_dim;
   const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];

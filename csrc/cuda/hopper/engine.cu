@@ -1,6 +1,6 @@
 // The Hopper engine: chooses the kernel of a call from table.h and launches it. What it does not
-// serve (capability.h keeps such calls away) is float32, scattered global tokens, attn_mask beside
-// lists or at wide heads, lists of query blocks that no tile height divides.
+// serve (capability.h keeps such calls away) is float32, attn_mask beside lists or at wide heads,
+// lists of query blocks that no tile height divides.
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -13,6 +13,7 @@
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
+#include "scattered.h"
 #include "softmax.cuh"
 #include "tensor_maps.h"
 #include "tile_order.h"
@@ -128,7 +129,7 @@ PartialPlan plan_partials(const AttentionParams& params, TileShape tile) {
   return plan;
 }
 
-int64_t workspace_bytes(const AttentionParams& params) {
+int64_t call_bytes(const AttentionParams& params) {
   if (params.pattern.topk > 0) {
     const int64_t rows =
         int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
@@ -190,9 +191,7 @@ bool copies_bits(const BlockList& list, TileShape tile, int32_t box_rows) {
          list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0;
 }
 
-Status run(const AttentionParams& params) {
-  if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
-    return {};
+Status run_call(const AttentionParams& params) {
   Arguments args;
   args.params = params;
   args.scratch = static_cast<char*>(params.workspace) + kCounterBytes;
@@ -209,6 +208,22 @@ Status run(const AttentionParams& params) {
   const Choice choice = choose(args);
   return params.problem.dtype == Dtype::kFloat16 ? launch<Dtype::kFloat16>(choice, args, kRows)
                                                  : launch<Dtype::kBFloat16>(choice, args, kRows);
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  if (params.num_global_tokens == 0) return call_bytes(params);
+  const ScatteredCalls calls = scattered_calls(params);
+  return scattered_bytes(params) + std::max(call_bytes(calls.columns), call_bytes(calls.rows));
+}
+
+Status run(const AttentionParams& params) {
+  if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
+    return {};
+  if (params.num_global_tokens == 0) return run_call(params);
+  const ScatteredCalls calls = scattered_calls(params);
+  Status status = gather_globals(params, calls);
+  if (status.ok()) status = run_call(calls.columns);
+  return status.ok() ? run_call(calls.rows) : status;
 }
 
 }  // namespace

@@ -94,6 +94,18 @@ inline KeySplit split_global_rows(const AttentionParams& params, TileShape tile)
   return split;
 }
 
+/// The split of a call of gathered rows: all, into one chunk at least, since the merge stores them.
+inline KeySplit split_gathered_rows(const AttentionParams& params, TileShape tile) {
+  constexpr int32_t kLeastTiles = 8, kFewTiles = 4;  // as few tiles are split
+  KeySplit split;
+  split.all = true;
+  split.tiles = ceil_div(params.problem.seq_q, tile.block_q);
+  split.least = kLeastTiles * imin(split.tiles, kFewTiles);
+  split.chunks = imax(1, imin(kMostChunks / imin(split.tiles, kMostChunks),
+                              most_visited(params, tile) / split.least));
+  return split;
+}
+
 /// The kernel of calls that are neither plain nor listed.
 inline Tiling general_tiling(const AttentionParams& params) {
   constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
@@ -126,6 +138,7 @@ inline bool may_split(const AttentionParams& params) {
 /// The split of a call; none where a kernel serves it that takes no chunks.
 inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
   if (!tile.splits || !params.sequences.same_lengths()) return {};
+  if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
   const KeySplit few = split_few_tiles(params, tile);
   return few.chunks > 0 ? few : split_global_rows(params, tile);
 }

@@ -102,9 +102,16 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     ++view.rows;
     encoder.encode(tensor, tensor.data, extents, view, box_rows, copies, &of_class[kLongClass]);
   };
-  auto encode_keys = [&](const TensorView& tensor, int32_t columns, CUtensorMap* of_view) {
+  auto encode_keys = [&](const TensorView& tensor, const TensorView& gathered, int32_t columns,
+                         CUtensorMap* of_view) {
     const Extents keys = key_extents(params, columns);
     encode_classes(tensor, keys, box.key_rows, key_copies, of_view);
+    if (pattern.lead_keys != nullptr) {
+      const RowsView view = {pattern.lead.length, gathered.stride_s, 1, 0};
+      encoder.encode(gathered, gathered.data, keys, view, box.lead_rows, key_copies,
+                     &of_view[kLeadView]);
+      return;
+    }
     // The lead view may move with each sequence.
     const bool moves = params.sequences.key_origins != nullptr || !params.sequences.same_lengths();
     const int32_t there = static_cast<int32_t>(keys.rows);
@@ -121,8 +128,8 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
                  query_copies, maps->query);
   encode_classes(params.outputs.out, query_extents(params, problem.value_dim), box.out_rows,
                  query_copies, maps->out);
-  encode_keys(params.keys.key, problem.head_dim, maps->key);
-  encode_keys(params.keys.value, problem.value_dim, maps->value);
+  encode_keys(params.keys.key, params.keys.lead_key, problem.head_dim, maps->key);
+  encode_keys(params.keys.value, params.keys.lead_value, problem.value_dim, maps->value);
   return encoder.status();
 }
 
