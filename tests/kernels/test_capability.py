@@ -33,6 +33,13 @@ def test_the_answer_is_what_a_forced_call_shows(device, name, dtype):
             sa.sparse_attention(query, key, value, pattern, engine=engine)
 
 
+def test_the_engines_of_the_tests_are_those_of_the_library(device):
+    query, key, value = SHAPE.make(device)
+    (sentence,) = sa.can_use(query, key, value, engine="fastest").reasons
+    names = ", ".join(("auto", *ENGINES[device]))
+    assert sentence.endswith(f"expected engine to be one of {names}, got fastest")
+
+
 def test_the_answer_names_the_limit(device):
     if device == "cpu":
         pytest.skip("needs a CUDA device: every CPU engine serves every case")
