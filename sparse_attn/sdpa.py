@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -104,12 +103,7 @@ class PatchedSDPA:
     def __enter__(self) -> PatchedSDPA:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
 

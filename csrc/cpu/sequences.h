@@ -15,4 +15,12 @@ struct PlainEngine {
 int64_t sequences_workspace_bytes(const PlainEngine& engine, const AttentionParams& params);
 Status run_sequences(const PlainEngine& engine, const AttentionParams& params);
 
+/// The engine that gives each sequence of a call to `kPlain`.
+template <const PlainEngine& kPlain>
+constexpr Engine engine_of_sequences(const char* name) {
+  return {name,
+          [](const AttentionParams& params) { return sequences_workspace_bytes(kPlain, params); },
+          [](const AttentionParams& params) { return run_sequences(kPlain, params); }};
+}
+
 }  // namespace sparse_attn::cpu

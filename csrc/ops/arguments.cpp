@@ -23,10 +23,7 @@ void check_tensor(const std::string& op, const char* name, const Tensor& tensor)
   if (!is_attention_dtype(tensor) && !is_float8(tensor)) {
     fail_expected(op, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(tensor));
   }
-  if (tensor.size(3) > 1 && tensor.numel() > 0 && tensor.stride(3) != 1) {
-    fail_expected(op, text(name, " with a contiguous last dimension"),
-                  text("stride ", tensor.stride(3), "; ", name, ".contiguous() has one"));
-  }
+  check_last_contiguous(op, name, tensor, true);
   if (tensor.size(2) > kMaxLength) {
     fail_expected(op, text(name, " of length up to ", kMaxLength), std::to_string(tensor.size(2)));
   }
@@ -302,9 +299,7 @@ void check_outputs(const std::string& op, const CallArguments& args) {
   const Tensor& out = *args.out;
   check_like_query(op, "out", out, query);
   check_shape(op, "out", out, {query.size(0), query.size(1), query.size(2), args.value->size(3)});
-  if (out.numel() > 0 && out.stride(3) != 1) {
-    fail_expected(op, "out with a contiguous last dimension", text("stride ", out.stride(3)));
-  }
+  check_last_contiguous(op, "out", out);
   check_no_overlap(op, "out", out, args);
   if (!args.lse) return;
   check_same_device(op, "lse", *args.lse, query);

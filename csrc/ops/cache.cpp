@@ -9,14 +9,6 @@ namespace {
 
 const std::string kAppendOp = "append_to_cache";
 
-void check_last_contiguous(const char* name, const Tensor& tensor) {
-  int64_t last = tensor.dim() - 1;
-  if (tensor.numel() > 0 && tensor.size(last) > 1 && tensor.stride(last) != 1) {
-    fail_expected(kAppendOp, text(name, " with a contiguous last dimension"),
-                  text("stride ", tensor.stride(last)));
-  }
-}
-
 void check_rows(const char* name, const Tensor& rows) {
   if (rows.dim() != 3) {
     fail_expected(kAppendOp, text(name, " of shape (tokens, heads, head_dim)"), shape_of(rows));
@@ -24,7 +16,7 @@ void check_rows(const char* name, const Tensor& rows) {
   if (!is_attention_dtype(rows)) {
     fail_expected(kAppendOp, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(rows));
   }
-  check_last_contiguous(name, rows);
+  check_last_contiguous(kAppendOp, name, rows);
 }
 
 void check_cache(const char* name, const Tensor& cache, const char* rows_name, const Tensor& rows) {
@@ -45,7 +37,7 @@ void check_cache(const char* name, const Tensor& cache, const char* rows_name, c
                   text(name, " of ", rows_name, "'s dtype ", dtype_of(rows), " or float8_e4m3fn"),
                   dtype_of(cache));
   }
-  check_last_contiguous(name, cache);
+  check_last_contiguous(kAppendOp, name, cache);
 }
 
 /// One part of the write; `scale` may be None.

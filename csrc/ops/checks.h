@@ -70,6 +70,17 @@ inline void check_dtype(const std::string& op, const char* name, const Tensor& t
   }
 }
 
+/// Rows lie in one piece. `copies` says whether a copy would serve as well.
+inline void check_last_contiguous(const std::string& op, const char* name, const Tensor& tensor,
+                                  bool copies = false) {
+  const int64_t last = tensor.dim() - 1;
+  if (tensor.numel() > 0 && tensor.size(last) > 1 && tensor.stride(last) != 1) {
+    const std::string hint = copies ? text("; ", name, ".contiguous() has one") : "";
+    fail_expected(op, text(name, " with a contiguous last dimension"),
+                  text("stride ", tensor.stride(last), hint));
+  }
+}
+
 /// A count or size argument: at least `least`; numbers beyond 32 bits are simply large.
 inline int32_t check_at_least(const std::string& op, const char* name, int64_t value,
                               int64_t least) {

@@ -117,10 +117,7 @@ void check_list_tensor(const std::string& op, const char* name, const MaybeTenso
                        dims == 4 ? ", max)" : ")"),
                   shape_of(t));
   }
-  if (t.numel() > 0 && t.size(dims - 1) > 1 && t.stride(dims - 1) != 1) {
-    fail_expected(op, text(name, " with a contiguous last dimension"),
-                  text("stride ", t.stride(dims - 1)));
-  }
+  check_last_contiguous(op, name, t);
 }
 
 /// Whether elements of two tensors of one shape lie at the same offsets.

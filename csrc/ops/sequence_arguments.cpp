@@ -173,10 +173,7 @@ void check_table(const std::string& op, const Problem& problem, const CallArgume
   check_same_device(op, "block_table", table, *args.query);
   check_dtype(op, "block_table", table, ScalarType::Int, "int32");
   check_shape(op, "block_table", table, {problem.batch, table.size(1)});
-  if (table.size(1) > 1 && table.stride(1) != 1) {
-    fail_expected(op, "block_table with a contiguous last dimension",
-                  text("stride ", table.stride(1)));
-  }
+  check_last_contiguous(op, "block_table", table);
   keys->table = static_cast<const int32_t*>(table.const_data_ptr());
   keys->table_stride = table.stride(0);
   keys->table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));

@@ -20,14 +20,6 @@ void check_aligned(const std::string& op, const char* name, const Tensor& tensor
   }
 }
 
-void check_last_contiguous(const std::string& op, const char* name, const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  if (tensor.numel() > 0 && tensor.size(last) > 1 && tensor.stride(last) != 1) {
-    fail_expected(op, text(name, " with a contiguous last dimension"),
-                  text("stride ", tensor.stride(last)));
-  }
-}
-
 /// Keys that a sketch may be of: four dimensions, of which `head_axis` has the heads.
 void check_keys(const std::string& op, const char* name, const Tensor& key, const char* shape) {
   if (key.dim() != 4) fail_expected(op, text(name, " of shape ", shape), shape_of(key));

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._drawing import draw_cells
-from ..quality._picture import FAINT, INK, LINE
+from ..quality._picture import FAINT, INK, LINE, draw_frontier
 
 if TYPE_CHECKING:
     from ._advice import Advice
@@ -30,12 +30,7 @@ def draw_advice(advice: Advice) -> Any:
 def _over_pairs(ax: Any, advice: Advice) -> None:
     """Draw all that was tried, the frontier and the choice."""
     points = [(tried.pairs, 1 - tried.kept) for tried in advice.tried]
-    best, least = [], float("inf")
-    for x, y in sorted(points):
-        if y < least:
-            best.append((x, y))
-            least = y
-    ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
+    draw_frontier(ax, points)
     ax.axhline(1 - advice.keep, color=FAINT, linestyle="--", linewidth=0.9, label="what was asked")
     for tried, (x, y) in zip(advice.tried, points, strict=True):
         ax.plot(x, y, "o", color=LINE if tried.chosen else INK, markersize=9 if tried.chosen else 4)

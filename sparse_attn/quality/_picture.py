@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["Judged", "draw"]
+__all__ = ["FAINT", "INK", "LINE", "Judged", "draw", "draw_frontier"]
 
 INK, FAINT, LINE = "#1f4e79", "#8a97a6", "#d9822b"
 
@@ -31,6 +31,16 @@ class Judged(Protocol):
         """How high it stands then."""
 
 
+def draw_frontier(ax: Any, points: Sequence[tuple[float, float]]) -> None:
+    """Draw a line through the points that no other is below and left of; there is at least one."""
+    best, least = [], float("inf")
+    for x, y in sorted(points):
+        if y < least:
+            best.append((x, y))
+            least = y
+    ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
+
+
 def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
     """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small."""
     if ax is None:
@@ -48,12 +58,7 @@ def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_formatter("{x:.0%}")
     if frontier and points:
-        best, least = [], float("inf")
-        for x, y in sorted(points):
-            if y < least:
-                best.append((x, y))
-                least = y
-        ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
+        draw_frontier(ax, points)
     near: dict[tuple[int, int], list[int]] = {}
     for number, (x, y) in enumerate(points, 1):
         ax.plot(x, y, "o", color=INK, markersize=5, label=f"{number}  {rows[number - 1].name}")

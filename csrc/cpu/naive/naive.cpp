@@ -187,14 +187,8 @@ Status run_plain(const AttentionParams& params) {
 
 constexpr PlainEngine kPlain = {plain_workspace_bytes, run_plain};
 
-int64_t workspace_bytes(const AttentionParams& params) {
-  return sequences_workspace_bytes(kPlain, params);
-}
-
-Status run(const AttentionParams& params) { return run_sequences(kPlain, params); }
-
 }  // namespace
 
-const Engine kNaive = {"naive", workspace_bytes, run};
+const Engine kNaive = engine_of_sequences<kPlain>("naive");
 
 }  // namespace sparse_attn::cpu

@@ -8,13 +8,11 @@
 #include <limits>
 #include <numeric>
 
-#include "cpu/select/sketch.h"
 #include "cpu/tiled/keys.h"
 
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr int32_t kLastRows = 64;  // whose columns and diagonals speak for all rows
 constexpr float kNoKeys = -std::numeric_limits<float>::infinity();
 
 /// Divides shares by their sum; where that is 0 they stay.
@@ -38,6 +36,12 @@ void add_row(const VectorMath& math, const Rows& rows, int64_t index, int32_t he
 }
 
 }  // namespace
+
+void join_halves(Interval blocks, double* share, double* half) {
+  normalise(blocks, share);
+  normalise(blocks, half);
+  for (int32_t j = blocks.begin; j < blocks.end; ++j) share[j] += half[j];
+}
 
 BlockEstimator::BlockEstimator(const SelectParams& params, int64_t workers, Arena* arena)
     : params_(params),
@@ -281,91 +285,6 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
   }
 }
 
-void BlockEstimator::make_sketch(int64_t batch, int64_t head_kv) const {
-  if (params_.selector != Selector::kSketch || params_.sketch.present()) return;
-  const Interval keys = params_.keys_of_entry(batch);
-  for (int32_t j = keys.begin; j < keys.end;) {
-    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
-    sketch_group(sketch_, params_.dtype, batch, head_kv, j, end, [&](int32_t row) {
-      const char* data = static_cast<const char*>(params_.key.data);
-      return data + params_.key_at(batch, head_kv, row) * size_of(params_.dtype);
-    });
-    j = end;
-  }
-}
-
-/// Each row against every key of the sketch; blocks with keys that it does not hold are kept.
-void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) const {
-  Interval rows = params_.rows_of_block(block.index);
-  float* scores = scratch(block.worker).scores;
-  const int32_t held = sketch_.held(block.batch, params_.keys(block.batch));
-  Interval beyond = {params_.seq_kv, 0};
-  for (int32_t i = rows.begin; i < rows.end; ++i) {
-    Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
-    if (keys.end > held) beyond = {imin(beyond.begin, imax(keys.begin, held)), keys.end};
-    keys.end = imin(keys.end, held);
-    if (keys.empty()) continue;
-    float query[kMaxHeadDim];
-    mean_query(block, {i, i + 1}, query);
-    for (int32_t j = keys.begin; j < keys.end;) {
-      const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
-      const int32_t row = SelectParams::sketch_row(sketch_, j);
-      sketch_scores(sketch_, params_.dtype, params_.sketch_entry(sketch_, block.batch, j),
-                    block.head_q / params_.group(), row, row + end - j, query, scores + j);
-      j = end;
-    }
-    math_.transform(scores + keys.begin, keys.size(), params_.scale, params_.softcap, nullptr);
-    add_softmax(scores, keys, nullptr, params_.block_kv, share);
-  }
-  const Interval kept = SelectParams::blocks_of(beyond, params_.block_kv);
-  for (int32_t j = kept.begin; j < kept.end; ++j) share[j] = std::nan("");
-}
-
-void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) const {
-  int64_t head = batch * params_.heads_q + head_q;
-  double* columns = columns_ + head * params_.num_kv;
-  double* slashes = slashes_ + head * num_slashes_;
-  Scratch own = scratch(worker);
-  std::fill(columns, columns + params_.num_kv, 0.0);
-  std::fill(own.slashes, own.slashes + params_.seq_kv + kLastRows, 0.0);
-  const int32_t first = imax(0, params_.seq_q - kLastRows);
-  for (int32_t i = first; i < params_.seq_q; ++i) {
-    Interval keys = score_keys({worker, batch, head_q, 0}, i, own.scores);
-    if (keys.empty()) continue;
-    add_softmax(own.scores, keys, nullptr, params_.block_kv, columns);  // scores become weights
-    double total = 0;
-    for (int32_t j = keys.begin; j < keys.end; ++j) total += own.scores[j];
-    double* at_key = own.slashes + (i - first) + params_.seq_kv - 1;  // of row - key, from below
-    for (int32_t j = keys.begin; j < keys.end; ++j) at_key[-j] += own.scores[j] / total;
-  }
-  // Pairs of a block of rows and a block of keys whose first ones differ by d, by their diagonals.
-  for (int64_t at = 0; at < num_slashes_; ++at) {
-    int64_t d = at * slash_step_ - int64_t{params_.num_kv} * params_.block_kv;
-    double sum = 0;
-    for (int64_t t = 1 - params_.block_kv; t < params_.block_q; ++t) {
-      int64_t entry = d + t - first + params_.seq_kv - 1;
-      if (entry < 0 || entry >= params_.seq_kv + kLastRows) continue;
-      int64_t pairs =
-          std::min<int64_t>(params_.block_q, params_.block_kv + t) - std::max<int64_t>(t, 0);
-      sum += static_cast<double>(pairs) * own.slashes[entry];
-    }
-    slashes[at] = sum;
-  }
-}
-
-/// Half the share by columns, half by diagonals.
-void BlockEstimator::add_lines(const QueryBlock& block, Interval visible, double* share) const {
-  int64_t head = block.batch * params_.heads_q + block.head_q;
-  double* half = scratch(block.worker).half;
-  for (int32_t j = visible.begin; j < visible.end; ++j) {
-    share[j] = columns_[head * params_.num_kv + j];
-    half[j] = slashes_[head * num_slashes_ + difference(block.index, j)];
-  }
-  normalise(visible, share);
-  normalise(visible, half);
-  for (int32_t j = visible.begin; j < visible.end; ++j) share[j] += half[j];
-}
-
 void BlockEstimator::score_means(const QueryBlock& block, Interval visible, double* rank) const {
   KeyVectors keys = vectors(block.batch, block.head_q);
   float* scores = scratch(block.worker).scores;
@@ -414,9 +333,7 @@ void BlockEstimator::estimate(const QueryBlock& block, Interval visible, double*
       std::fill(half + visible.begin, half + visible.end, 0.0);
       add_groups(block, share);
       add_sampled_rows(block, half);
-      normalise(visible, share);
-      normalise(visible, half);
-      for (int32_t j = visible.begin; j < visible.end; ++j) share[j] += half[j];
+      join_halves(visible, share, half);
       break;
     }
     case Selector::kAntidiagonal:

@@ -18,6 +18,12 @@ struct QueryBlock {
   int32_t index = 0;
 };
 
+/// Rows whose columns and diagonals stand for all rows.
+constexpr int32_t kLastRows = 64;
+
+/// Each of two estimates divided by its sum over `blocks`, added into `share`.
+void join_halves(Interval blocks, double* share, double* half);
+
 class BlockEstimator {
  public:
   /// Takes its memory from the arena, which only counts where it has no base.

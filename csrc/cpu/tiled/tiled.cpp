@@ -132,14 +132,8 @@ Status run_plain(const AttentionParams& params) {
 
 constexpr PlainEngine kPlain = {plain_workspace_bytes, run_plain};
 
-int64_t workspace_bytes(const AttentionParams& params) {
-  return sequences_workspace_bytes(kPlain, params);
-}
-
-Status run(const AttentionParams& params) { return run_sequences(kPlain, params); }
-
 }  // namespace
 
-const Engine kTiled = {"tiled", workspace_bytes, run};
+const Engine kTiled = engine_of_sequences<kPlain>("tiled");
 
 }  // namespace sparse_attn::cpu
