@@ -1,10 +1,12 @@
 // The split kernel (Dao et al. 2023, Flash-Decoding): thread blocks share out the chunks of a row
 // tile. A chunk's steps go to the warps in turn; each runs the online softmax over its own, from a
 // ring of its own that cp.async fills ahead, and no warp waits for another before the chunk's end.
-// There the warps add up, in their order, and the chunk's result goes to the workspace.
+// There the warps add up, in their order, and the chunk's result goes to the workspace. Launched as
+// a dependent, as the merge behind it is.
 #pragma once
 
 #include "../common/partial.cuh"
+#include "../common/ptx/grid.cuh"
 #include "../common/state.cuh"
 #include "codes.cuh"
 #include "scores.cuh"
@@ -233,6 +235,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr bool kPlain = kKind == Kind::kPlain;
   static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
                 "fits every device it serves");
+  ptx::wait_for_primary();
+  ptx::launch_dependents();
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);

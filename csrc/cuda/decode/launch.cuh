@@ -15,9 +15,9 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   if (error != cudaSuccess) return to_status(error);
   int64_t blocks =
       int64_t{params.problem.batch} * params.problem.heads_kv * plan.grid.tiles * plan.grid.splits;
-  kernel<<<static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
-           to_stream(params.stream)>>>(params, plan.grid, plan.partials, plan.aligned);
-  return launched();
+  const LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
+                             to_stream(params.stream)};
+  return launch_dependent(kernel, shape, params, plan.grid, plan.partials, plan.aligned);
 }
 
 template <typename T, int HEAD_DIM>

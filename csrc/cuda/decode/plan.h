@@ -55,7 +55,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
   const int32_t lead = pattern.most_lead(keys);
   const int32_t steps = chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
   // A list that holds more than expected has a bounded number of chunks too.
-  constexpr int32_t kMostListed = 512, kUnit = 4;
+  constexpr int32_t kMostListed = 1024, kUnit = 4;
   const int32_t least = ceil_div(keys, kMostListed * kUnit * kStepKeys) * kUnit;
   return pattern.list.expected > 0 ? imax(steps, least) : steps;
 }
@@ -141,7 +141,10 @@ inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& devi
   // Waves of thread blocks; measured best, see docs/kernels/decode.md. Where lengths differ, more
   // splits let several thread blocks share the longest sequence.
   const int64_t waves = params.sequences.same_lengths() ? 2 : 8;
-  while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < plan.max_chunks) {
+  // Thread blocks without a chunk would only wait for their turn.
+  const int32_t chunks =
+      list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
+  while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < chunks) {
     plan.splits *= 2;
   }
   return plan;

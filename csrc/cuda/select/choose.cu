@@ -1,12 +1,15 @@
 // The kept key blocks of each query block, ascending: forced ones first, then the highest estimates
 // until their share reaches the mass or their number the budget, exact with ties to the lower
-// block. The rule stands in docs/design.md, "Block top-k". One thread block a list, whose estimates
-// it holds in shared memory: the lowest kept one is found by bisection between estimates that are
-// there. Shares are added as integers, so that no order of additions matters.
+// block. The rule stands in docs/design.md, "Block top-k"; where only their number counts,
+// choose_count.cu is shorter. One thread block a list, whose estimates it holds in shared memory:
+// the lowest kept one is found by bisection between estimates that are there. Shares are added as
+// integers, so that no order of additions matters.
 #include "../common/launch.cuh"
+#include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
 #include "../sketch/sketch.h"
-#include "hull.cuh"
+#include "block_rule.cuh"
+#include "join_heads.cuh"
 #include "tools.h"
 
 namespace sparse_attn::cuda {
@@ -17,8 +20,6 @@ constexpr int kLongThreads = 1024;     // of few lists of many blocks
 constexpr int32_t kLongBlocks = 1024;  // from which on
 constexpr int64_t kFewLists = 1024;    // up to which
 constexpr int kMostWarps = kLongThreads / 32;
-constexpr int kAtOnce = 4;                  // values that a thread reads at once
-constexpr int kMembers = 8;                 // heads whose shares are summed at once
 constexpr uint32_t kForced = ~0u;           // above the key of every score
 constexpr float kWholeWeight = 1ull << 40;  // of all shares together
 
@@ -50,23 +51,12 @@ struct ChooseStorage {
   int32_t counts[kMostWarps];
   uint32_t least[kMostWarps], below[kMostWarps];
   int32_t listed[2][kMostWarps];
-  float2 member_warps[kMembers][kMostWarps];
-  float2 members[kMembers];  // greatest score, sum of exp(score - greatest); or 0, sum of shares
-  SelectStorage select;
+  HeadStorage heads;
   HullStorage hull;
   int32_t last;
 };
 
 __device__ __forceinline__ int num_warps() { return static_cast<int>(blockDim.x / 32); }
-
-/// What the rule says about the key blocks of one query block.
-struct BlockRule {
-  Interval visible, sinks, diagonal;
-
-  __device__ bool forced(int32_t block) const {
-    return sinks.contains(block) || diagonal.contains(block);
-  }
-};
 
 /// Reduces over the thread block, in one order whatever the values are; all threads get the result.
 template <typename Combine>
@@ -78,14 +68,6 @@ __device__ float reduce(float x, ChooseStorage& storage, const Combine& combine)
   x = storage.warps[0];
   for (int warp = 1; warp < num_warps(); ++warp) x = combine(x, storage.warps[warp]);
   return x;
-}
-
-/// Key blocks between the first and the last key that a row of the heads may see.
-__device__ Interval find_visible(const SelectParams& params, int64_t batch, int64_t head,
-                                 int32_t heads, int32_t query_block, ChooseStorage& storage) {
-  const Interval rows = params.rows_of_block(query_block);
-  return SelectParams::blocks_of(hull_of_rows(params, batch, head, heads, rows, storage.hull),
-                                 params.block_kv);
 }
 
 /// The estimates of a row of blocks: scores whose softmax the shares are, or shares themselves.
@@ -120,95 +102,6 @@ __device__ float total_share(const Estimates& estimates, Interval visible, Choos
     sum += isnan(share) ? 0.0f : share;
   }
   return reduce(sum, storage, [](float a, float b) { return a + b; });
-}
-
-/// What a thread, then a warp, then a thread block has added up of a row's shares.
-struct ShareSum {
-  float m = -INFINITY, l = 0.0f;
-
-  __device__ void add(float value, bool scores) {
-    if (isnan(value) || value == -INFINITY) return;
-    if (!scores) {
-      m = 0.0f;
-      l += value;
-    } else if (value > m) {
-      l = l * expf(m - value) + 1.0f;
-      m = value;
-    } else {
-      l += expf(value - m);
-    }
-  }
-  /// The sum over the lanes of a warp; lane 0 has it.
-  __device__ void join_lanes() {
-    for (int step = 16; step > 0; step /= 2) {
-      const float other_m = __shfl_down_sync(~0u, m, step);
-      const float other_l = __shfl_down_sync(~0u, l, step);
-      const float top = fmaxf(m, other_m);
-      if (top == -INFINITY) continue;
-      l = l * expf(m - top) + other_l * expf(other_m - top);
-      m = top;
-    }
-  }
-};
-
-/// Writes the greatest of the heads' normalised shares over the first head's row.
-__device__ void join_heads(const SelectParams& params, int64_t batch, int64_t head,
-                           int32_t query_block, bool scores, Interval visible, float* rows,
-                           ChooseStorage& storage) {
-  const int64_t stride = int64_t{params.num_q} * params.num_kv;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int32_t first = 0; first < params.group(); first += kMembers) {
-    const int32_t members = imin(kMembers, params.group() - first);
-    Interval own[kMembers];
-#pragma unroll
-    for (int member = 0; member < kMembers; ++member) {
-      if (member >= members) continue;
-      own[member] = visible;
-      if (params.bounds.data != nullptr) {
-        own[member] = find_visible(params, batch, head + first + member, 1, query_block, storage);
-      }
-      const float* row = rows + (first + member) * stride;
-      ShareSum sum;
-      for (int32_t j = own[member].begin + threadIdx.x; j < own[member].end;
-           j += kAtOnce * blockDim.x) {
-        float some[kAtOnce];  // read before any is used: their latencies overlap
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int32_t at = j + i * static_cast<int32_t>(blockDim.x);
-          some[i] = at < own[member].end ? row[at] : -INFINITY;
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) sum.add(some[i], scores);
-      }
-      sum.join_lanes();
-      if (lane == 0) storage.member_warps[member][warp] = {sum.m, sum.l};
-    }
-    __syncthreads();
-    for (int32_t member = warp; member < members; member += num_warps()) {
-      ShareSum sum;
-      if (lane < num_warps()) {
-        sum = {storage.member_warps[member][lane].x, storage.member_warps[member][lane].y};
-      }
-      sum.join_lanes();
-      if (lane == 0) storage.members[member] = {sum.m, sum.l};
-    }
-    __syncthreads();
-    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
-      float best = first == 0 ? 0.0f : rows[j];
-#pragma unroll
-      for (int member = 0; member < kMembers; ++member) {
-        if (member >= members) continue;
-        if (!own[member].contains(j)) continue;
-        const float2 sum = storage.members[member];
-        float share = rows[(first + member) * stride + j];
-        if (scores) share = share == -INFINITY ? 0.0f : expf(share - sum.x);
-        if (sum.y > 0.0f) share /= sum.y;
-        best = isnan(best) || isnan(share) ? NAN : fmaxf(best, share);
-      }
-      rows[j] = best;
-    }
-    __syncthreads();
-  }
 }
 
 /// The visible blocks of a list: keys that order them, and weights, integers that add up to
@@ -324,18 +217,6 @@ __device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wante
   return {key, storage.last};
 }
 
-/// The same by their number alone, in four passes.
-__device__ Threshold choose(const Candidates& blocks, int32_t most, ChooseStorage& storage) {
-  if (most <= 0) return {kForced - 1, -1};
-  const Interval visible = blocks.rule.visible;
-  auto key = [&](int32_t i) -> uint32_t {
-    const uint32_t own = blocks.key(visible.begin + i);
-    return own == kForced ? 0 : own;
-  };
-  const Threshold threshold = find_threshold(key, visible.size(), most, storage.select);
-  return {threshold.key, threshold.last < 0 ? -1 : visible.begin + threshold.last};
-}
-
 /// Writes the kept blocks ascending, zeros past them, and their number.
 __device__ void write_kept(const SelectParams& params, const Candidates& blocks,
                            const Threshold& threshold, int64_t row, ChooseStorage& storage) {
@@ -369,40 +250,28 @@ __global__ void __launch_bounds__(kThreads)
     choose_blocks(const SelectParams params, float* values, bool scores, bool cached) {
   extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
-  const int64_t row = blockIdx.x;
-  const int64_t list = row / params.num_q;
-  const int64_t batch = list / params.lists();
-  const int64_t head = list % params.lists() * params.heads_per_list();
-  const int32_t query_block = static_cast<int32_t>(row % params.num_q);
-  values += ((batch * params.heads_q + head) * params.num_q + query_block) * params.num_kv;
-
-  const BlockRule rule = {
-      find_visible(params, batch, head, params.heads_per_list(), query_block, storage),
-      params.sinks(batch), params.diagonal(batch, query_block)};
+  ptx::wait_for_primary();
+  ptx::launch_dependents();
+  const BlockRule rule = rule_of_list(params, blockIdx.x, storage.hull);
   const Interval visible = rule.visible;
+  values += rule.first_value(params);
   if (params.by_group) {
-    join_heads(params, batch, head, query_block, scores, visible, values, storage);
+    join_heads(params, rule, scores, values, values + visible.begin, storage.heads);
     scores = false;
   }
-  const bool by_mass = params.mass > 0 && params.mass < 1;
-  Estimates estimates = {values, scores};
-  if (by_mass) estimates = make_estimates(values, scores, visible, storage);
-  const float total = by_mass ? total_share(estimates, visible, storage) : 0.0f;
+  const Estimates estimates = make_estimates(values, scores, visible, storage);
+  const float total = total_share(estimates, visible, storage);
   const Candidates blocks = {rule, estimates, total > 0.0f ? kWholeWeight / total : 0.0f,
                              cached ? reinterpret_cast<uint32_t*>(cache + params.num_kv) : nullptr,
                              cache};
   blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
-  Weight wanted = 0;
-  if (by_mass) {
-    const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
-    const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all.weight)));
-    wanted = forced.weight < target ? target - forced.weight : 0;
-  }
+  const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
+  const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all.weight)));
+  const Weight wanted = forced.weight < target ? target - forced.weight : 0;
   const int32_t most = params.budget(visible.size()) - forced.count;
-  const Threshold threshold =
-      by_mass ? choose(blocks, most, wanted, storage) : choose(blocks, most, storage);
-  write_kept(params, blocks, threshold, row, storage);
+  const Threshold threshold = choose(blocks, most, wanted, storage);
+  write_kept(params, blocks, threshold, blockIdx.x, storage);
 }
 
 }  // namespace
@@ -411,6 +280,8 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
   const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
                       (params.selector == Selector::kSketch && tiles_are_blocks(params));
+  const bool by_mass = params.mass > 0 && params.mass < 1;
+  if (!by_mass) return launch_choose_count(params, workspace.scores, scores);
   int32_t room = 0;
   cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
@@ -422,9 +293,10 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const auto kernel = wide ? choose_blocks<kLongThreads> : choose_blocks<kChooseThreads>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
-  kernel<<<static_cast<uint32_t>(rows), wide ? kLongThreads : kChooseThreads, cache_bytes,
-           to_stream(params.stream)>>>(params, workspace.scores, scores, cached);
-  return launched();
+  const LaunchShape shape = {static_cast<uint32_t>(rows),
+                             static_cast<uint32_t>(wide ? kLongThreads : kChooseThreads),
+                             static_cast<size_t>(cache_bytes), to_stream(params.stream)};
+  return launch_dependent(kernel, shape, params, workspace.scores, scores, cached);
 }
 
 }  // namespace sparse_attn::cuda

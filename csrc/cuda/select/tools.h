@@ -1,6 +1,6 @@
 // The tools of the CUDA library, one file each: list.cu, merge.cu, and for block selection pool.cu
 // (means and extremes of blocks), score.cu (products of means, scores of the caller) and choose.cu
-// (the best blocks as a list).
+// and choose_count.cu (the best blocks as a list, by mass and by number).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -75,6 +75,8 @@ Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace);
 /// The caller's scores as the kernels' own.
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace);
+/// The same by their number alone: `values` are scores, whose softmax the shares are, or shares.
+Status launch_choose_count(const SelectParams& params, float* values, bool scores);
 /// The kept blocks of every row of scores, ascending.
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace);
 

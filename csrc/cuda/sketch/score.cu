@@ -1,8 +1,9 @@
 // Masses of tiles of 16 keys from a sketch: with code c of key j, q.k_j = q.least + sum over d of
 // (q_d step_d) c_jd. Codes go from memory to the tensor cores without arithmetic: a few bits under
 // a mask are a 16-bit float, c 2^s 2^-24 with s the bit that they begin at, and the queries carry
-// 2^-s. A warp takes a group at a time: it scales its queries by the group's steps and multiplies
-// tile by tile, keys as the 16 rows of mma, queries as its 8 columns.
+// 2^-s. A warp takes a group at a time, from a ring of its own that cp.async fills ahead: it scales
+// its queries by the group's steps and multiplies tile by tile, keys as the 16 rows of mma, queries
+// as its 8 columns.
 //
 //   rows of a tile of queries   query heads of one key head x queries, 8 at a time
 //   lane                        quad c = lane % 4 has channels c D/4 .. (c + 1) D/4 - 1 of the keys
@@ -10,6 +11,8 @@
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/mask.cuh"
+#include "../common/ptx/cp_async.cuh"
+#include "../common/ptx/grid.cuh"
 #include "../common/ptx/math.cuh"
 #include "../common/ptx/mma.cuh"
 #include "../common/types.cuh"
@@ -18,8 +21,6 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kScoreWarps = 4;
-constexpr int kScoreThreads = kScoreWarps * 32;
 constexpr int kRows = 8;                            // queries of a tile
 constexpr int kTiles = kSketchGroup / kSketchTile;  // of a group
 constexpr int kLift = 4;       // the scaled queries' exponent, between the smallest and largest
@@ -36,6 +37,15 @@ struct SketchConfig {
   static constexpr int kPairsOfWord = 16 / BITS;
   // As registers allow.
   static constexpr int kBlocksPerSm = CHUNKS == 1 ? 4 : CHUNKS == 2 && BITS == 2 ? 3 : 2;
+  // A slot of a warp's ring: a group's codes, then its ranges.
+  static constexpr int kRowBytes = 16 * kWords;
+  static constexpr int kCodeBytes = kSketchGroup * kRowBytes;
+  static constexpr int kSlotBytes = kCodeBytes + 2 * 64 * CHUNKS * static_cast<int>(sizeof(T));
+  static constexpr int kSlots = kSlotBytes <= 3 << 10 ? 3 : 2;
+  static constexpr int kWarps = kSlotBytes <= 8 << 10 ? 4 : 2;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kSmemBytes = kWarps * kSlots * kSlotBytes;
+  static_assert(kSmemBytes <= 64 << 10, "fits every device");
   static constexpr uint32_t kLevels = (1u << BITS) - 1;
   /// The bit of its half at which pair e of a word lies once it is in the low byte.
   SPARSE_ATTN_HD static constexpr int shift(int e) { return e * BITS % 8; }
@@ -56,32 +66,39 @@ struct LaneQuery {
 };
 
 template <int N>
-__device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[N]) {
+__device__ __forceinline__ void load_words(const char* from, uint32_t (&to)[N]) {
   constexpr int kVector = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
+  struct alignas(kVector * 4) Words {
+    uint32_t word[kVector];
+  };
 #pragma unroll
-  for (int i = 0; i < N; i += kVector) {
-    if constexpr (kVector == 4) {
-      const uint4 words = __ldg(reinterpret_cast<const uint4*>(from + i));
-      to[i] = words.x, to[i + 1] = words.y, to[i + 2] = words.z, to[i + 3] = words.w;
-    } else if constexpr (kVector == 2) {
-      const uint2 words = __ldg(reinterpret_cast<const uint2*>(from + i));
-      to[i] = words.x, to[i + 1] = words.y;
-    } else {
-      to[i] = __ldg(from + i);
-    }
+  for (int i = 0; i < N; ++i) {
+    if (i % kVector > 0) continue;
+    const Words words = reinterpret_cast<const Words*>(from)[i / kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) to[i + k] = words.word[k];
   }
 }
 
 /// Eight elements as floats; `from` lies on a multiple of 16 bytes.
 template <typename T>
 __device__ __forceinline__ void load_eight(const T* from, float (&to)[8]) {
-  constexpr int kVectors = sizeof(T) * 8 / 16;
-  uint4 raw[kVectors];
+  struct alignas(16) Elements {
+    T element[8];
+  };
+  const Elements elements = *reinterpret_cast<const Elements*>(from);
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
-  const T* elements = reinterpret_cast<const T*>(raw);
+  for (int i = 0; i < 8; ++i) to[i] = to_float(elements.element[i]);
+}
+
+/// Copies up to `most` bytes, a multiple of 16; the lanes of a warp share them.
+template <int kMost>
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, int32_t bytes) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
+  for (int begin = 0; begin < kMost; begin += 32 * 16) {
+    const int at = begin + static_cast<int>(threadIdx.x) % 32 * 16;
+    if (at < bytes) ptx::cp_async_16(to + at, static_cast<const char*>(from) + at, true);
+  }
 }
 
 __device__ __forceinline__ float sum_of_quad(float x) {
@@ -178,10 +195,13 @@ __device__ __forceinline__ float scale_query(const LaneQuery<Config>& query,
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     score_sketch(const SelectParams params, const SketchView sketch, float* masses,
                  int32_t row_tiles, int32_t splits) {
   using T = typename Config::T;
+  extern __shared__ __align__(16) char rings[];
+  ptx::wait_for_primary();
+  ptx::launch_dependents();
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int32_t split = blockIdx.x % splits;
   const int32_t row_tile = blockIdx.x / splits % row_tiles;
@@ -220,27 +240,50 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
       masses + ((batch * params.heads_q + written.head) * params.seq_q + written.query) * num_tiles;
 
   const int32_t group_tiles = sketch.group / kSketchTile;
-  const int32_t groups = ceil_div(num_tiles, group_tiles);
-  for (int32_t group = split * kScoreWarps + threadIdx.x / 32; group < groups;
-       group += splits * kScoreWarps) {
-    const int32_t begin = group * group_tiles * kSketchTile;
+  const int32_t groups = ceil_div(num_tiles, group_tiles), step = splits * Config::kWarps;
+  auto is_visible = [&](int32_t group) {
+    return group < groups && group * sketch.group < any.end &&
+           (group + 1) * sketch.group > any.begin;
+  };
+  char* ring = rings + threadIdx.x / 32 * Config::kSlots * Config::kSlotBytes;
+  auto load = [&](int32_t group, int slot) {
+    if (is_visible(group)) {
+      const int32_t begin = group * sketch.group, row = SelectParams::sketch_row(sketch, begin);
+      const int64_t entry = params.sketch_entry(sketch, batch, begin);
+      const uint32_t to = ptx::shared_address(ring) + slot * Config::kSlotBytes;
+      copy_bytes<Config::kCodeBytes>(to, sketch.codes + sketch.codes_at(entry, head_kv, row),
+                                     sketch.group * Config::kRowBytes);
+      const T* ranges = static_cast<const T*>(sketch.ranges);
+      copy_bytes<Config::kSlotBytes - Config::kCodeBytes>(
+          to + Config::kCodeBytes, ranges + sketch.ranges_at(entry, head_kv, row),
+          2 * params.head_dim * static_cast<int32_t>(sizeof(T)));
+    }
+    ptx::cp_async_commit();
+  };
+  int32_t group = split * Config::kWarps + threadIdx.x / 32;
+  for (int slot = 0; slot < Config::kSlots - 1; ++slot) load(group + slot * step, slot);
+  int slot = 0, free_slot = Config::kSlots - 1;
+  for (; group < groups; group += step) {
+    ptx::cp_async_wait<Config::kSlots - 2>();
+    __syncwarp();  // the group has landed, and the one before it has been read
+    load(group + (Config::kSlots - 1) * step, free_slot);
+    const char* codes = ring + slot * Config::kSlotBytes;
+    const T* ranges = reinterpret_cast<const T*>(codes + Config::kCodeBytes);
+    free_slot = slot;
+    slot = slot + 1 == Config::kSlots ? 0 : slot + 1;
+    const int32_t begin = group * sketch.group;
     float sums[2 * kTiles];  // of rows x tiles
     float highest[2] = {-INFINITY, -INFINITY};
-    const bool visible = begin < any.end && begin + group_tiles * kSketchTile > any.begin;
+    const bool visible = is_visible(group);
     if (visible) {
-      const int64_t entry = params.sketch_entry(sketch, batch, begin);
-      const int32_t row = SelectParams::sketch_row(sketch, begin);
-      const T* ranges =
-          static_cast<const T*>(sketch.ranges) + sketch.ranges_at(entry, head_kv, row);
-      const uint32_t* codes = sketch.codes + sketch.codes_at(entry, head_kv, row) +
-                              lane / 4 * sketch.row_words() + quad * Config::kWords;
+      codes += lane / 4 * Config::kRowBytes + quad * (Config::kRowBytes / 4);
       uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         // Smaller groups take their first tile again, and leave its masses out.
         const int from = tile < group_tiles ? tile * kSketchTile : 0;
-        load_words(codes + from * sketch.row_words(), words[tile][0]);
-        load_words(codes + (from + 8) * sketch.row_words(), words[tile][1]);
+        load_words(codes + from * Config::kRowBytes, words[tile][0]);
+        load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
       }
       uint32_t stepped[Config::kPairs];
       float base = scale_query<Config>(query, ranges, params.head_dim, stepped);
@@ -311,7 +354,7 @@ __global__ void __launch_bounds__(kScoreThreads, Config::kBlocksPerSm)
 }
 
 template <typename Config>
-void launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
+Status launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
   const int32_t rows = params.group() * params.seq_q;
   const int32_t row_tiles = ceil_div(rows, kRows);
   const int64_t items = int64_t{params.batch} * params.heads_kv * row_tiles;
@@ -320,23 +363,26 @@ void launch_scores(const SelectParams& params, const SketchView& sketch, float* 
   // As many thread blocks as the device holds at once; each of them loads its queries.
   constexpr int64_t kGroupsPerWarp = 2;
   const int64_t fitting = processors * Config::kBlocksPerSm / items;
-  const int64_t most = ceil_div64(params.seq_kv, sketch.group * kScoreWarps * kGroupsPerWarp);
+  const int64_t most = ceil_div64(params.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
   const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
-  const auto blocks = static_cast<uint32_t>(items * splits);
-  score_sketch<Config><<<blocks, kScoreThreads, 0, to_stream(params.stream)>>>(
-      params, sketch, masses, row_tiles, splits);
+  const cudaError_t error = cudaFuncSetAttribute(
+      score_sketch<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
+  if (error != cudaSuccess) return to_status(error);
+  const LaunchShape shape = {static_cast<uint32_t>(items * splits), Config::kThreads,
+                             Config::kSmemBytes, to_stream(params.stream)};
+  return launch_dependent(score_sketch<Config>, shape, params, sketch, masses, row_tiles, splits);
 }
 
 template <typename T, int CHUNKS>
-void launch_by_bits(const SelectParams& params, const SketchView& sketch, float* masses) {
+Status launch_by_bits(const SelectParams& params, const SketchView& sketch, float* masses) {
   if (sketch.bits == 2) return launch_scores<SketchConfig<T, CHUNKS, 2>>(params, sketch, masses);
-  launch_scores<SketchConfig<T, CHUNKS, 4>>(params, sketch, masses);
+  return launch_scores<SketchConfig<T, CHUNKS, 4>>(params, sketch, masses);
 }
 
 }  // namespace
 
 Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch, float* masses) {
-  with_type(params.dtype, [&](auto tag) {
+  return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     switch (ceil_div(params.head_dim, kSketchChannels)) {
       case 1:
@@ -349,7 +395,6 @@ Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch
         return launch_by_bits<T, 4>(params, sketch, masses);
     }
   });
-  return launched();
 }
 
 }  // namespace sparse_attn::cuda
