@@ -31,12 +31,12 @@ struct BlockRule {
 };
 
 /// The rule of list `row` of [B, lists, num_q]; all threads of a thread block call it.
-__device__ inline BlockRule rule_of_list(const SelectParams& params, int64_t row,
+__device__ inline BlockRule rule_of_list(const SelectParams& params, uint32_t row,
                                          HullStorage& storage) {
   BlockRule rule;
-  const int64_t list = row / params.num_q;
+  const uint32_t list = row / params.num_q;
   rule.batch = list / params.lists();
-  rule.head = list % params.lists() * params.heads_per_list();
+  rule.head = int64_t{list % params.lists()} * params.heads_per_list();
   rule.query_block = static_cast<int32_t>(row % params.num_q);
   rule.visible = find_visible(params, rule.batch, rule.head, params.heads_per_list(),
                               rule.query_block, storage);

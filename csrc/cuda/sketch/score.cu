@@ -3,11 +3,12 @@
 // a mask are a 16-bit float, c 2^s 2^-24 with s the bit that they begin at, and the queries carry
 // 2^-s. A warp takes a group at a time, from a ring of its own that cp.async fills ahead: it scales
 // its queries by the group's steps and multiplies tile by tile, keys as the 16 rows of mma, queries
-// as its 8 columns.
+// as its 8 columns. Four queries or fewer take two groups at a time, a half of the columns each:
+// what a half multiplies for the other is times 0.
 //
-//   rows of a tile of queries   query heads of one key head x queries, 8 at a time
+//   rows of a tile of queries   query heads of one key head x queries, 8 or 4 at a time
 //   lane                        quad c = lane % 4 has channels c D/4 .. (c + 1) D/4 - 1 of the keys
-//                               lane / 4 and lane / 4 + 8, and of query row lane / 4
+//                               lane / 4 and lane / 4 + 8, and of column lane / 4
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/mask.cuh"
@@ -21,15 +22,17 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kRows = 8;                            // queries of a tile
+constexpr int kColumns = 8;                         // of mma
 constexpr int kTiles = kSketchGroup / kSketchTile;  // of a group
 constexpr int kLift = 4;       // the scaled queries' exponent, between the smallest and largest
 constexpr int kCodeUnit = 24;  // a code at bit 0 is a multiple of 2^-24
 
-/// One kernel's sizes: CHUNKS x 64 channels, codes of BITS.
-template <typename T_, int CHUNKS, int BITS>
+/// One kernel's sizes: CHUNKS x 64 channels, codes of BITS, GROUPS of them at a time.
+template <typename T_, int CHUNKS, int BITS, int GROUPS>
 struct SketchConfig {
   using T = T_;
+  static constexpr int kGroups = GROUPS;
+  static constexpr int kRows = kColumns / GROUPS;  // queries of a tile
   static constexpr int kBits = BITS;
   static constexpr int kChannels = 16 * CHUNKS;  // of a lane
   static constexpr int kPairs = kChannels / 2;
@@ -37,11 +40,13 @@ struct SketchConfig {
   static constexpr int kPairsOfWord = 16 / BITS;
   // As registers allow.
   static constexpr int kBlocksPerSm = CHUNKS == 1 ? 4 : CHUNKS == 2 && BITS == 2 ? 3 : 2;
-  // A slot of a warp's ring: a group's codes, then its ranges.
+  // A slot of a warp's ring: of each group its codes, then its ranges.
   static constexpr int kRowBytes = 16 * kWords;
   static constexpr int kCodeBytes = kSketchGroup * kRowBytes;
-  static constexpr int kSlotBytes = kCodeBytes + 2 * 64 * CHUNKS * static_cast<int>(sizeof(T));
-  static constexpr int kSlots = kSlotBytes <= 3 << 10 ? 3 : 2;
+  static constexpr int kRangeBytes = 2 * 64 * CHUNKS * static_cast<int>(sizeof(T));
+  static constexpr int kGroupBytes = kCodeBytes + kRangeBytes;
+  static constexpr int kSlotBytes = GROUPS * kGroupBytes;
+  static constexpr int kSlots = kSlotBytes <= 6 << 10 ? 3 : 2;
   static constexpr int kWarps = kSlotBytes <= 8 << 10 ? 4 : 2;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSmemBytes = kWarps * kSlots * kSlotBytes;
@@ -175,11 +180,11 @@ __device__ __forceinline__ float scale_query(const LaneQuery<Config>& query,
   float base = 0.0f;
 #pragma unroll
   for (int i = 0; i < Config::kChannels; i += 8) {
-    float least[8] = {}, greatest[8] = {};
-    if (first + i < head_dim) {
-      load_eight(ranges + first + i, least);
-      load_eight(ranges + head_dim + first + i, greatest);
-    }
+    // Queries are 0 in channels that do not exist.
+    const int channel = first + i < head_dim ? first + i : 0;
+    float least[8], greatest[8];
+    load_eight(ranges + channel, least);
+    load_eight(ranges + head_dim + channel, greatest);
 #pragma unroll
     for (int d = 0; d < 8; d += 2) {
       base = fmaf(query.plain[i + d], least[d], base);
@@ -204,16 +209,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   ptx::launch_dependents();
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int32_t split = blockIdx.x % splits;
-  const int32_t row_tile = blockIdx.x / splits % row_tiles;
-  const int64_t item = blockIdx.x / splits / row_tiles;
+  const uint32_t row_tile = blockIdx.x / splits % row_tiles;
+  const uint32_t item = blockIdx.x / splits / row_tiles;
   const int64_t batch = item / params.heads_kv, head_kv = item % params.heads_kv;
   const int32_t num_tiles = ceil_div(params.seq_kv, kSketchTile);
   const int32_t held = sketch.held(batch, params.keys(batch));
 
+  // Of the lane's column, and of the two columns of its accumulators.
+  const int column_group = lane / 4 / Config::kRows, group_of_sums = 2 * quad / Config::kRows;
+  const int first_row = static_cast<int>(row_tile) * Config::kRows;
   LaneQuery<Config> query;
-  const QueryRow loaded = row_at(params, batch, head_kv, row_tile * kRows + lane / 4);
-  const float lane_unit = load_query<Config>(params, batch, loaded, query);
-  // Accumulators belong to the rows 2 quad and 2 quad + 1.
+  const QueryRow own = row_at(params, batch, head_kv, first_row + lane / 4 % Config::kRows);
+  const float lane_unit = load_query<Config>(params, batch, own, query);
   QueryRow rows[2];
   float factor[2];
   const float scale = params.scale * (params.softcap == 0.0f ? kLog2e : 1.0f);
@@ -221,7 +228,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   Interval any = {params.seq_kv, 0}, all = {0, held};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows[r] = row_at(params, batch, head_kv, row_tile * kRows + 2 * quad + r);
+    rows[r] = row_at(params, batch, head_kv, first_row + (2 * quad + r) % Config::kRows);
     factor[r] = scale * ldexpf(__shfl_sync(~0u, lane_unit, (2 * quad + r) * 4), kCodeUnit - kLift);
     any.begin = imin(any.begin, rows[r].keys.empty() ? params.seq_kv : rows[r].keys.begin);
     any.end = imax(any.end, imin(rows[r].keys.end, held));
@@ -240,51 +247,57 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       masses + ((batch * params.heads_q + written.head) * params.seq_q + written.query) * num_tiles;
 
   const int32_t group_tiles = sketch.group / kSketchTile;
-  const int32_t groups = ceil_div(num_tiles, group_tiles), step = splits * Config::kWarps;
+  const int32_t groups = ceil_div(num_tiles, group_tiles);
+  const int32_t step = splits * Config::kWarps * Config::kGroups;
   auto is_visible = [&](int32_t group) {
     return group < groups && group * sketch.group < any.end &&
            (group + 1) * sketch.group > any.begin;
   };
+  const int32_t entry_groups = sketch.rows / sketch.group;
   char* ring = rings + threadIdx.x / 32 * Config::kSlots * Config::kSlotBytes;
-  auto load = [&](int32_t group, int slot) {
-    if (is_visible(group)) {
-      const int32_t begin = group * sketch.group, row = SelectParams::sketch_row(sketch, begin);
-      const int64_t entry = params.sketch_entry(sketch, batch, begin);
-      const uint32_t to = ptx::shared_address(ring) + slot * Config::kSlotBytes;
-      copy_bytes<Config::kCodeBytes>(to, sketch.codes + sketch.codes_at(entry, head_kv, row),
-                                     sketch.group * Config::kRowBytes);
-      const T* ranges = static_cast<const T*>(sketch.ranges);
-      copy_bytes<Config::kSlotBytes - Config::kCodeBytes>(
-          to + Config::kCodeBytes, ranges + sketch.ranges_at(entry, head_kv, row),
-          2 * params.head_dim * static_cast<int32_t>(sizeof(T)));
+  auto load = [&](int32_t group, uint32_t to) {
+    int64_t entry = batch;
+    int32_t inside = group;
+    if (sketch.paged) {
+      entry = params.pages.page_of(batch, group * sketch.group);
+      inside = group % entry_groups;
+    }
+    const int64_t at = (entry * sketch.heads + head_kv) * entry_groups + inside;
+    const int32_t code_bytes = sketch.group * Config::kRowBytes;
+    const int32_t range_bytes = 2 * params.head_dim * static_cast<int32_t>(sizeof(T));
+    copy_bytes<Config::kCodeBytes>(
+        to, reinterpret_cast<const char*>(sketch.codes) + at * code_bytes, code_bytes);
+    copy_bytes<Config::kRangeBytes>(to + Config::kCodeBytes,
+                                    static_cast<const char*>(sketch.ranges) + at * range_bytes,
+                                    range_bytes);
+  };
+  const int32_t first =
+      (split * Config::kWarps + static_cast<int32_t>(threadIdx.x / 32)) * Config::kGroups;
+  int slot = 0;
+#pragma unroll 1
+  for (int32_t loaded = first;; loaded += step) {
+    const uint32_t to = ptx::shared_address(ring) + slot * Config::kSlotBytes;
+#pragma unroll
+    for (int i = 0; i < Config::kGroups; ++i) {
+      if (is_visible(loaded + i)) load(loaded + i, to + i * Config::kGroupBytes);
     }
     ptx::cp_async_commit();
-  };
-  int32_t group = split * Config::kWarps + threadIdx.x / 32;
-  for (int slot = 0; slot < Config::kSlots - 1; ++slot) load(group + slot * step, slot);
-  int slot = 0, free_slot = Config::kSlots - 1;
-  for (; group < groups; group += step) {
-    ptx::cp_async_wait<Config::kSlots - 2>();
-    __syncwarp();  // the group has landed, and the one before it has been read
-    load(group + (Config::kSlots - 1) * step, free_slot);
-    const char* codes = ring + slot * Config::kSlotBytes;
-    const T* ranges = reinterpret_cast<const T*>(codes + Config::kCodeBytes);
-    free_slot = slot;
     slot = slot + 1 == Config::kSlots ? 0 : slot + 1;
+    const int32_t oldest = loaded - (Config::kSlots - 1) * step;
+    if (oldest < first) continue;
+    if (oldest >= groups) break;
+    ptx::cp_async_wait<Config::kSlots - 1>();
+    __syncwarp();  // the oldest groups have landed
+    const char* codes = ring + slot * Config::kSlotBytes;
+    const T* ranges =
+        reinterpret_cast<const T*>(codes + column_group * Config::kGroupBytes + Config::kCodeBytes);
+    const int32_t group = oldest + group_of_sums;
     const int32_t begin = group * sketch.group;
     float sums[2 * kTiles];  // of rows x tiles
     float highest[2] = {-INFINITY, -INFINITY};
     const bool visible = is_visible(group);
-    if (visible) {
+    if (__any_sync(~0u, visible)) {
       codes += lane / 4 * Config::kRowBytes + quad * (Config::kRowBytes / 4);
-      uint32_t words[kTiles][2][Config::kWords];
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        // Smaller groups take their first tile again, and leave its masses out.
-        const int from = tile < group_tiles ? tile * kSketchTile : 0;
-        load_words(codes + from * Config::kRowBytes, words[tile][0]);
-        load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
-      }
       uint32_t stepped[Config::kPairs];
       float base = scale_query<Config>(query, ranges, params.head_dim, stepped);
       base = scale * sum_of_quad(base);
@@ -292,15 +305,28 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                               __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
       float scores[kTiles][4] = {};
 #pragma unroll
-      for (int pair = 0; pair < Config::kPairs; pair += 2) {
-        const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
+      for (int at = 0; at < Config::kGroups; ++at, codes += Config::kGroupBytes) {
+        uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
-                                    codes_of<Config>(words[tile][1][word], e),
-                                    codes_of<Config>(words[tile][0][word], e + 1),
-                                    codes_of<Config>(words[tile][1][word], e + 1)};
-          ptx::mma_16x8x16<__half>(scores[tile], keys, stepped[pair], stepped[pair + 1]);
+          // Smaller groups take their first tile again, and leave its masses out.
+          const int from = tile < group_tiles ? tile * kSketchTile : 0;
+          load_words(codes + from * Config::kRowBytes, words[tile][0]);
+          load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
+        }
+#pragma unroll
+        for (int pair = 0; pair < Config::kPairs; pair += 2) {
+          const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
+          const uint32_t left = at == column_group ? stepped[pair] : 0;
+          const uint32_t right = at == column_group ? stepped[pair + 1] : 0;
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
+                                      codes_of<Config>(words[tile][1][word], e),
+                                      codes_of<Config>(words[tile][0][word], e + 1),
+                                      codes_of<Config>(words[tile][1][word], e + 1)};
+            ptx::mma_16x8x16<__half>(scores[tile], keys, left, right);
+          }
         }
       }
 #pragma unroll
@@ -315,7 +341,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           score = capped(score, params.softcap) * kLog2e;
         }
       }
-      if (group_tiles < kTiles || begin < all.begin || begin + kSketchGroup > all.end) {
+      if (group_tiles < kTiles || oldest * sketch.group < all.begin ||
+          (oldest + Config::kGroups) * sketch.group > all.end) {
 #pragma unroll
         for (int i = 0; i < 4 * kTiles; ++i) {
           const int32_t j = begin + i / 4 * kSketchTile + lane / 4 + i % 4 / 2 * 8;
@@ -343,6 +370,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       fold(sums, lane, 8, 4);
       fold(sums, lane, 4, 2);
     }
+    __syncwarp();  // the slot has been read
     const int32_t tile = group * group_tiles + written_tile;
     if (written.head < 0 || written_tile >= group_tiles || tile >= num_tiles) continue;
     float mass = -INFINITY;
@@ -356,12 +384,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 template <typename Config>
 Status launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
   const int32_t rows = params.group() * params.seq_q;
-  const int32_t row_tiles = ceil_div(rows, kRows);
+  const int32_t row_tiles = ceil_div(rows, Config::kRows);
   const int64_t items = int64_t{params.batch} * params.heads_kv * row_tiles;
   int processors = 1;
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, params.device);
   // As many thread blocks as the device holds at once; each of them loads its queries.
-  constexpr int64_t kGroupsPerWarp = 2;
+  constexpr int32_t kGroupsPerWarp = 2;
   const int64_t fitting = processors * Config::kBlocksPerSm / items;
   const int64_t most = ceil_div64(params.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
   const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
@@ -373,10 +401,22 @@ Status launch_scores(const SelectParams& params, const SketchView& sketch, float
   return launch_dependent(score_sketch<Config>, shape, params, sketch, masses, row_tiles, splits);
 }
 
+template <typename T, int CHUNKS, int BITS>
+Status launch_by_rows(const SelectParams& params, const SketchView& sketch, float* masses) {
+  constexpr bool kHasHalves = CHUNKS <= 2;  // larger groups leave no registers for it
+  if constexpr (kHasHalves) {
+    using Halves = SketchConfig<T, CHUNKS, BITS, 2>;
+    if (params.group() * params.seq_q <= Halves::kRows) {
+      return launch_scores<Halves>(params, sketch, masses);
+    }
+  }
+  return launch_scores<SketchConfig<T, CHUNKS, BITS, 1>>(params, sketch, masses);
+}
+
 template <typename T, int CHUNKS>
 Status launch_by_bits(const SelectParams& params, const SketchView& sketch, float* masses) {
-  if (sketch.bits == 2) return launch_scores<SketchConfig<T, CHUNKS, 2>>(params, sketch, masses);
-  return launch_scores<SketchConfig<T, CHUNKS, 4>>(params, sketch, masses);
+  if (sketch.bits == 2) return launch_by_rows<T, CHUNKS, 2>(params, sketch, masses);
+  return launch_by_rows<T, CHUNKS, 4>(params, sketch, masses);
 }
 
 }  // namespace
