@@ -46,11 +46,12 @@ struct SketchConfig {
   static constexpr int kRangeBytes = 2 * 64 * CHUNKS * static_cast<int>(sizeof(T));
   static constexpr int kGroupBytes = kCodeBytes + kRangeBytes;
   static constexpr int kSlotBytes = GROUPS * kGroupBytes;
-  static constexpr int kSlots = kSlotBytes <= 6 << 10 ? 3 : 2;
+  static constexpr int kSmemLimit = 64 << 10;  // that every device has
   static constexpr int kWarps = kSlotBytes <= 8 << 10 ? 4 : 2;
+  static constexpr int kSlots = 3 * kWarps * kSlotBytes <= kSmemLimit ? 3 : 2;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSmemBytes = kWarps * kSlots * kSlotBytes;
-  static_assert(kSmemBytes <= 64 << 10, "fits every device");
+  static_assert(kSmemBytes <= kSmemLimit, "fits every device");
   static constexpr uint32_t kLevels = (1u << BITS) - 1;
   /// The bit of its half at which pair e of a word lies once it is in the low byte.
   SPARSE_ATTN_HD static constexpr int shift(int e) { return e * BITS % 8; }
