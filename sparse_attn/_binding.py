@@ -1,7 +1,8 @@
 """`bound`: a policy on any model for the time of a ``with`` block, whatever its attention.
 
 A transformers model takes `apply`, one with ``nn.MultiheadAttention`` `swap_attention`, any other
-`patch_sdpa`; afterwards the model is as it was. Used by ``quality.model`` and the advisor.
+`patch_sdpa`. A policy that the model has is set aside, so that judging one never judges another;
+afterwards the model is as it was. Used by ``quality.model`` and the advisor.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 from torch import nn
 
 from ._checks import check_kind, refuse
-from .nn import swap_attention
+from .nn import SparseMultiheadAttention, restore_attention, swap_attention
+from .nn.swap import NESTED
 from .patterns import Pattern
 from .policy import Policy
-from .sdpa import patch_sdpa
+from .sdpa import is_patched, patch_sdpa
 
 __all__ = ["bound", "is_transformers_model"]
 
@@ -28,26 +30,30 @@ def is_transformers_model(model: nn.Module) -> bool:
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
 
+def _is_multihead(module: nn.Module) -> bool:
+    return isinstance(module, (nn.MultiheadAttention, SparseMultiheadAttention))
+
+
 @contextmanager
 def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None]:
-    """Run `model` under `policy` inside; None leaves it its own attention."""
+    """Run `model` under `policy` inside; None gives it its own attention."""
     check_kind(owner, "model", model, nn.Module, "an nn.Module")
-    if policy is None:
-        context: Any = nullcontext()
-    elif is_transformers_model(model):
-        context = _applied(model, policy)
-    elif isinstance(model, nn.MultiheadAttention):
+    if is_transformers_model(model):
+        context: Any = _applied(model, policy)
+    elif _is_multihead(model):
         raise refuse(owner, "a model that holds its attention", "an nn.MultiheadAttention itself")
-    elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+    elif any(_is_multihead(module) for module in model.modules()):
         context = _swapped(model, policy)
+    elif is_patched(model):
+        raise refuse(owner, "a model that is not patched: call restore() first", "one that is")
     else:
-        context = patch_sdpa(model, policy)
+        context = nullcontext() if policy is None else patch_sdpa(model, policy)
     with context:
         yield
 
 
 @contextmanager
-def _applied(model: Any, policy: Policy | Pattern) -> Iterator[None]:
+def _applied(model: Any, policy: Policy | Pattern | None) -> Iterator[None]:
     from .integrations import transformers
 
     names = {transformers.LAYER, transformers.BEFORE}
@@ -57,8 +63,10 @@ def _applied(model: Any, policy: Policy | Pattern) -> Iterator[None]:
     ]
     models = [m for m in model.modules() if is_transformers_model(m)]
     chosen = [(part, part.config._attn_implementation) for part in models]
-    transformers.apply(model, policy)
+    transformers.restore(model)
     try:
+        if policy is not None:
+            transformers.apply(model, policy)
         yield
     finally:
         transformers.restore(model)
@@ -69,19 +77,24 @@ def _applied(model: Any, policy: Policy | Pattern) -> Iterator[None]:
 
 
 @contextmanager
-def _swapped(model: nn.Module, policy: Policy | Pattern) -> Iterator[None]:
+def _swapped(model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None]:
     found = [
         (path, module)
         for path, module in model.named_modules(remove_duplicate=False)
-        if path and isinstance(module, nn.MultiheadAttention)
+        if _is_multihead(module)
     ]
     encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
-    nested = [encoder.use_nested_tensor for encoder in encoders]
-    swap_attention(model, policy)
+    nested = [(encoder.use_nested_tensor, vars(encoder).get(NESTED)) for encoder in encoders]
+    restore_attention(model)
     try:
+        if policy is not None:
+            swap_attention(model, policy)
         yield
     finally:
         for path, module in found:
             model.set_submodule(path, module)
-        for encoder, use in zip(encoders, nested, strict=True):
-            encoder.use_nested_tensor = use
+        for encoder, (now, before) in zip(encoders, nested, strict=True):
+            encoder.use_nested_tensor = now
+            vars(encoder).pop(NESTED, None)
+            if before is not None:
+                setattr(encoder, NESTED, before)

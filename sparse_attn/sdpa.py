@@ -22,7 +22,7 @@ from ._observe import attend_in
 from .patterns import Pattern
 from .policy import Policy, as_policy
 
-__all__ = ["PatchedSDPA", "patch_sdpa"]
+__all__ = ["PatchedSDPA", "is_patched", "patch_sdpa"]
 
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -148,9 +148,14 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     """
     check_kind("patch_sdpa", "model", model, nn.Module, "an nn.Module")
     chosen = as_policy(policy)
-    if hasattr(vars(model).get("forward"), _MARK):
+    if is_patched(model):
         raise refuse("patch_sdpa", "a model that is not patched", type(model).__name__)
     return PatchedSDPA(model, chosen)
+
+
+def is_patched(model: nn.Module) -> bool:
+    """Whether `patch_sdpa` wrapped the model's forward."""
+    return hasattr(vars(model).get("forward"), _MARK)
 
 
 def _left(call: dict[str, Any]) -> str | None:

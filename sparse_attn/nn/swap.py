@@ -16,7 +16,7 @@ from .multihead import SparseMultiheadAttention, unserved_module
 __all__ = ["restore_attention", "swap_attention"]
 
 #: Where an encoder keeps whether it used nested tensors before the swap.
-_NESTED = "_nested_before_swap"
+NESTED = "_nested_before_swap"
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 _CROSS = re.compile(r"cross|multihead_attn$|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
@@ -104,7 +104,7 @@ def swap_attention(
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             # Its nested tensors are for the fused path alone.
-            vars(part).setdefault(_NESTED, part.use_nested_tensor)
+            vars(part).setdefault(NESTED, part.use_nested_tensor)
             part.use_nested_tensor = False
     return model
 
@@ -159,6 +159,6 @@ def restore_attention(model: AnyModule) -> AnyModule:
             return dense  # type: ignore[return-value]
         model.set_submodule(path, dense)
     for part in model.modules():
-        if isinstance(part, nn.TransformerEncoder) and _NESTED in vars(part):
-            part.use_nested_tensor = vars(part).pop(_NESTED)
+        if isinstance(part, nn.TransformerEncoder) and NESTED in vars(part):
+            part.use_nested_tensor = vars(part).pop(NESTED)
     return model

@@ -249,7 +249,8 @@ def model(
     ----------
     model : nn.Module
         A transformers model, one with ``nn.MultiheadAttention``, or one that
-        calls ``F.scaled_dot_product_attention``. It is left as it was.
+        calls ``F.scaled_dot_product_attention``. It is left as it was; a policy that it has is set
+        aside meanwhile.
     inputs : Tensor, mapping, or list of these
         Token ids, or the keyword arguments of a call; padded positions do not count.
     policies : Policy or Pattern, list or mapping of these
@@ -364,7 +365,8 @@ class Judge:
     def _dense_output(self, number: int) -> torch.Tensor:
         if number < len(self._dense):
             return self._dense[number]
-        dense = call_model(self.module, self.calls[number])
+        with bound(self.owner, self.module, None):
+            dense = call_model(self.module, self.calls[number])
         if self._hold:
             self._dense.append(dense)
         return dense

@@ -156,3 +156,41 @@ def test_wrong_arguments_are_refused(on_device, llama, inputs, policies, sentenc
         judge(llama, inputs, policies)
     with pytest.raises(TypeError, match=r"^sparse_attn\.quality\.model: expected model"):
         judge("model", torch.ones(1, 8), BAND)
+
+
+def swapped():
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2).eval()
+
+
+MODELS = {
+    "transformers": (
+        lambda: build(CONFIGS["llama"](), "sdpa"),
+        sa.integrations.transformers.apply,
+        lambda: torch.randint(3, 97, (1, 48)),
+    ),
+    "multi-head": (swapped, sa.swap_attention, lambda: {"src": torch.randn(1, 48, 32)}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_policy_that_the_model_has_is_set_aside(on_device, kind):
+    make, apply, inputs = MODELS[kind]
+    model, given = make(), inputs()
+    want = judge(model, given, BAND, timed=False).rows[1]
+    other = sa.Band((1, 0))
+    apply(model, other)
+    held = [vars(module) | {} for module in model.modules()]
+    assert judge(model, given, BAND, timed=False).rows[1] == want
+    assert [vars(module) | {} for module in model.modules()] == held
+    assert judge(model, given, other, timed=False).rows[1].cosine < want.cosine
+
+
+def test_a_patched_model_is_refused():
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model = Own()
+    with sa.patch_sdpa(model, BAND), pytest.raises(ValueError, match=r"not patched: call restore"):
+        judge(model, {"x": torch.randn(1, 2, 48, 16)}, BAND)
