@@ -108,7 +108,7 @@ __device__ __forceinline__ ViewPlace view_place(const View& view, int32_t dilati
 /// visits.
 struct Work {
   int32_t batch = -1;  // -1: there is no more
-  int32_t head = 0;
+  int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
   int16_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
   int16_t chunks = 0;  // of the query tile
@@ -124,6 +124,11 @@ struct Work {
 /// The same of a sequence that begins anywhere in packed tensors.
 struct RaggedWork : Work {
   int32_t sequence_row = 0, sequence_key = 0;  // its first ones
+};
+
+/// Elements of the views whose keys exist for some row of a query tile.
+struct ExistingKeys {
+  Interval main, lead;
 };
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
@@ -166,7 +171,7 @@ struct SharedStorage {
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
   Work work[kWorkSlots];
-  Interval there[kWorkSlots];  // keys that exist for some row of the query tile
+  ExistingKeys there[kWorkSlots];
   StepInfo info[kInfoSlots];
 
   uint64_t query_full[C::kQueryBuffers][C::kConsumers],

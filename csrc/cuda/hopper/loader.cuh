@@ -71,7 +71,7 @@ class Loader {
   /// The map of consecutive leading keys begins with key 0, that of columns with the first of them.
   __device__ __forceinline__ Place lead_place(const CUtensorMap* maps, const Work& work) const {
     const View& lead = work.slice.lead.view;
-    return {&maps[kLeadView], 0, work.head / args_.group, key_batch(work),
+    return {&maps[kLeadView], 0, work.head_kv, key_batch(work),
             lead.step == 1 ? work.sequence_key + lead.offset : 0};
   }
 
@@ -80,7 +80,7 @@ class Loader {
     const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
     const ViewPlace at =
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
-    const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head / args_.group,
+    const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head_kv,
                         key_batch(work), at.row};
     if (kKeys && kQueryFirst) load_query(work);
     TileSource<C, kKeys> source(args_, work);
@@ -97,8 +97,8 @@ class Loader {
       }
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);
-      if (kClears && args_.raw && holds_no_keys(work, step)) {
-        load_cleared(work, place, step, there(work, step));
+      if (kClears && args_.raw && holds_no_keys(step)) {
+        load_cleared(work, place, step, there(step));
       } else {
         load_stage(work, place, step);
       }
@@ -136,11 +136,9 @@ class Loader {
   }
 
   /// Elements of the step's view that exist for some row.
-  __device__ __forceinline__ Interval there(const Work& work, const Step& step) const {
-    const Interval main = work.slice.keys.inside(smem_.there[work_.index]);
-    if (!C::kLeads) return main;
-    const Interval lead = work.slice.lead.inside(args_.params.pattern, smem_.there[work_.index]);
-    return step.lead ? lead : main;
+  __device__ __forceinline__ Interval there(const Step& step) const {
+    const ExistingKeys& there = smem_.there[work_.index];
+    return C::kLeads && step.lead ? there.lead : there.main;
   }
 
   /// The first element that this lane copies; kUnlimited where there is none.
@@ -153,9 +151,9 @@ class Loader {
   }
 
   /// Whether some rows of the tile are of no key.
-  __device__ __forceinline__ bool holds_no_keys(const Work& work, const Step& step) const {
+  __device__ __forceinline__ bool holds_no_keys(const Step& step) const {
     const int32_t key = copy_key(step);
-    const bool outside = !there(work, step).holds({key, key + args_.copy_rows});
+    const bool outside = !there(step).holds({key, key + args_.copy_rows});
     return __any_sync(~0u, outside && key != kUnlimited);
   }
 

@@ -43,7 +43,7 @@ class Planner {
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
-      publish(work, bounds.any);
+      publish(work, existing_keys(work, bounds.any));
       wait_turn(work);
     }
     publish(Work{}, {});
@@ -116,6 +116,7 @@ class Planner {
     }
     work.batch = problem / params.problem.heads_q;
     work.head = problem - work.batch * params.problem.heads_q;
+    work.head_kv = work.head / args_.group;
     const Sequence sequence = params.sequences.of(work.batch);
     find_slice(class_idx, sequence);
     work.slice = slice_;
@@ -192,6 +193,13 @@ class Planner {
     return bounds;
   }
 
+  __device__ __forceinline__ ExistingKeys existing_keys(const Work& work, Interval keys) const {
+    if (!C::kRawValues) return {};
+    ExistingKeys there = {work.slice.keys.inside(keys), {}};
+    if (C::kLeads) there.lead = work.slice.lead.inside(args_.params.pattern, keys);
+    return there;
+  }
+
   /// The next tile is claimed when the one before `work` is finished, since a queue would unbalance
   /// the end; behind a short one, which ends before the next is planned, one tile earlier.
   __device__ __forceinline__ void wait_turn(const Work& work) const {
@@ -205,7 +213,7 @@ class Planner {
     wait(before);
   }
 
-  __device__ __forceinline__ void publish(const Work& work, Interval there) {
+  __device__ __forceinline__ void publish(const Work& work, const ExistingKeys& there) {
     if (lane_ == 0) {
       smem_.work[slot_.index] = work;
       if (C::kRawValues) smem_.there[slot_.index] = there;
