@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads)
   const Interval visible = rule.visible;
   values += rule.first_value(params);
   if (params.by_group) {
-    join_heads(params, rule, scores, values, values + visible.begin, storage.heads);
+    join_heads(params, rule, scores, false, values, values + visible.begin, storage.heads);
     scores = false;
   }
   const Estimates estimates = make_estimates(values, scores, visible, storage);

@@ -98,10 +98,14 @@ __device__ inline void write_kept(const SelectParams& params, const uint32_t* ke
   const int32_t stretch = ceil_div(ceil_div(n, warps), 32) * 32;
   const int32_t begin = imin(n, warp * stretch), end = imin(n, begin + stretch);
   uint32_t above = 0, equal = 0;
-  for (int32_t i = begin; i < end; i += 32) {
-    const uint32_t key = i + lane < end ? keys[i + lane] : 0;
-    above += __popc(__ballot_sync(~0u, key > cut.key));
-    equal += __popc(__ballot_sync(~0u, i + lane < end && key == cut.key));
+  for (int32_t i = begin + lane; i < end; i += 32) {
+    const uint32_t key = keys[i];
+    above += key > cut.key;
+    equal += key == cut.key;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    above += __shfl_xor_sync(~0u, above, step);
+    equal += __shfl_xor_sync(~0u, equal, step);
   }
   if (lane == 0) storage.kept_of_warp[warp] = {above, equal};
   __syncthreads();
@@ -112,8 +116,10 @@ __device__ inline void write_kept(const SelectParams& params, const uint32_t* ke
   int32_t* indices = params.indices + row * params.num_kv;
   for (int32_t i = begin; i < end; i += 32) {
     const uint32_t key = i + lane < end ? keys[i + lane] : 0;
+    const bool listed = i + lane < end && key >= cut.key;
+    if (!__any_sync(~0u, listed)) continue;  // as mostly
     const uint32_t above_lanes = __ballot_sync(~0u, key > cut.key);
-    const uint32_t equal_lanes = __ballot_sync(~0u, i + lane < end && key == cut.key);
+    const uint32_t equal_lanes = __ballot_sync(~0u, listed && key == cut.key);
     const uint32_t equal_before = equal + __popc(equal_lanes & below_lane);
     const bool kept =
         above_lanes >> lane & 1 || (equal_lanes >> lane & 1 && equal_before < cut.equal);
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const float* estimates = values + visible.begin;
   if (params.by_group) {
     estimates = reinterpret_cast<float*>(keys);
-    join_heads(params, rule, scores, values, reinterpret_cast<float*>(keys), storage.heads);
+    join_heads(params, rule, scores, true, values, reinterpret_cast<float*>(keys), storage.heads);
   }
 
   uint32_t least = kForced, greatest = 0;

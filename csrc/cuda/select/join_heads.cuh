@@ -1,8 +1,11 @@
 // One estimate for the heads that share a list: the greatest of their normalised shares. Every head
 // is read twice, for its sum and for its shares; four heads and four values of each at once, so
-// that their latencies overlap. Sums run in one order whatever the values are.
+// that their latencies overlap. Sums run in one order whatever the values are. A long list keeps
+// its multiprocessor busy with nothing else, so values cost few instructions.
 #pragma once
 
+#include "../common/log2_units.h"
+#include "../common/ptx/math.cuh"
 #include "block_rule.cuh"
 
 namespace sparse_attn::cuda {
@@ -16,28 +19,27 @@ struct ShareSum {
 
   /// Values that are no numbers stand apart.
   __device__ void add(const float (&values)[kAtOnce], bool scores) {
-    float top = scores ? m : 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) top = scores ? fmaxf(top, values[i]) : top;
-    if (top == -INFINITY) return;
+    float some[kAtOnce], top = scores ? m : 0.0f;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const bool counts = values[i] > -INFINITY;
-      if (counts) sum += scores ? expf(values[i] - top) : values[i];
+      some[i] = values[i] > -INFINITY ? values[i] : -INFINITY;
+      if (scores) top = fmaxf(top, some[i]);
     }
-    l = l * (scores ? expf(m - top) : 1.0f) + sum;
+    if (top == -INFINITY) return;
+    if (scores) l *= ptx::exp2_approx((m - top) * kLog2e);
     m = top;
-  }
-  /// The sum over the lanes of a warp; lane 0 has it.
-  __device__ void join_lanes() {
-    for (int step = 16; step > 0; step /= 2) {
-      const float other_m = __shfl_down_sync(~0u, m, step);
-      const float other_l = __shfl_down_sync(~0u, l, step);
-      const float top = fmaxf(m, other_m);
-      if (top == -INFINITY) continue;
-      l = l * expf(m - top) + other_l * expf(other_m - top);
-      m = top;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      l += scores ? ptx::exp2_approx((some[i] - top) * kLog2e) : fmaxf(some[i], 0.0f);
     }
+  }
+  /// The sum over the lanes of a warp.
+  __device__ void join_lanes() {
+    float top = m;
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    l = top == -INFINITY ? 0.0f : l * ptx::exp2_approx((m - top) * kLog2e);
+    for (int step = 16; step > 0; step /= 2) l += __shfl_xor_sync(~0u, l, step);
+    m = top;
   }
 };
 
@@ -45,19 +47,22 @@ struct ShareSum {
 struct HeadStorage {
   int2 own[kMembers];  // blocks that the head sees, from and to
   float2 warps[kMembers][32];
-  float2 sums[kMembers];
+  float2 units[kMembers];  // m, and what a share is multiplied by; or its logarithm, and the sum's
   HullStorage hull;
 };
 
-/// joined[j] = the greatest share of the list's heads in block visible.begin + j, NaN where one is
-/// no number; `rows` is the first head's row. All threads call it; each writes the entries j =
+/// joined[j] = the greatest share of the list's heads in block visible.begin + j, or of scores its
+/// logarithm where `logarithms` are as good; NaN where one is no number. `rows` is the first head's
+/// row. All threads call it; each writes the entries j =
 /// threadIdx.x + i blockDim.x.
 __device__ inline void join_heads(const SelectParams& params, const BlockRule& rule, bool scores,
-                                  const float* rows, float* joined, HeadStorage& storage) {
+                                  bool logarithms, const float* rows, float* joined,
+                                  HeadStorage& storage) {
   const int64_t stride = int64_t{params.num_q} * params.num_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto threads = static_cast<int32_t>(blockDim.x);
   const Interval visible = rule.visible;
+  logarithms = logarithms && scores;
   for (int32_t first = 0; first < params.group(); first += kMembers, rows += kMembers * stride) {
     const int32_t members = imin(kMembers, params.group() - first);
     __syncthreads();  // what the storage holds has been read
@@ -100,7 +105,10 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
       ShareSum sum;
       if (lane < threads / 32) sum = {storage.warps[warp][lane].x, storage.warps[warp][lane].y};
       sum.join_lanes();
-      if (lane == 0) storage.sums[warp] = {sum.m, sum.l > 0.0f ? sum.l : 1.0f};
+      constexpr float kLeastSum = 1e-30f;
+      const float l = sum.l > kLeastSum ? sum.l : 1.0f;
+      const float m = sum.m > -INFINITY ? sum.m : 0.0f;
+      if (lane == 0) storage.units[warp] = {m, logarithms ? -m - logf(l) : 1.0f / l};
     }
     __syncthreads();
     for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * threads) {
@@ -110,16 +118,22 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
         const int32_t at = j + i * threads;
         if (at >= visible.end) break;
         float& best = joined[at - visible.begin];
-        float greatest = first == 0 ? 0.0f : best;
+        float greatest = first > 0 ? best : logarithms ? -INFINITY : 0.0f;
+        bool unknown = isnan(greatest);
 #pragma unroll
         for (int member = 0; member < kMembers; ++member) {
-          const float value = some[member][i];
-          if (value == -INFINITY) continue;
-          const float2 sum = storage.sums[member];
-          const float share = (scores ? expf(value - sum.x) : value) / sum.y;
-          greatest = isnan(greatest) || isnan(share) ? NAN : fmaxf(greatest, share);
+          const float2 unit = storage.units[member];
+          float share = some[member][i];
+          if (logarithms) {
+            share += unit.y;
+          } else {
+            if (scores) share = ptx::exp2_approx((share - unit.x) * kLog2e);
+            share *= unit.y;
+          }
+          unknown |= member < members && !(share < INFINITY);
+          greatest = member < members ? fmaxf(greatest, share) : greatest;
         }
-        best = greatest;
+        best = unknown ? NAN : greatest;
       }
     }
   }
