@@ -2,7 +2,8 @@
 // the forced ones, and the highest of the others as the budget allows, ties to the lower block. One
 // thread block a list, whose keys lie in shared memory. The lowest kept key is found digit by digit
 // between the least and the greatest one, mostly in two passes over histograms of 256 to 2048 bins.
-// What is added up are integers, and the heads' shares in one order.
+// What is added up are integers, and the heads' shares in one order. Loops stay rolled: a list is
+// chosen once, and its instructions come cold.
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
@@ -72,6 +73,7 @@ __device__ inline Cut find_cut(const uint32_t* keys, int32_t n, int32_t most,
   auto wanted = static_cast<uint32_t>(most);
   for (;;) {
     const int shift = imax(0, 32 - __clz(static_cast<int>(greatest - least)) - bin_bits);
+#pragma unroll 1
     for (int32_t i = threadIdx.x; i < n; i += blockDim.x) {
       const uint32_t key = keys[i];
       if (key < least || key > greatest) continue;
@@ -98,6 +100,7 @@ __device__ inline void write_kept(const SelectParams& params, const uint32_t* ke
   const int32_t stretch = ceil_div(ceil_div(n, warps), 32) * 32;
   const int32_t begin = imin(n, warp * stretch), end = imin(n, begin + stretch);
   uint32_t above = 0, equal = 0;
+#pragma unroll 1
   for (int32_t i = begin + lane; i < end; i += 32) {
     const uint32_t key = keys[i];
     above += key > cut.key;
@@ -114,6 +117,7 @@ __device__ inline void write_kept(const SelectParams& params, const uint32_t* ke
   above = __shfl_sync(~0u, up_to.x - own.x, warp);
   equal = __shfl_sync(~0u, up_to.y - own.y, warp);
   int32_t* indices = params.indices + row * params.num_kv;
+#pragma unroll 1
   for (int32_t i = begin; i < end; i += 32) {
     const uint32_t key = i + lane < end ? keys[i + lane] : 0;
     const bool listed = i + lane < end && key >= cut.key;
@@ -133,6 +137,7 @@ __device__ inline void write_kept(const SelectParams& params, const uint32_t* ke
   const uint32_t all_equal = __shfl_sync(~0u, up_to.y, 31);
   const auto count =
       static_cast<int32_t>(__shfl_sync(~0u, up_to.x, 31) + umin(all_equal, cut.equal));
+#pragma unroll 1
   for (int32_t at = count + threadIdx.x; at < params.num_kv; at += blockDim.x) indices[at] = 0;
   if (threadIdx.x == 0) params.counts[row] = count;
 }
@@ -164,6 +169,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
   uint32_t least = kForced, greatest = 0;
   int32_t forced = 0;
+#pragma unroll 1
   for (int32_t i = threadIdx.x; i < visible.size(); i += blockDim.x) {
     const float estimate = estimates[i];
     const bool is_forced = isnan(estimate) || rule.forced(visible.begin + i);

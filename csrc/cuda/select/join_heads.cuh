@@ -63,9 +63,11 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
   const auto threads = static_cast<int32_t>(blockDim.x);
   const Interval visible = rule.visible;
   logarithms = logarithms && scores;
+#pragma unroll 1
   for (int32_t first = 0; first < params.group(); first += kMembers, rows += kMembers * stride) {
     const int32_t members = imin(kMembers, params.group() - first);
     __syncthreads();  // what the storage holds has been read
+#pragma unroll 1
     for (int member = 0; member < members; ++member) {
       Interval own = visible;
       if (params.bounds.data != nullptr) {
@@ -90,6 +92,7 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
       }
     };
     ShareSum sums[kMembers];
+#pragma unroll 1
     for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * threads) {
       read(j);
 #pragma unroll
@@ -111,6 +114,7 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
       if (lane == 0) storage.units[warp] = {m, logarithms ? -m - logf(l) : 1.0f / l};
     }
     __syncthreads();
+#pragma unroll 1
     for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * threads) {
       read(j);
 #pragma unroll
