@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "../portable/topk_rank.cuh"
+#include "../portable/query_tile.cuh"
+#include "../topk/rank.cuh"
 #include "launch.cuh"
 #include "topk_scores.cuh"
 
@@ -13,7 +14,7 @@ namespace sparse_attn::cuda::hopper {
 template <typename C>
 struct alignas(1024) RankMemory {
   uint8_t tiles[C::kShape.smem_bytes()];
-  portable::RankStorage<C> storage;
+  topk::RankStorage<C> storage;
   uint64_t full[C::kShape.slots];
   int32_t next;  // tile of the block
 };
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if (tile.find(launch.plan, {at % grid.x, at / grid.x})) {
       tile.prepare();
       scores.start();
-      portable::rank_rows<C>(scores, memory.storage, launch.thresholds);
+      topk::rank_rows<C>(scores, memory.storage, launch.thresholds);
     }
     if (launch.counter == nullptr) break;
     if (threadIdx.x == 0) memory.next = gridDim.x + atomicAdd(launch.counter, 1);

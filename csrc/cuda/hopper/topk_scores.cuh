@@ -6,7 +6,8 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/ptx/wgmma.cuh"
-#include "../portable/topk_rows.cuh"
+#include "../portable/mask.cuh"
+#include "../topk/score_tiles.cuh"
 #include "config.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -83,7 +84,7 @@ class WgmmaScores {
   }
 
   template <typename Function>
-  __device__ __forceinline__ void visit(portable::Stride stride, const Function& function) {
+  __device__ __forceinline__ void visit(topk::Stride stride, const Function& function) {
     Scores scores;
     Walk walk = begin(stride);
 #pragma unroll 1
@@ -99,8 +100,7 @@ class WgmmaScores {
   /// The same for a function without branches of single lanes, under which the next products run;
   /// it gets tiles in which nothing is seen, too.
   template <typename Function>
-  __device__ __forceinline__ void visit_straight(portable::Stride stride,
-                                                 const Function& function) {
+  __device__ __forceinline__ void visit_straight(topk::Stride stride, const Function& function) {
     Scores even, odd;
     Walk walk = begin(stride);
     if (!walk.more()) return end();
@@ -129,7 +129,7 @@ class WgmmaScores {
   /// Where a walk stands: the step whose products were started last, and those behind it, whose
   /// keys are on their way.
   struct Walk {
-    portable::Stride stride;
+    topk::Stride stride;
     int32_t position;
     int slot;  // of ahead[0]
     Step current;
@@ -137,7 +137,7 @@ class WgmmaScores {
     __device__ __forceinline__ bool more() const { return ahead[0].exists(); }
   };
 
-  __device__ __forceinline__ Walk begin(portable::Stride stride) {
+  __device__ __forceinline__ Walk begin(topk::Stride stride) {
     Walk walk = {stride, stride.first(), 0, {}, {}};
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) walk.ahead[i] = load_next(walk, i);

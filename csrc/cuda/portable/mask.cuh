@@ -3,34 +3,10 @@
 // global bits and shared axes ask pattern.h key by key.
 #pragma once
 
+#include "../common/score_fragment.cuh"
 #include "query_tile.cuh"
 
 namespace sparse_attn::cuda::portable {
-
-/// Row of the tile that the lane holds in half `h` of fragment `mt`.
-template <typename Config>
-__device__ __forceinline__ int lane_row(int mt, int h) {
-  return threadIdx.x / 32 * Config::kWarpRows + mt * 16 + h * 8 + threadIdx.x % 32 / 4;
-}
-
-/// Column of the tile of a lane's k-th score of a row.
-__device__ __forceinline__ int lane_column(int k) {
-  return k / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
-}
-
-/// Calls function(score, mt, h, k) for the lane's scores, k ascending with the column.
-template <typename Config, typename Function>
-__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
-                                               const Function& function) {
-#pragma unroll
-  for (int mt = 0; mt < Config::MT; ++mt) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int k = 0; k < 2 * Config::NT; ++k) function(rS[mt][k / 2][2 * h + k % 2], mt, h, k);
-    }
-  }
-}
 
 /// A main tile in which each row sees an interval of the view's elements and nothing beside it.
 template <typename Config>

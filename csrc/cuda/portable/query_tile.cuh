@@ -186,6 +186,19 @@ struct QueryTile {
     return view.at(element(step, c));
   }
 
+  /// Steps of the walk, and of a range the keys of one.
+  __device__ __forceinline__ int32_t num_steps() const { return state.walk.steps; }
+  __device__ __forceinline__ Interval keys_of_step(int32_t at) const {
+    const int32_t begin = (at + state.walk.tile_offset) * Config::BLOCK_KV;
+    return {begin, begin + Config::BLOCK_KV};
+  }
+
+  /// Where row r of the tile has its place in [B, Hq, Sq].
+  __device__ __forceinline__ int64_t row_index(int32_t r) const {
+    const int64_t head = int64_t{work.batch} * params.problem.heads_q + work.head;
+    return head * params.problem.seq_q + work.slice.rows.at(work.rows.begin + r);
+  }
+
  private:
   /// Whether rows that exist can be loaded without a look at each.
   __device__ __forceinline__ bool runs_load() const {

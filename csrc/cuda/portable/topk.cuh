@@ -29,7 +29,7 @@ constexpr int32_t selection_bytes(int digit_bits) {
 template <typename Config, typename Function>
 __device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
                                              const Function& function) {
-  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  source.visit(topk::Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
     scale_scores<Config>(rS, source.tile.score_scale());
     join_mask<true, Config>(rS, source.tile, step);
     function(rS, step);

@@ -51,10 +51,7 @@ struct KeptScores {
   }
 
   __device__ __forceinline__ Threshold threshold(const QueryTile<Config>& tile, int r) const {
-    const Work& work = tile.work;
-    const int64_t head = int64_t{work.batch} * tile.params.problem.heads_q + work.head;
-    const int32_t row = work.rows.begin + imin(r, work.rows.size() - 1);
-    return thresholds[head * tile.params.problem.seq_q + work.slice.rows.at(row)];
+    return thresholds[tile.row_index(imin(r, tile.work.rows.size() - 1))];
   }
 };
 

@@ -1,10 +1,32 @@
 // Plain token top-k by its two kernels, for the files that instantiate them.
 #pragma once
 
+#include "../topk/rank.cuh"
 #include "launch.cuh"
-#include "topk_rank.cuh"
 
 namespace sparse_attn::cuda::portable {
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    rank_kernel(const __grid_constant__ AttentionParams params,
+                const __grid_constant__ GridPlan plan, Threshold* thresholds) {
+  extern __shared__ __align__(128) char dynamic_smem[];
+  char* smem = held_address(dynamic_smem);
+  auto& storage = *reinterpret_cast<topk::RankStorage<Config>*>(smem + Config::kShape.smem_bytes());
+  QueryTile<Config> tile(params, smem, true);
+  if (!tile.find(plan)) return;
+  const uint32_t ring = ptx::shared_address(smem);
+  tile.load_queries(ring);
+  ptx::cp_async_commit();
+  tile.prepare();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  typename Config::Products products;
+  products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
+  __syncthreads();
+  TileScores<Config> scores{tile, products, ring};
+  topk::rank_rows<Config>(scores, storage, thresholds);
+}
 
 template <typename T, int HEAD_DIM>
 Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice) {
@@ -12,7 +34,8 @@ Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice)
   using Top = Config<T, KernelKind::kTop, HEAD_DIM>;
   static_assert(Rank::BLOCK_Q == Top::BLOCK_Q, "both walk the same grid");
   constexpr int32_t kRankBytes = kRankRowBytes * Rank::BLOCK_Q;
-  static_assert(sizeof(RankStorage<Rank>) == kRankBytes, "topk_fits counts what the pass holds");
+  static_assert(sizeof(topk::RankStorage<Rank>) == kRankBytes,
+                "topk_fits counts what the pass holds");
   GridPlan plan = plan_grid<Rank::BLOCK_Q>(params);
   const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
                     ceil_div(plan.heads, plan.heads_at_once));

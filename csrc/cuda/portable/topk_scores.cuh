@@ -1,20 +1,12 @@
-// Score tiles for the passes that rank: the keys of visited tiles, one after the other or sampled,
-// in two slots of shared memory. Called by the threshold pass of every top-k (topk.cuh) and by the
-// ranking pass of plain ones (topk_rank.cuh).
+// Score tiles of the passes that rank, by mma.sync: the keys of visited tiles, one after the other
+// or sampled, in two slots of shared memory. Called by the threshold pass of every top-k (topk.cuh)
+// and by the ranking pass of plain ones (topk_launch.cuh).
 #pragma once
 
+#include "../topk/score_tiles.cuh"
 #include "mask.cuh"
 
 namespace sparse_attn::cuda::portable {
-
-/// Which of a query tile's steps are visited: every `step`-th.
-struct Stride {
-  int32_t step = 1;
-
-  /// At least `least` of `steps` steps, evenly spread; all where there are fewer.
-  __device__ static Stride sample(int32_t steps, int32_t least) { return {imax(steps / least, 1)}; }
-  __device__ __forceinline__ int32_t first() const { return step / 2; }
-};
 
 /// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where the
 /// pattern does not allow a key.
@@ -25,7 +17,7 @@ struct TileScores {
   uint32_t ring;
 
   template <typename Function>
-  __device__ __forceinline__ void visit(Stride stride, const Function& function) const {
+  __device__ __forceinline__ void visit(topk::Stride stride, const Function& function) const {
     const auto walk = tile.walk();
     const bool has_bits = tile.params.pattern.list.has_bits();
     int32_t position = stride.first();
@@ -63,7 +55,8 @@ struct TileScores {
   }
 
   template <typename Function>
-  __device__ __forceinline__ void visit_straight(Stride stride, const Function& function) const {
+  __device__ __forceinline__ void visit_straight(topk::Stride stride,
+                                                 const Function& function) const {
     visit(stride, function);
   }
 };

@@ -1,16 +1,16 @@
-// The ranking pass of token top-k for cases that the dense kernel serves (Config kRank): per row
-// the k-th highest q.k and the last key that an exact tie still admits.
+// The ranking pass of token top-k over an engine's score tiles: per row the k-th highest q.k and
+// the last key that an exact tie still admits.
 //   1 sample   the spread of two tiles' scores, then a histogram of some thousand keys
-//   2 bracket  bins that hold the k-th score all but surely, each with few of the row's scores
-//   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
-//   4 choose   one more walk gathers the bin's scores, which are ranked one by one
+//   2 bracket  bins that hold the k-th score with high probability, each with few of the row's
+//   scores 3 count    one walk over all tiles; rows whose bin holds many scores divide it again 4
+//   choose   one more walk gathers the bin's scores, which are ranked one by one
 // Counts are exact, so that a poor sample costs time and nothing else.
 #pragma once
 
-#include "topk_bracket.cuh"
-#include "topk_candidates.cuh"
+#include "bracket.cuh"
+#include "candidates.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda::topk {
 
 /// The ranking kernel's shared memory behind the tiles.
 template <typename Config>
@@ -57,8 +57,7 @@ template <typename Config, typename Source>
 __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& storage,
                                           Threshold* thresholds) {
   constexpr int32_t kSampleTiles = 1024 / Config::BLOCK_KV;
-  const QueryTile<Config>& tile = source.tile;
-  const AttentionParams& params = tile.params;
+  const auto& tile = source.tile;
 
   // A lane looks after one row of its warp.
   const int first_row = threadIdx.x / 32 * Config::kWarpRows;
@@ -67,13 +66,13 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
   RowRank& row = storage.rows[own];
   uint32_t* histogram = storage.histograms + own * kBinPitch;
   const Interval keys = tile.lane_keys();
-  const uint32_t k = params.pattern.topk;
-  const bool ranked = has_row && keys.size() > params.pattern.topk;
+  const int32_t k = tile.params.pattern.topk;
+  const bool ranked = has_row && keys.size() > k;
   if (has_row) {
     row = RowRank{};
     storage.thresholds[own] = {kLowestKey, kUnlimited};
   }
-  const int32_t steps = tile.state.walk.steps;
+  const int32_t steps = tile.num_steps();
   if (__syncthreads_or(ranked)) {
     spread_bins<Config>(source, steps, storage.rows);
 #pragma unroll 1
@@ -88,8 +87,7 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
       if (sampling) {
         int32_t sampled = 0;
         for (int32_t at = stride.first(); at < steps; at += stride.step) {
-          int32_t begin = (at + tile.state.walk.tile_offset) * Config::BLOCK_KV;
-          sampled += intersect(keys, {begin, begin + Config::BLOCK_KV}).size();
+          sampled += intersect(keys, tile.keys_of_step(at)).size();
         }
         row.bins = bracket_bins(row.bins, histogram, sampled, keys.size(), k);
       } else {
@@ -121,32 +119,8 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
   }
   __syncwarp();
   if (has_row && own < tile.work.rows.size()) {
-    int64_t head = int64_t{tile.work.batch} * params.problem.heads_q + tile.work.head;
-    int64_t i = tile.work.slice.rows.at(tile.work.rows.begin + own);
-    thresholds[head * params.problem.seq_q + i] = storage.thresholds[own];
+    thresholds[tile.row_index(own)] = storage.thresholds[own];
   }
 }
 
-template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    rank_kernel(const __grid_constant__ AttentionParams params,
-                const __grid_constant__ GridPlan plan, Threshold* thresholds) {
-  extern __shared__ __align__(128) char dynamic_smem[];
-  char* smem = held_address(dynamic_smem);
-  auto& storage = *reinterpret_cast<RankStorage<Config>*>(smem + Config::kShape.smem_bytes());
-  QueryTile<Config> tile(params, smem, true);
-  if (!tile.find(plan)) return;
-  const uint32_t ring = ptx::shared_address(smem);
-  tile.load_queries(ring);
-  ptx::cp_async_commit();
-  tile.prepare();
-  ptx::cp_async_wait<0>();
-  __syncthreads();
-  typename Config::Products products;
-  products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
-  __syncthreads();
-  TileScores<Config> scores{tile, products, ring};
-  rank_rows<Config>(scores, storage, thresholds);
-}
-
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda::topk

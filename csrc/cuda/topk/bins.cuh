@@ -5,7 +5,7 @@
 
 #include "../common/radix_select.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda::topk {
 
 constexpr int kBins = 128;
 constexpr int kBinPitch = kBins + 4;  // words of a row: scores below, the bins, scores above, zeros
@@ -109,4 +109,4 @@ __device__ inline void rank_bins(const uint32_t* histogram, const uint32_t (&wan
   }
 }
 
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda::topk

@@ -5,9 +5,9 @@
 
 #include <cfloat>
 
-#include "topk_rows.cuh"
+#include "rows.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda::topk {
 
 /// The highest score whose key is `key` at most; the key of -0 is nobody's.
 __device__ inline float highest_score(uint32_t key) {
@@ -119,4 +119,4 @@ __device__ void find_last_ties(Source& source, const RowRank* rows, Threshold* t
   __syncwarp();
 }
 
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda::topk

@@ -1,16 +1,16 @@
 // Where the ranking pass of token top-k stands with each row of a query tile, and the walks over
-// score tiles that move it on: the spread of a few scores, then histograms. Each warp works on its
-// own rows. A Source has visit(stride, function), which calls function(rS, step) for the warp's
-// part of visited tiles: rS = Q K^T, -inf where not allowed. Nothing is scaled there: a positive
-// scale changes no order. visit_straight may do more at once for a function without branches.
+// score tiles (score_tiles.cuh) that move it on: the spread of a few scores, then histograms. Each
+// warp works on its own rows.
 #pragma once
 
 #include "../common/ptx/red.cuh"
+#include "../common/ptx/shared.cuh"
+#include "../common/score_fragment.cuh"
 #include "../common/state.cuh"
-#include "topk_bins.cuh"
-#include "topk_scores.cuh"
+#include "bins.cuh"
+#include "score_tiles.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda::topk {
 
 /// The k-th score of a row lies between two keys.
 struct RowRank {
@@ -96,4 +96,4 @@ __device__ __forceinline__ void count_scores(Source& source, Stride stride, uint
   __syncwarp();
 }
 
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda::topk

@@ -1,10 +1,10 @@
-// From the histogram of a sample of a row's scores to the bins that hold its k-th score all but
-// surely: the sample's scores at ranks a few standard deviations around the expected one.
+// From the histogram of a sample of a row's scores to the bins that hold its k-th score with
+// high probability: the sample's scores at ranks a few standard deviations around the expected one.
 #pragma once
 
-#include "topk_rows.cuh"
+#include "rows.cuh"
 
-namespace sparse_attn::cuda::portable {
+namespace sparse_attn::cuda::topk {
 
 /// `sampled` of the row's `keys` scores were counted in `bins`.
 __device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t* histogram,
@@ -34,4 +34,4 @@ __device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t
   return LinearBins::over(low, high);
 }
 
-}  // namespace sparse_attn::cuda::portable
+}  // namespace sparse_attn::cuda::topk

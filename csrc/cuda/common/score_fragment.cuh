@@ -1,0 +1,32 @@
+// Where a lane's scores stand in a tile: the layout of mma.sync's and wgmma's accumulators, rows of
+// 16 and keys of 8 a fragment. `Config` has kWarpRows, MT, NT and Scores = float[MT][NT][4].
+#pragma once
+
+namespace sparse_attn::cuda {
+
+/// Row of the tile that the lane holds in half `h` of fragment `mt`.
+template <typename Config>
+__device__ __forceinline__ int lane_row(int mt, int h) {
+  return threadIdx.x / 32 * Config::kWarpRows + mt * 16 + h * 8 + threadIdx.x % 32 / 4;
+}
+
+/// Column of the tile of a lane's k-th score of a row.
+__device__ __forceinline__ int lane_column(int k) {
+  return k / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+}
+
+/// Calls function(score, mt, h, k) for the lane's scores, k ascending with the column.
+template <typename Config, typename Function>
+__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
+                                               const Function& function) {
+#pragma unroll
+  for (int mt = 0; mt < Config::MT; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int k = 0; k < 2 * Config::NT; ++k) function(rS[mt][k / 2][2 * h + k % 2], mt, h, k);
+    }
+  }
+}
+
+}  // namespace sparse_attn::cuda
