@@ -94,7 +94,7 @@ struct BlockList {
     return {bits + int64_t{row} * block_q * words, words};
   }
   SPARSE_ATTN_HD ListedRuns runs(int64_t batch, int64_t head, int32_t row, int32_t length) const {
-    head /= heads_per_list;
+    if (heads_per_list > 1) head = static_cast<int32_t>(head) / heads_per_list;
     // Of sequences that differ in length some may have more blocks than the list has rows.
     int32_t said = row < num_q ? counts[batch * count_stride_b + head * count_stride_h + row] : 0;
     int32_t count = imin(imax(said, 0), max_count);

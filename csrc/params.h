@@ -83,13 +83,14 @@ struct Problem {
   SPARSE_ATTN_HD constexpr int32_t widest_dim() const { return imax(head_dim, value_dim); }
 };
 
-/// What keys or values of 8 bits are multiplied by: float32 [B|1, Hkv|1]; 1 without.
+/// What keys or values of 8 bits are multiplied by: float32 [B|1, Hkv|1].
 struct ScaleView {
   const float* data = nullptr;
   int64_t stride_b = 0, stride_h = 0;
 
-  SPARSE_ATTN_HD float at(int64_t b, int64_t head) const {
-    return data == nullptr ? 1.0f : data[b * stride_b + head * stride_h];
+  /// The factor of a query head, `group` of which share a key head.
+  SPARSE_ATTN_HD float at(int64_t b, int32_t head, int32_t group) const {
+    return data[b * stride_b + int64_t{head / group} * stride_h];
   }
 };
 
@@ -164,11 +165,13 @@ struct AttentionParams {
   int32_t device = 0;         // CUDA device index
 
   /// The factor of a query head's products q.k, and that of its output.
-  SPARSE_ATTN_HD float score_scale(int64_t b, int64_t head) const {
-    return scores.scale * keys.key_scale.at(b, head / problem.group());
+  SPARSE_ATTN_HD float score_scale(int64_t b, int32_t head) const {
+    if (keys.key_scale.data == nullptr) return scores.scale;
+    return scores.scale * keys.key_scale.at(b, head, problem.group());
   }
-  SPARSE_ATTN_HD float value_scale(int64_t b, int64_t head) const {
-    return keys.value_scale.at(b, head / problem.group());
+  SPARSE_ATTN_HD float value_scale(int64_t b, int32_t head) const {
+    if (keys.value_scale.data == nullptr) return 1.0f;
+    return keys.value_scale.at(b, head, problem.group());
   }
   /// How many keys of a sequence may be read: under causal none past its last query, where the tail
   /// of a cache may hold anything.
