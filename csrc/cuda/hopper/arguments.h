@@ -72,6 +72,7 @@ struct Arguments {
   int32_t copies = 1;        // that make a tile
   int32_t group = 1;         // query heads that share a key head
   int32_t classes = 1;       // residue classes that own a query
+  HeadPacking packing;       // of query heads
   TileGrid grid;
   int32_t num_tiles = 0;
   bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
@@ -90,6 +91,12 @@ struct Arguments {
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
 
+  /// Tiles that the heads of a group share.
+  SPARSE_ATTN_HD int32_t packs() const { return ceil_div(group, packing.heads); }
+  /// Problems whose tiles hold so many heads: whole groups where heads share tiles.
+  int32_t problems_of(int32_t heads) const {
+    return packing.heads > 1 ? heads / group * packs() : heads * classes;
+  }
   /// Batch entry of a sequence's queries in the maps.
   SPARSE_ATTN_HD int32_t query_batch(int32_t batch) const {
     return params.sequences.packed() ? 0 : batch;

@@ -19,11 +19,12 @@ __device__ __forceinline__ Tiles part_of(Tiles tiles, int32_t first, int32_t cou
   return tiles;
 }
 
-/// The number of row r of a split tile among those of Partials.
-__device__ __forceinline__ int64_t partial_row(const Arguments& args, const Work& work, int32_t r) {
+/// The number of a head's row r of a split tile among those of Partials.
+__device__ __forceinline__ int64_t partial_row(const Arguments& args, const Work& work,
+                                               int32_t head_idx, int32_t r) {
   const Partials& partials = args.partials;
   const int32_t first = partials.first_query(imax(0, work.slice.origin), work.slice.offset);
-  const int64_t head = int64_t{work.batch} * args.params.problem.heads_q + work.head;
+  const int64_t head = int64_t{work.batch} * args.params.problem.heads_q + head_idx;
   return (head - partials.first_head) * partials.rows + work.slice.rows.at(r) - first;
 }
 

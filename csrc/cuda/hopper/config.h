@@ -33,6 +33,7 @@ struct Config {
   static constexpr bool kLeads =
       kKind == KernelKind::kGeneral || kBiased;        // lead views and global rows
   static constexpr bool kSplits = kLeads;              // takes chunks of keys
+  static constexpr bool kPacks = kSplits && !kBiased;  // takes tiles of several query heads
   static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
   // Sequences of any length, keys in pages.
   static constexpr bool kRagged = !kPlain && !kHalf && !kBiased;
@@ -109,6 +110,7 @@ __device__ __forceinline__ ViewPlace view_place(const View& view, int32_t dilati
 struct Work {
   int32_t batch = -1;  // -1: there is no more
   int32_t head = 0, head_kv = 0;
+  int32_t heads = 1;  // that share the tile, from `head` on
   int32_t first_row = 0;
   int16_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
   int16_t chunks = 0;  // of the query tile

@@ -200,9 +200,11 @@ class Consumer {
 
   // ---- Scores -----------------------------------------------------------------------------------
 
-  /// The first of this thread's two rows, in the query tile.
+  /// The first of this thread's two rows, in the query tile; where heads share it, in that of its
+  /// head: all heads see the same.
   __device__ __forceinline__ int32_t tile_row() const {
-    return consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
+    const int32_t row = consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
+    return C::kPacks ? args_.packing.row(row) : row;
   }
 
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.

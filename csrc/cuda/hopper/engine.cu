@@ -110,21 +110,25 @@ bool is_plain(const Arguments& args) {
 /// The partial results of a call.
 struct PartialPlan {
   KeySplit split;
+  HeadPacking packing;
   int64_t rows = 0;        // of a head
   int64_t head_bytes = 0;  // of a head
-  int64_t heads = 0;       // that have room at once
+  int64_t heads = 0;       // that have room at once; whole groups where heads share tiles
 };
 
 PartialPlan plan_partials(const AttentionParams& params, TileShape tile) {
   constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head takes
   PartialPlan plan;
   plan.split = plan_key_split(params, tile);
+  plan.packing = {1, tile.block_q};
   if (plan.split.chunks == 0) return plan;
   plan.rows = plan.split.rows(params.problem, tile);
   const int64_t chunk_bytes = sizeof(float2) + tile.head_dim * sizeof(float);
   const int64_t row_bytes = plan.split.chunks * chunk_bytes + sizeof(int32_t);
   plan.head_bytes = plan.rows * row_bytes;
-  plan.heads = std::min(std::max<int64_t>(kMostBytes / plan.head_bytes, 1),
+  plan.packing = pack_heads(params, tile, plan.split);
+  const int64_t least = plan.packing.heads > 1 ? params.problem.group() : 1;
+  plan.heads = std::min(std::max<int64_t>(kMostBytes / plan.head_bytes / least, 1) * least,
                         int64_t{params.problem.batch} * params.problem.heads_q);
   return plan;
 }
@@ -251,6 +255,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
   }
   const PartialPlan plan = plan_partials(params, tile);
   args->split = plan.split;
+  args->packing = plan.packing;
   if (args->split.chunks > 0) {
     Partials& partials = args->partials;
     partials.rows = static_cast<int32_t>(plan.rows);
@@ -262,7 +267,7 @@ void arrange_tiles(TileShape tile, Arguments* args) {
     partials.out = reinterpret_cast<float*>(memory);
     partials.state = reinterpret_cast<float2*>(partials.out + states * partials.columns);
     partials.chunks = reinterpret_cast<int32_t*>(partials.state + states);
-    args->split_items = partials.heads * args->classes * args->split.items();
+    args->split_items = args->problems_of(partials.heads) * args->split.items();
     args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
   }
 
@@ -301,7 +306,7 @@ bool next_section(Arguments* args) {
   const Problem& problem = args->params.problem;
   partials.first_head += partials.heads;
   partials.heads = imin(partials.heads, problem.batch * problem.heads_q - partials.first_head);
-  args->split_items = args->num_tiles = partials.heads * args->classes * args->split.items();
+  args->split_items = args->num_tiles = args->problems_of(partials.heads) * args->split.items();
   return partials.heads > 0;
 }
 

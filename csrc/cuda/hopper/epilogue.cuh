@@ -45,7 +45,9 @@ class Epilogue {
       if (is_chunk(work)) {
         if (lane_ % 4 == 0 && row < work.slice.rows.length) {
           args_.partials.state[partial(work, row)] = {log2_of_maximum(rows.m[r]), l};
-          if (work.chunk == 0) args_.partials.chunks[partial_row(args_, work, row)] = work.chunks;
+          if (work.chunk == 0) {
+            args_.partials.chunks[partial_row(args_, work, head_of(work), row)] = work.chunks;
+          }
         }
         continue;
       }
@@ -117,14 +119,22 @@ class Epilogue {
     return ptx::clamp(exponent, FLT_MAX);
   }
 
-  /// Row r of this thread's two, in the slice.
+  /// The head of this warp's rows.
+  __device__ __forceinline__ int32_t head_of(const Work& work) const {
+    return C::kPacks ? work.head + args_.packing.head(row_) : work.head;
+  }
+
+  /// Row r of this thread's two, in the slice; kUnlimited if their head does not exist.
   __device__ __forceinline__ int32_t row_of(const Work& work, int r) const {
-    return work.first_row + row_ + lane_ / 4 + 8 * r;
+    const int32_t in_warp = lane_ / 4 + 8 * r;
+    if (!C::kPacks) return work.first_row + row_ + in_warp;
+    if (head_of(work) >= work.head + work.heads) return kUnlimited;
+    return work.first_row + args_.packing.row(row_) + in_warp;
   }
 
   /// Where the chunk's results of a row lie.
   __device__ __forceinline__ int64_t partial(const Work& work, int32_t row) const {
-    return args_.partials.at(partial_row(args_, work, row), work.chunk);
+    return args_.partials.at(partial_row(args_, work, head_of(work), row), work.chunk);
   }
 
   __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],

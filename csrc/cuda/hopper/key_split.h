@@ -15,6 +15,7 @@ struct TileShape {
   int32_t block_q, block_kv;
   int32_t head_dim = 0;
   bool splits = false;  // the kernel takes chunks
+  bool packs = false;   // and tiles of several query heads
 };
 
 struct KeySplit {
@@ -51,21 +52,30 @@ inline int32_t most_visited(const AttentionParams& params, TileShape tile) {
   return pattern.shared_axis() ? imin(main + lead, all) : imin(main, all) + lead;
 }
 
-/// The split of a call with few query tiles a head. The fewer there are, the more chunks each has.
+/// How many chunks the keys of few rows have; figures in docs/kernels/hopper.md. A device is full
+/// with the fewer of them the more rows there are, and each costs the merge of its results.
+struct ChunkRule {
+  int32_t rows;   // up to so many
+  int32_t least;  // key tiles of a chunk, at least
+  int32_t most;   // chunks, at most
+};
+constexpr ChunkRule kChunkRules[] = {
+    {32, 2, 16}, {64, 4, 16}, {128, 4, 8}, {256, 8, 8}, {512, 32, 4}};
+
+/// The split of a call with few query tiles a head.
 inline KeySplit split_few_tiles(const AttentionParams& params, TileShape tile) {
-  constexpr int32_t kFewTiles = 4;  // more fill a device
-  constexpr int32_t kChunk = 8;     // key tiles that are worth a chunk of a single query tile
+  constexpr int32_t kManyTiles = 16;  // of keys; fewer are not worth a merge
   const int32_t classes = params.pattern.classes(params.problem.seq_q);
   const int32_t class_tiles = ceil_div(ceil_div(params.problem.seq_q, classes), tile.block_q);
-  const int32_t row_tiles = classes * class_tiles;
-  if (row_tiles > kFewTiles) return {};
-  KeySplit split;
-  split.tiles = class_tiles;
-  split.least = kChunk * row_tiles;  // the more tiles there are, the less the device is idle
-  split.chunks = imin(kMostChunks / row_tiles, most_visited(params, tile) / split.least);
-  if (split.chunks <= 1) return {};
-  split.all = true;
-  return split;
+  const int32_t rows = classes == 1 ? params.problem.seq_q : classes * class_tiles * tile.block_q;
+  const int32_t visited = most_visited(params, tile);
+  for (const ChunkRule& rule : kChunkRules) {
+    if (rows > rule.rows) continue;
+    const int32_t chunks = imin(rule.most, visited / rule.least);
+    if (visited < kManyTiles || chunks <= 1) return {};
+    return {class_tiles, chunks, rule.least, true};
+  }
+  return {};
 }
 
 /// The split of the tiles with global rows.
@@ -106,6 +116,34 @@ inline KeySplit split_gathered_rows(const AttentionParams& params, TileShape til
   return split;
 }
 
+/// How query heads that share a key head lie in one query tile.
+struct HeadPacking {
+  int32_t heads = 1;   // of a tile, at most
+  int32_t rows = 0;    // that each has of it
+  int32_t shift = 31;  // 1 << shift rows, where there are several heads
+
+  /// Which of the heads a row of the tile is of, and its number among the head's.
+  SPARSE_ATTN_HD constexpr int32_t head(int32_t row) const { return row >> shift; }
+  SPARSE_ATTN_HD constexpr int32_t row(int32_t row) const { return row & (rows - 1); }
+};
+
+/// The packing of a call with few query tiles a head, whose keys are then read once for several
+/// heads. A tile has all rows of a head, and warps are of one head each, so that a
+/// row's bits are those of a tile of that head alone.
+inline HeadPacking pack_heads(const AttentionParams& params, TileShape tile,
+                              const KeySplit& split) {
+  const HeadPacking alone = {1, tile.block_q};
+  const BoundsView& bounds = params.scores.bounds;
+  const bool same_keys = bounds.data == nullptr || bounds.stride_h == 0;  // for all heads
+  const bool packs = tile.packs && split.all && params.pattern.dilation == 1 && same_keys &&
+                     params.outputs.rows == nullptr;
+  if (!packs || params.problem.group() == 1) return alone;
+  int32_t shift = 4;  // whole warps
+  while (1 << shift < params.problem.seq_q) ++shift;
+  const int32_t rows = 1 << shift;
+  return rows < tile.block_q ? HeadPacking{tile.block_q / rows, rows, shift} : alone;
+}
+
 /// The kernel of calls that are neither plain nor listed.
 inline Tiling general_tiling(const AttentionParams& params) {
   constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
@@ -118,7 +156,9 @@ inline TileShape split_tile(const AttentionParams& params) {
   const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
   const int32_t height = shape_of(tiling).consumers * kConsumerRows;
   const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
-  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, head_dim > 0 && ranges};
+  const bool splits = head_dim > 0 && ranges;
+  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, splits,
+          splits && tiling == Tiling::kGeneral};
 }
 
 /// Whether a sequence, of those whose lengths the device alone knows, may be one whose own call is

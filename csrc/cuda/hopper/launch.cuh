@@ -52,10 +52,10 @@ Status launch(Arguments args) {
   static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
-  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM, C::kSplits}, &args);
+  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM, C::kSplits, C::kPacks}, &args);
 
   TensorMaps maps;
-  BoxShape box = {C::kSlabColumns, C::kColumns,    kConsumerRows,
+  BoxShape box = {C::kSlabColumns, C::kColumns,    imin(args.packing.rows, kConsumerRows),
                   kWarpRows,       args.copy_rows, C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
   if (!status.ok()) return status;

@@ -245,14 +245,20 @@ class Loader {
       uint32_t tile = ptx::smem_address(smem_.query[query_.index][lane_]);
       const ViewPlace at =
           view_place(work.slice.rows, args_.params.pattern.dilation, work.sequence_row);
+      const HeadPacking& packing = args_.packing;
 #pragma unroll 1
-      for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
-        ptx::tma_load(
-            tile + slab * kConsumerRows * C::kRowBytes, &maps_.query[work.query_rows],
-            {slab * args_.at.slab_columns, at.row + work.first_row + lane_ * kConsumerRows,
-             at.class_idx * args_.at.query_step + slab * args_.at.slab_step, work.head,
-             args_.query_batch(work.batch)},
-            full, ptx::kEvictFirst);
+      for (int32_t row = 0; row < kConsumerRows; row += packing.rows) {
+        const int32_t in_tile = lane_ * kConsumerRows + row, head = packing.head(in_tile);
+#pragma unroll 1
+        for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
+          ptx::tma_load(tile + (slab * kConsumerRows + row) * C::kRowBytes,
+                        &maps_.query[work.query_rows],
+                        {slab * args_.at.slab_columns,
+                         at.row + work.first_row + in_tile - head * packing.rows,
+                         at.class_idx * args_.at.query_step + slab * args_.at.slab_step,
+                         work.head + head, args_.query_batch(work.batch)},
+                        full, ptx::kEvictFirst);
+        }
       }
     }
     __syncwarp();

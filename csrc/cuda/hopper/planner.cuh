@@ -64,9 +64,17 @@ class Planner {
   /// A chunk of the keys of a query tile.
   __device__ __forceinline__ Work decode_split(int32_t item) {
     const KeySplit& split = args_.split;
-    const int32_t problem = item / split.items();
+    int32_t problem = item / split.items();
     const int32_t in_problem = item - problem * split.items();
+    int32_t heads = 1;
+    if (C::kPacks && args_.packing.heads > 1) {
+      const int32_t group = problem / args_.packs();
+      const int32_t first = (problem - group * args_.packs()) * args_.packing.heads;
+      heads = imin(args_.packing.heads, args_.group - first);
+      problem = group * args_.group + first;
+    }
     Work work = place(args_.partials.first_head * args_.classes + problem);
+    work.heads = heads;
     work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
                      in_problem / split.chunks * C::BLOCK_Q;
     work.chunk = static_cast<int16_t>(in_problem % split.chunks);

@@ -86,7 +86,7 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
   auto step = [&](const TensorView& tensor) -> int32_t {
     return folded ? static_cast<int32_t>(tensor.stride_s / box.slab) : 1;
   };
-  const int32_t query_copies = folded ? 1 : slabs;
+  const int32_t query_copies = folded && box.query_rows == kConsumerRows ? 1 : slabs;
   const int32_t key_copies = folded && box.key_rows == box.lead_rows ? 1 : slabs;
   *coordinates = {query_copies,          key_copies,
                   folded ? 0 : box.slab, folded ? 1 : 0,
