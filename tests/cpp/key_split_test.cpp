@@ -96,6 +96,42 @@ void test_few_queries() {
   }
 }
 
+/// Whole warps of a tile have the rows of a head, whatever the group; nobody else shares a tile.
+void test_packing() {
+  constexpr TileShape kTile = {128, 128, 128, true, true};
+  for (int32_t seq_q : {1, 16, 17, 32, 50, 64, 65, 128, 200}) {
+    const std::string text = std::to_string(seq_q) + " queries";
+    AttentionParams params = case_of(seq_q, 65536, 0, 0);
+    params.pattern.left = params.pattern.right = kUnlimited;
+    const KeySplit split = plan_key_split(params, kTile);
+    CHECK(pack_heads(params, kTile, split).heads == 1, "a group of one, " + text);
+    int32_t rows = 0;
+    for (int32_t group : {2, 3, 4, 32}) {
+      params.problem.heads_q = group;
+      const HeadPacking packing = pack_heads(params, kTile, split);
+      CHECK(packing.heads * packing.rows == 128 && (packing.heads > 1) == (seq_q <= 64), text);
+      CHECK(rows == 0 || rows == packing.rows, "the group changes the rows of a head, " + text);
+      rows = packing.rows;
+      if (packing.heads == 1) continue;
+      CHECK(rows >= seq_q && rows % 16 == 0 && (rows == 16 || rows < 2 * seq_q), text);
+      for (int32_t row = 0; row < 128; ++row) {
+        CHECK(packing.head(row) * rows + packing.row(row) == row, text);
+      }
+    }
+    AttentionParams other = params;
+    int32_t bounds = 0;
+    other.scores.bounds.data = &bounds;  // only its presence is looked at
+    CHECK(pack_heads(other, kTile, split).heads == pack_heads(params, kTile, split).heads, text);
+    other.scores.bounds.stride_h = 2;
+    CHECK(pack_heads(other, kTile, split).heads == 1, "heads that see other keys, " + text);
+    other = params;
+    other.pattern.dilation = 2;
+    CHECK(pack_heads(other, kTile, split).heads == 1, "residue classes, " + text);
+    CHECK(pack_heads(params, kTile, {}).heads == 1, "keys that are not split, " + text);
+    CHECK(pack_heads(params, {128, 128, 128, true}, split).heads == 1, "another kernel, " + text);
+  }
+}
+
 void test_who_is_not_split() {
   constexpr TileShape kTile = {128, 128, 128, true};
   AttentionParams params = case_of(8192, 8192, 128, 0);
@@ -153,6 +189,7 @@ int main() {
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
   test_few_queries();
   test_gathered_rows();
+  test_packing();
   test_who_is_not_split();
   return check::summary();
 }

@@ -67,3 +67,38 @@ def test_bits_of_a_head_alone(attend, device, Sq):
         own = query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv]
         one, one_lse = attend(sa.Full(), *own, return_lse=True)
         assert torch.equal(one[0, 0], out[b, h]) and torch.equal(one_lse[0, 0], lse[b, h])
+
+
+@pytest.mark.parametrize(
+    ("name", "Sq", "group"),
+    [("full", 16, 5), ("sinks", 17, 3), ("globals", 33, 2), ("full", 64, 4)],
+)
+@pytest.mark.parametrize("arguments", ["plain", "causal", "softcap-and-sinks", "bounds"])
+def test_bits_of_a_head_in_its_group(attend, device, name, arguments, Sq, group):
+    """Of heads that an engine may take in one tile, of which the last is not filled."""
+    query, key, value = Shape(2, 2 * group, 2, Sq, KEYS, 64).make(device, torch.bfloat16)
+    pattern, common = PATTERNS[name](), COMMON[arguments](Sq, device)
+    if "sink_logits" in common:
+        common["sink_logits"] = torch.randn(2 * group, device=device)
+    out, lse = attend(pattern, query, key, value, return_lse=True, **common)
+    assert_close_to_reference((out, lse), query, key, value, pattern, **common)
+    for b, h in ((0, 0), (0, group - 1), (1, group), (1, 2 * group - 1)):
+        own = query[b : b + 1, h : h + 1], *(x[b : b + 1, [h // group]] for x in (key, value))
+        alone = dict(common)
+        if "sink_logits" in common:
+            alone["sink_logits"] = common["sink_logits"][h : h + 1]
+        if "key_bounds" in common:
+            alone["key_bounds"] = common["key_bounds"][b : b + 1]
+        one, one_lse = attend(pattern, *own, return_lse=True, **alone)
+        assert torch.equal(one[0, 0], out[b, h]) and torch.equal(one_lse[0, 0], lse[b, h])
+
+
+@pytest.mark.parametrize("Sq", [20])
+def test_bounds_of_each_head(attend, device, Sq):
+    """Heads of one group that see different keys."""
+    tensors = Shape(1, 4, 1, Sq, KEYS, 64).make(device, torch.bfloat16)
+    of_head = bounds(Sq)[:1].repeat(1, 4, 1, 1)
+    of_head[:, 1] = torch.tensor([3000, 3100], dtype=torch.int32)
+    of_head[:, 3] = 0
+    result = attend(sa.Full(), *tensors, return_lse=True, key_bounds=of_head.to(device))
+    assert_close_to_reference(result, *tensors, sa.Full(), key_bounds=of_head.to(device))

@@ -117,7 +117,7 @@ struct PartialPlan {
 };
 
 PartialPlan plan_partials(const AttentionParams& params, TileShape tile) {
-  constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head takes
+  constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
   PartialPlan plan;
   plan.split = plan_key_split(params, tile);
   plan.packing = {1, tile.block_q};

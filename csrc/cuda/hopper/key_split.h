@@ -128,15 +128,14 @@ struct HeadPacking {
 };
 
 /// The packing of a call with few query tiles a head, whose keys are then read once for several
-/// heads. A tile has all rows of a head, and warps are of one head each, so that a
-/// row's bits are those of a tile of that head alone.
+/// heads. A tile has all rows of a head, and warps are of one head each, so that a row's bits are
+/// those of a tile of that head alone.
 inline HeadPacking pack_heads(const AttentionParams& params, TileShape tile,
                               const KeySplit& split) {
   const HeadPacking alone = {1, tile.block_q};
   const BoundsView& bounds = params.scores.bounds;
   const bool same_keys = bounds.data == nullptr || bounds.stride_h == 0;  // for all heads
-  const bool packs = tile.packs && split.all && params.pattern.dilation == 1 && same_keys &&
-                     params.outputs.rows == nullptr;
+  const bool packs = tile.packs && split.all && params.pattern.dilation == 1 && same_keys;
   if (!packs || params.problem.group() == 1) return alone;
   int32_t shift = 4;  // whole warps
   while (1 << shift < params.problem.seq_q) ++shift;
