@@ -29,6 +29,8 @@ class Tried:
     name : str
     pairs : float
         Share of the allowed pairs, by the local figures.
+    cost : float
+        Time of the attention that the search predicts, as a share of dense attention's.
     kept : float
         Top-1 agreement, or cosine.
     loss : float
@@ -38,6 +40,7 @@ class Tried:
 
     name: str
     pairs: float
+    cost: float
     kept: float
     loss: float
     chosen: bool
@@ -145,11 +148,12 @@ class Advice:
 
     def table(self) -> str:
         """Return what was tried, and how many key heads have which candidate."""
-        head = ("tried", "pairs", self.figure, "loss")
+        head = ("tried", "pairs", "time", self.figure, "loss")
         rows = [head]
         for tried in self.tried:
             name = f"* {tried.name}" if tried.chosen else f"  {tried.name}"
-            rows.append((name, f"{tried.pairs:.1%}", f"{tried.kept:.1%}", f"{tried.loss:.4f}"))
+            shares = f"{tried.pairs:.1%}", f"{tried.cost:.1%}", f"{tried.kept:.1%}"
+            rows.append((name, *shares, f"{tried.loss:.4f}"))
         text = _aligned(rows)
         heads = Counter(self.choice.values())
         counted = [("key heads", "candidate")]

@@ -63,7 +63,9 @@ def advise(
        added to what is asked and the search goes on, twice; then the sparse choice that kept most
        follows. The advice names how many were judged.
 
-    Nothing is random: without `minutes`, equal inputs give an equal policy.
+    Pairs are the same on every machine. Beside them stands the time that attention is predicted to
+    take: visited tiles, by rates that are measured once on a device and kept. Nothing is random:
+    without `minutes`, equal inputs give an equal policy.
 
     Parameters
     ----------
@@ -277,7 +279,10 @@ class _Run:
         rows: list[PolicyQuality],
         times: dict[int, tuple[float, float]],
     ) -> Advice:
-        tried = [Tried(o.name, o.pairs, o.kept, o.loss, o is chosen) for o in search.tried.values()]
+        tried = [
+            Tried(o.name, o.pairs, o.cost, o.kept, o.loss, o is chosen)
+            for o in search.tried.values()
+        ]
         (dense,) = (o for o in search.tried.values() if set(o.choice.values()) == {"dense"})
         figure = "top-1 agreement" if rows and rows[-1].top1 is not None else "cosine"
         if not rows and self._predicts_tokens():

@@ -16,6 +16,7 @@ import torch
 from .._checks import refuse
 from ..patterns import Full, Pattern
 from ..quality._compare import Reference
+from ._rates import cost
 
 __all__ = ["Local", "Unit"]
 
@@ -31,9 +32,10 @@ class Local:
     candidates : mapping of str to Pattern
         Dense attention is the last.
     figures : dict
-        By unit, then by candidate: error, mass kept and share of pairs. The error's square is the
-        squared difference of the head's output over the square of the whole layer's, so that heads
-        of a layer compare and add up.
+        By unit, then by candidate: error, mass kept, share of pairs and cost. The error's square is
+        the squared difference of the head's output over the square of the whole layer's, so that
+        heads of a layer compare and add up. The cost is the predicted share of dense attention's
+        time.
     allowed : dict
         By unit: how many pairs it has, as a share of all units'.
     skipped : set of int
@@ -41,7 +43,7 @@ class Local:
     """
 
     candidates: Mapping[str, Pattern]
-    figures: dict[Unit, dict[str, tuple[float, float, float]]] = field(default_factory=dict)
+    figures: dict[Unit, dict[str, tuple[float, float, float, float]]] = field(default_factory=dict)
     allowed: dict[Unit, float] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     step: Callable[..., None] = field(default=lambda name, steps=1: None, repr=False)
@@ -65,7 +67,7 @@ class Local:
         seen = self._seen[layer] = self._seen.get(layer, 0) + 1
         for name, candidate in self.candidates.items():
             if candidate == Full():
-                rows = [[0.0, 1.0, 1.0]] * heads
+                rows = [[0.0, 1.0, 1.0, 1.0]] * heads
             else:
                 kept = reference.compare(candidate)
                 error = kept.squares / reference.squares.sum().clamp(min=1e-30)
@@ -76,6 +78,9 @@ class Local:
                     kept.pairs_by_head.unflatten(1, (heads, -1)).mean((0, 2)),
                 ]
                 rows = torch.stack(by_head, 1).tolist()
+                pairs = [row[2] for row in rows]
+                costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
+                rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]
             for head, row in enumerate(rows):
                 self._add((layer, head), name, row, seen)
         self.step(f"local errors, layer {layer}")
@@ -88,7 +93,7 @@ class Local:
         own = self.figures.setdefault(unit, {})
         old = own.get(name, (0.0,) * len(row))
         mean = [before + (now - before) / seen for before, now in zip(old, row, strict=True)]
-        own[name] = (mean[0], mean[1], mean[2])
+        own[name] = (mean[0], mean[1], mean[2], mean[3])
 
     def finish(self, owner: str) -> None:
         """Make weights of the units' pairs; refuse a model whose attention was not seen."""
@@ -100,3 +105,7 @@ class Local:
     def pairs(self, choice: Mapping[Unit, str]) -> float:
         """Return the share of all pairs that a choice of candidates visits."""
         return sum(self.allowed[u] * self.figures[u][name][2] for u, name in choice.items())
+
+    def cost(self, choice: Mapping[Unit, str]) -> float:
+        """Return the predicted share of dense attention's time."""
+        return sum(self.allowed[u] * self.figures[u][name][3] for u, name in choice.items())

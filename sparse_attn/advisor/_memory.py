@@ -22,7 +22,7 @@ from ._local import Local, Unit
 __all__ = ["Memory"]
 
 #: Of what the file holds; another one's is begun anew.
-FORMAT = 2
+FORMAT = 3
 
 
 class Memory:

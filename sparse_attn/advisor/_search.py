@@ -34,6 +34,8 @@ class Outcome:
         Units that it does not name are dense.
     pairs : float
         Share of all pairs, by the local figures.
+    cost : float
+        Predicted share of dense attention's time.
     kept : float
         Top-1 agreement with dense attention, or the outputs' cosine where there are no tokens.
     loss : float
@@ -46,6 +48,7 @@ class Outcome:
     name: str
     choice: Choice
     pairs: float
+    cost: float
     kept: float
     loss: float
     error: float
@@ -84,7 +87,7 @@ class Search:
         figures = self.local.figures[unit]
 
         def cost(name: str) -> tuple[float, str]:
-            error, _, pairs = figures[name]
+            error, _, pairs, _ = figures[name]
             return pairs + weight * error**2, name
 
         return min(figures, key=cost)
@@ -93,9 +96,8 @@ class Search:
         """Judge a choice on the model's output, once."""
         key = tuple(choice[unit] for unit in sorted(choice))
         if key not in self.tried:
-            self.tried[key] = Outcome(
-                name, choice, self.local.pairs(choice), *self.judge(name, choice)
-            )
+            shares = self.local.pairs(choice), self.local.cost(choice)
+            self.tried[key] = Outcome(name, choice, *shares, *self.judge(name, choice))
         return self.tried[key]
 
     def weigh(

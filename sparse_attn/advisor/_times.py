@@ -1,4 +1,4 @@
-"""Seconds of a model's forward, at any length and under any policy."""
+"""Seconds of a model's forward, at any length and under any policy, and of single calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_integer, check_kind, refuse
+from ..functional import sparse_attention
 from ..patterns import Pattern
 from ..policy import Policy
 from ..quality._model import call_model
 
-__all__ = ["checked_lengths", "length_of", "resized", "seconds_of", "stopwatch"]
+__all__ = [
+    "checked_lengths",
+    "length_of",
+    "random_tensors",
+    "resized",
+    "seconds_of",
+    "seconds_of_call",
+    "stopwatch",
+]
 
 RUNS = 3
 
@@ -67,3 +76,24 @@ def seconds_of(
             call_model(model, call)
             taken.append(stopwatch() - began)
     return statistics.median(taken)
+
+
+def random_tensors(query: torch.Tensor, key: torch.Tensor, length: int) -> list[torch.Tensor]:
+    """Return query, key and value of a length, with the heads, dtype and device of these."""
+    return [
+        torch.randn(1, like.shape[1], length, like.shape[3], device=like.device).to(like.dtype)
+        for like in (query, key, key)
+    ]
+
+
+def seconds_of_call(tensors: list[torch.Tensor], pattern: Pattern) -> float:
+    """Return the median seconds of a causal call, after one that warms up."""
+    query, key, value = tensors
+
+    def call() -> float:
+        began = stopwatch()
+        sparse_attention(query, key, value, pattern, is_causal=True)
+        return stopwatch() - began
+
+    call()
+    return statistics.median(call() for _ in range(RUNS))

@@ -190,7 +190,10 @@ def search_over(errors, margin=0.0):
     """A search over two units whose output loses what the local errors say."""
     local = Local({"sparse": sa.Band(1), "dense": sa.Full()})
     for unit, error in errors.items():
-        local.figures[unit] = {"sparse": (error, 0.5, 0.1), "dense": (0.0, 1.0, 1.0)}
+        local.figures[unit] = {
+            "sparse": (error, 0.5, 0.1, 0.1),
+            "dense": (0.0, 1.0, 1.0, 1.0),
+        }
         local.allowed[unit] = 1 / len(errors)
 
     def judge(name, choice):
@@ -301,6 +304,7 @@ def test_profile_says_when_it_is_not_worth_it():
 
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     from sparse_attn.advisor import _crossover
+    from sparse_attn.advisor._kept import cache_file
 
     monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(_crossover, "LAST", {"cpu": 1024})
@@ -311,7 +315,7 @@ def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
         slow = pattern == sa.Band(20) or (pattern == sa.Band(9) and lengths[-1] < 256)
         return 1.0 if pattern == sa.Full() else 2.0 if slow else 0.5
 
-    monkeypatch.setattr(_crossover, "_seconds", seconds)
+    monkeypatch.setattr(_crossover, "seconds_of_call", seconds)
     query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 1, 16)
     assert _crossover.crossover(sa.Band(9), query, key) == 256
     assert lengths == [128, 128, 256, 256, 512, 512]
@@ -321,7 +325,7 @@ def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     assert _crossover.crossover(sa.Band(20), query, key) is None
     assert len(lengths) == measured
     _crossover.crossover(sa.Band(9), query, query)  # other heads
-    _crossover.cache_file().write_text("{")
+    cache_file().write_text("{")
     assert len(lengths) > measured
     assert _crossover.crossover(sa.Band(9), query, key) == 256
     monkeypatch.setenv("SPARSE_ATTN_CACHE", "/proc/nowhere")
@@ -350,3 +354,29 @@ def test_the_time_left_counts_forwards(monkeypatch):
     assert hurried.has_time_for(9, 0.5) is (2 + 18 < 19) and hurried.has_time_for(8, 0.5)
     now[0] += 40
     assert hurried.out_of_time(1.0)() and hurried.left() == 22
+
+
+def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
+    from sparse_attn.advisor import _rates
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(_rates, "_known", {})
+    monkeypatch.setattr(_rates, "LENGTH", {"cpu": 512})
+    timed = []
+
+    def seconds(tensors, pattern):
+        timed.append(type(pattern).__name__)
+        tiles = pattern.cost(512, is_causal=True)
+        return tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0}[timed[-1]]
+
+    monkeypatch.setattr(_rates, "seconds_of_call", seconds)
+    query, key = torch.randn(1, 4, 256, 16), torch.randn(1, 2, 256, 16)
+    band = sa.Band((63, 0))
+    tiles = band.cost(256, is_causal=True) / sa.Full().cost(256, is_causal=True)
+    assert _rates.cost(band, query, key, True, [0.1, 0.1]) == pytest.approx([1.5 * tiles] * 2)
+    found = _rates.cost(sa.BlockTopK(16), query, key, True, [0.1, 0.3])
+    assert found == pytest.approx([0.2, 0.6])
+    assert timed == ["Band", "Full", "BlockSparse", "Full"]
+    monkeypatch.setattr(_rates, "_known", {})  # another process finds them in the file
+    assert _rates.cost(band, query, key, True, [0.1]) == pytest.approx([1.5 * tiles])
+    assert len(timed) == 4

@@ -1,0 +1,78 @@
+"""The time model of the search: visited tiles, times what a tile of that kind of pattern takes.
+
+``pattern.cost`` counts tiles; a rate is the time of a visited tile beside one of dense attention,
+measured once on the device with the model's heads. Rates are rounded, so that the noise of a clock
+does not choose. Choosing blocks is not in them: it takes the same for all masses.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..layout import BlockLayout
+from ..patterns import BlockSparse, BlockTopK, Full, Pattern
+from ._crossover import stands_alone
+from ._kept import kept_figure, place_of
+from ._times import random_tensors, seconds_of_call
+
+__all__ = ["cost"]
+
+#: Keys at which rates are measured: enough that the start of a call does not count.
+LENGTH = {"cpu": 2048, "cuda": 16384}
+#: What rates are rounded to, and the least.
+STEP = 0.1
+_known: dict[str, float] = {}
+
+
+def cost(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, is_causal: bool, pairs: list[float]
+) -> list[float]:
+    """Return the predicted time under a pattern for each head, as a share of dense attention's.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    query, key : Tensor
+        Of the model's call.
+    is_causal : bool
+    pairs : list of float
+        Share of the pairs that each head visits: its tiles, where the data choose them.
+    """
+    rate = _rate(pattern, query, key)
+    try:
+        tiles = pattern.cost(query.shape[2], key.shape[2], is_causal)
+        share = tiles / Full().cost(query.shape[2], key.shape[2], is_causal)
+    except NotImplementedError:  # the data choose, or the module that counts tiles is missing
+        return [rate * own for own in pairs]
+    return [rate * share] * len(pairs)
+
+
+def _rate(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float:
+    kind = type(pattern).__name__
+    name = f"{place_of(query, key)} | a tile of {kind}"
+    if name not in _known:
+        _known[name] = kept_figure(name, lambda: _measured(pattern, query, key))
+    return _known[name]
+
+
+def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float:
+    """Return the time of a pattern's tile over that of a dense one, causal, on random tensors."""
+    length = LENGTH.get(query.device.type, LENGTH["cpu"])
+    timed = pattern if stands_alone(pattern) else _lists_like(pattern, length, query.device)
+    tensors = random_tensors(query, key, length)
+    try:
+        tiles = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
+    except NotImplementedError:
+        return 1.0
+    ratio = seconds_of_call(tensors, timed) / seconds_of_call(tensors, Full())
+    return max(STEP, STEP * round(ratio / tiles / STEP))
+
+
+def _lists_like(pattern: Pattern, length: int, device: torch.device) -> Pattern:
+    """Return lists of a quarter of the blocks, of a pattern's block sizes."""
+    block_q = block_kv = 64
+    if isinstance(pattern, BlockTopK):
+        block_q, block_kv = pattern._blocks
+    i = torch.arange(-(-length // block_q), device=device)[:, None]
+    j = torch.arange(-(-length // block_kv), device=device)
+    return BlockSparse(BlockLayout.from_mask((i + 3 * j) % 4 == 0, block_q, block_kv))
