@@ -127,12 +127,6 @@ Status launch_head_dim(Arguments& args, int32_t most) {
   return launch<Config<kDtype, 128>>(args, most);
 }
 
-bool is_aligned(const TensorView& view) {
-  auto whole = [](int64_t stride) { return stride * 2 % 16 == 0; };
-  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && whole(view.stride_b) &&
-         whole(view.stride_h) && whole(view.stride_s);
-}
-
 }  // namespace
 }  // namespace estimates
 
@@ -146,8 +140,8 @@ bool serves_estimate_hopper(const SelectParams& params, const Estimate& estimate
   const bool whole = per_block >= 8 && per_block <= kKeys && kKeys % per_block == 0;
   return major == 9 && halves && whole && estimate.slices == 1 && params.bounds.data == nullptr &&
          is_common_scale(params.scale) && params.softcap == 0 &&
-         ceil_div(params.block_q, estimate.rows) <= kVectors && is_aligned(estimate.query) &&
-         is_aligned(estimate.key);
+         ceil_div(params.block_q, estimate.rows) <= kVectors &&
+         begins_at_16_bytes(estimate.query, 2) && begins_at_16_bytes(estimate.key, 2);
 }
 
 Status launch_estimate_hopper(const SelectParams& params, const Estimate& estimate,

@@ -12,7 +12,6 @@ namespace {
 static_assert(kLastRows == kVectorTile, "the last rows are one tile");
 constexpr float kUnit = 4294967296.0f;
 constexpr int kLineThreads = 256;
-constexpr int32_t kSpan = 8;  // tiles of keys of a thread block
 
 /// How many of the rows there are, and the first of them.
 __device__ int32_t first_row(const SelectParams& params) {
@@ -46,27 +45,10 @@ struct LineTile {
     return capped(params.scale * products[row * kProductPitch + column], params.softcap);
   }
 
-  /// Writes each row's maximum and the sum of its exponentials; a warp a row.
-  __device__ void write_partial() const {
-    const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
-    const int lane = threadIdx.x % 32;
-    for (int row = threadIdx.x / 32; row < kLastRows; row += blockDim.x / 32) {
-      const Interval keys = keys_of(row);
-      float highest = -INFINITY, sum = 0.0f;
-      for (int c = keys.begin + lane; c < keys.end; c += 32)
-        highest = fmaxf(highest, score(row, c));
-      for (int step = 16; step > 0; step /= 2) {
-        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
-      }
-      for (int c = keys.begin + lane; c < keys.end; c += 32) sum += expf(score(row, c) - highest);
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (lane == 0) lines.partial[(index * tiles + tile) * kLastRows + row] = {highest, sum};
-    }
-  }
-
   /// Puts each probability in its product's place, as an integer.
   __device__ void weigh() const {
     const int lane = threadIdx.x % 32;
+#pragma unroll 4
     for (int row = threadIdx.x / 32; row < kLastRows; row += blockDim.x / 32) {
       const Interval keys = keys_of(row);
       const float lse = lines.lse[index * kLastRows + row];
@@ -105,6 +87,52 @@ struct LineTile {
   }
 };
 
+/// What the lanes of a warp have of its rows: the maximum and the sum of exponentials.
+template <int kWarps>
+struct RowTotals {
+  static constexpr int kRows = kLastRows / kWarps;
+  float highest[kRows], sum[kRows];
+
+  __device__ static int row(int i) { return threadIdx.x / 32 + i * kWarps; }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      highest[i] = -INFINITY;
+      sum[i] = 0.0f;
+    }
+  }
+  __device__ void add(const LineTile& tile) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const Interval keys = tile.keys_of(row(i));
+      float x[kVectorTile / 32], top = highest[i];
+#pragma unroll
+      for (int part = 0; part < kVectorTile / 32; ++part) {
+        const int column = part * 32 + lane;
+        x[part] = keys.contains(column) ? tile.score(row(i), column) : -INFINITY;
+        top = fmaxf(top, x[part]);
+      }
+      const float base = top == -INFINITY ? 0.0f : top;
+      sum[i] *= expf(highest[i] - base);
+#pragma unroll
+      for (float score : x) sum[i] += expf(score - base);
+      highest[i] = top;
+    }
+  }
+  __device__ void write(float2* partial) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float top = highest[i];
+      for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      float all = sum[i] * (highest[i] == -INFINITY ? 0.0f : expf(highest[i] - top));
+      if (isnan(sum[i])) all = sum[i];
+      for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(~0u, all, step);
+      if (threadIdx.x % 32 == 0) partial[row(i)] = {top, all};
+    }
+  }
+};
+
 /// The last rows against some tiles of keys: the first pass takes each row's maximum and sum, the
 /// second adds probabilities to the lines.
 template <typename Product, bool kSums>
@@ -113,7 +141,8 @@ __global__ void __launch_bounds__(Product::kThreads)
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ float products[kLastRows * kProductPitch];
-  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile), spans = ceil_div(tiles, kSpan);
+  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
+  const int32_t spans = ceil_div(params.seq_kv, kLineKeys);
   const int64_t index = blockIdx.x / spans;
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans);
   const int64_t batch = index / params.heads_q, head = index % params.heads_q;
@@ -130,7 +159,10 @@ __global__ void __launch_bounds__(Product::kThreads)
                         {}};
   const Product product = {ptx::shared_address(smem), aligned};
   product.start(tile);
-  for (int32_t t = span * kSpan; t < imin((span + 1) * kSpan, tiles); ++t) {
+  RowTotals<Product::kThreads / 32> totals;
+  totals.clear();
+  constexpr int32_t kTiles = kLineKeys / kVectorTile;
+  for (int32_t t = span * kTiles; t < imin((span + 1) * kTiles, tiles); ++t) {
     tile.key_vectors = {t * kVectorTile, imin((t + 1) * kVectorTile, params.seq_kv)};
     product.compute(tile, products);
     __syncthreads();
@@ -140,26 +172,27 @@ __global__ void __launch_bounds__(Product::kThreads)
       __syncthreads();
       work.add_lines();
     } else {
-      work.write_partial();
+      totals.add(work);
     }
     __syncthreads();
   }
+  if constexpr (!kSums) totals.write(lines.partial + int64_t{blockIdx.x} * kLastRows);
 }
 
-/// Each row's lse, from its tiles in their order; a warp a row.
+/// Each row's lse, from its spans of keys in their order; a warp a row.
 __global__ void __launch_bounds__(32)
     merge_last_rows(const SelectParams params, const LineWorkspace lines) {
-  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
+  const int32_t spans = ceil_div(params.seq_kv, kLineKeys);
   const int64_t index = blockIdx.x / kLastRows;
-  const float2* partial = lines.partial + index * tiles * kLastRows + blockIdx.x % kLastRows;
+  const float2* partial = lines.partial + index * spans * kLastRows + blockIdx.x % kLastRows;
   float highest = -INFINITY, sum = 0.0f;
-  for (int32_t t = threadIdx.x; t < tiles; t += 32) {
+  for (int32_t t = threadIdx.x; t < spans; t += 32) {
     highest = fmaxf(highest, partial[int64_t{t} * kLastRows].x);
   }
   for (int step = 16; step > 0; step /= 2) {
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
   }
-  for (int32_t t = threadIdx.x; t < tiles; t += 32) {
+  for (int32_t t = threadIdx.x; t < spans; t += 32) {
     const float2 part = partial[int64_t{t} * kLastRows];
     if (part.y != 0.0f) sum += part.y * expf(part.x - highest);
   }
@@ -239,8 +272,7 @@ template <typename Product>
 Status launch_walks(const SelectParams& params, const LineWorkspace& lines) {
   cudaStream_t stream = to_stream(params.stream);
   const int64_t heads = int64_t{params.batch} * params.heads_q;
-  const auto spans =
-      static_cast<uint32_t>(heads * ceil_div(ceil_div(params.seq_kv, kVectorTile), kSpan));
+  const auto spans = static_cast<uint32_t>(heads * ceil_div(params.seq_kv, kLineKeys));
   const bool aligned = begins_at_16_bytes(params.query, size_of(params.dtype)) &&
                        begins_at_16_bytes(params.key, size_of(params.dtype));
   constexpr int kBytes = Product::kSharedBytes;

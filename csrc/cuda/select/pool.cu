@@ -1,8 +1,9 @@
-// Means of query and key blocks in float32, one thread block each. A key counts when some row of
-// its batch entry may see it: under bounds rows mark their interval's ends, and a prefix sum counts
-// them.
+// Means of neighbouring queries or keys, and the extremes of key blocks; a thread has 16 bytes of
+// each row. A key counts when some row of its batch entry may see it: under bounds rows mark their
+// interval's ends, and a prefix sum counts them.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
+#include "../common/swizzle.cuh"
 #include "../common/types.cuh"
 #include "tools.h"
 
@@ -12,57 +13,126 @@ namespace {
 constexpr int kPoolThreads = 128;
 constexpr int kScanThreads = 1024;
 
-/// Means of `size` neighbours, of those keys that exist; NaN where none does. A query always
-/// exists.
-template <typename T, typename Out, bool kKeys>
-__global__ void __launch_bounds__(kPoolThreads)
-    pool_means(const SelectParams params, const int32_t* marks, int32_t size, int32_t num_means,
-               Out* means) {
-  const TensorView& tensor = kKeys ? params.key : params.query;
-  const int32_t heads = kKeys ? params.heads_kv : params.heads_q;
-  const int64_t head_index = blockIdx.x / num_means;
-  const int64_t batch = head_index / heads;
-  const int32_t begin = static_cast<int32_t>(blockIdx.x % num_means) * size;
-  const int32_t end = imin(begin + size, kKeys ? params.seq_kv : params.seq_q);
-  const T* rows = static_cast<const T*>(tensor.data) + batch * tensor.stride_b +
-                  head_index % heads * tensor.stride_h;
-  for (int32_t d = threadIdx.x; d < params.head_dim; d += kPoolThreads) {
-    float sum = 0.0f;
+/// Rows of queries or keys that are pooled, `size` neighbours each.
+struct Pools {
+  TensorView tensor;
+  bool of_keys;
+  int32_t heads, length, size, count;  // `count` pools a head
+  const int32_t* marks;
+  bool aligned;  // rows begin at 16 bytes
+};
+
+Pools pools_of(const SelectParams& params, bool of_keys, int32_t size, int32_t count,
+               const int32_t* marks) {
+  const TensorView& tensor = of_keys ? params.key : params.query;
+  return {tensor,
+          of_keys,
+          of_keys ? params.heads_kv : params.heads_q,
+          of_keys ? params.seq_kv : params.seq_q,
+          size,
+          count,
+          marks,
+          begins_at_16_bytes(tensor, size_of(params.dtype))};
+}
+
+/// A thread's elements of one pool.
+template <typename T>
+struct PoolPart {
+  static constexpr int kElements = kChunkBytes / sizeof(T);
+
+  const SelectParams& params;
+  const Pools& pools;
+  int64_t pool;    // of all heads and batch entries
+  int32_t column;  // first element
+
+  __device__ PoolPart(const SelectParams& params, const Pools& pools)
+      : params(params), pools(pools) {
+    const int64_t at = blockIdx.x * int64_t{kPoolThreads} + threadIdx.x;
+    const int32_t chunks = params.head_dim / kElements;
+    pool = at / chunks;
+    column = static_cast<int32_t>(at % chunks) * kElements;
+  }
+  __device__ bool exists() const {
+    return pool < int64_t{params.batch} * pools.heads * pools.count;
+  }
+
+  /// Calls `take(element, x, exists)` for every row; returns how many rows exist.
+  template <typename Take>
+  __device__ int32_t walk(const Take& take) const {
+    const int64_t head_index = pool / pools.count, batch = head_index / pools.heads;
+    const int32_t begin = static_cast<int32_t>(pool % pools.count) * pools.size;
+    const int32_t end = imin(begin + pools.size, pools.length);
+    const T* rows = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
+                    head_index % pools.heads * pools.tensor.stride_h + column;
     int32_t count = 0;
 #pragma unroll 8
     for (int32_t j = begin; j < end; ++j) {
-      bool exists = !kKeys || key_exists(params, marks, batch, j);
-      float x = to_float(rows[j * tensor.stride_s + d]);
-      sum += exists ? x : 0.0f;
+      const T* from = rows + j * pools.tensor.stride_s;
+      const uint4 bits =
+          pools.aligned ? *reinterpret_cast<const uint4*>(from) : load_unaligned(from);
+      const bool exists = !pools.of_keys || key_exists(params, pools.marks, batch, j);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        take(e, to_float(reinterpret_cast<const T*>(&bits)[e]), exists);
+      }
       count += exists;
     }
-    means[int64_t{blockIdx.x} * params.head_dim + d] =
-        from_float<Out>(count > 0 ? sum / count : NAN);
+    return count;
+  }
+};
+
+/// The means of the rows that exist; NaN where none does. A query always exists.
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kPoolThreads)
+    pool_means(const SelectParams params, const Pools pools, Out* means) {
+  const PoolPart<T> part(params, pools);
+  if (!part.exists()) return;
+  float sums[PoolPart<T>::kElements] = {};
+  const int32_t count =
+      part.walk([&](int e, float x, bool exists) { sums[e] += exists ? x : 0.0f; });
+  Out* to = means + part.pool * params.head_dim + part.column;
+#pragma unroll
+  for (int e = 0; e < PoolPart<T>::kElements; ++e) {
+    to[e] = from_float<Out>(count > 0 ? sums[e] / count : NAN);
   }
 }
 
 /// The greatest and the least elements of a key block's keys that exist, [B, Hkv, num_kv, 2, D].
 template <typename T>
 __global__ void __launch_bounds__(kPoolThreads)
-    pool_extremes(const SelectParams params, const int32_t* marks, T* extremes) {
-  const int64_t head_index = blockIdx.x / params.num_kv;
-  const int64_t batch = head_index / params.heads_kv;
-  const int32_t begin = static_cast<int32_t>(blockIdx.x % params.num_kv) * params.block_kv;
-  const int32_t end = imin(begin + params.block_kv, params.seq_kv);
-  const T* rows = static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
-                  head_index % params.heads_kv * params.key.stride_h;
-  T* out = extremes + int64_t{blockIdx.x} * 2 * params.head_dim;
-  for (int32_t d = threadIdx.x; d < params.head_dim; d += kPoolThreads) {
-    float greatest = -INFINITY, least = INFINITY;
-    for (int32_t j = begin; j < end; ++j) {
-      if (!key_exists(params, marks, batch, j)) continue;
-      float x = to_float(rows[j * params.key.stride_s + d]);
-      greatest = fmaxf(greatest, x);
-      least = fminf(least, x);
-    }
-    out[d] = from_float<T>(greatest);
-    out[params.head_dim + d] = from_float<T>(least);
+    pool_extremes(const SelectParams params, const Pools pools, T* extremes) {
+  const PoolPart<T> part(params, pools);
+  if (!part.exists()) return;
+  constexpr int kElements = PoolPart<T>::kElements;
+  float greatest[kElements], least[kElements];
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    greatest[e] = -INFINITY;
+    least[e] = INFINITY;
   }
+  part.walk([&](int e, float x, bool exists) {
+    greatest[e] = exists ? fmaxf(greatest[e], x) : greatest[e];
+    least[e] = exists ? fminf(least[e], x) : least[e];
+  });
+  T* to = extremes + part.pool * 2 * params.head_dim + part.column;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    to[e] = from_float<T>(greatest[e]);
+    to[params.head_dim + e] = from_float<T>(least[e]);
+  }
+}
+
+/// Thread blocks for them.
+uint32_t pool_grid(const SelectParams& params, const Pools& pools) {
+  const int64_t chunks = int64_t{params.head_dim} * size_of(params.dtype) / kChunkBytes;
+  return static_cast<uint32_t>(
+      ceil_div64(int64_t{params.batch} * pools.heads * pools.count * chunks, kPoolThreads));
+}
+
+template <typename T, typename Out>
+void launch_means(const SelectParams& params, const Pools& pools, Out* means) {
+  const uint32_t blocks = pool_grid(params, pools);
+  pool_means<T><<<blocks, kPoolThreads, 0, to_stream(params.stream)>>>(params, pools, means);
 }
 
 __global__ void mark_bounds(const SelectParams params, int32_t heads, int32_t* marks) {
@@ -115,42 +185,38 @@ Status launch_marks(const SelectParams& params, int32_t* marks) {
 }
 
 Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace) {
-  cudaStream_t stream = to_stream(params.stream);
-  int64_t queries = int64_t{params.batch} * params.heads_q * params.num_q;
-  int64_t keys = int64_t{params.batch} * params.heads_kv * params.num_kv;
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_means<T, float, false><<<static_cast<uint32_t>(queries), kPoolThreads, 0, stream>>>(
-        params, nullptr, params.block_q, params.num_q, workspace.query_means);
-    pool_means<T, float, true><<<static_cast<uint32_t>(keys), kPoolThreads, 0, stream>>>(
-        params, workspace.key_marks, params.block_kv, params.num_kv, workspace.key_means);
+    launch_means<T>(params, pools_of(params, false, params.block_q, params.num_q, nullptr),
+                    workspace.query_means);
+    launch_means<T>(params,
+                    pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks),
+                    workspace.key_means);
     return launched();
   });
 }
 
 Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace) {
-  cudaStream_t stream = to_stream(params.stream);
-  const int32_t num_q = params.num_q * params.groups, num_kv = params.num_kv * params.groups;
-  int64_t queries = int64_t{params.batch} * params.heads_q * num_q;
-  int64_t keys = int64_t{params.batch} * params.heads_kv * num_kv;
+  const int32_t groups = params.groups;
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_means<T, T, false><<<static_cast<uint32_t>(queries), kPoolThreads, 0, stream>>>(
-        params, nullptr, params.block_q / params.groups, num_q,
+    launch_means<T>(
+        params, pools_of(params, false, params.block_q / groups, params.num_q * groups, nullptr),
         static_cast<T*>(workspace.query_vectors));
-    pool_means<T, T, true><<<static_cast<uint32_t>(keys), kPoolThreads, 0, stream>>>(
-        params, workspace.key_marks, params.block_kv / params.groups, num_kv,
-        static_cast<T*>(workspace.key_vectors));
+    launch_means<T>(params,
+                    pools_of(params, true, params.block_kv / groups, params.num_kv * groups,
+                             workspace.key_marks),
+                    static_cast<T*>(workspace.key_vectors));
     return launched();
   });
 }
 
 Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace) {
-  int64_t keys = int64_t{params.batch} * params.heads_kv * params.num_kv;
+  const Pools pools = pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks);
   return with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    pool_extremes<T><<<static_cast<uint32_t>(keys), kPoolThreads, 0, to_stream(params.stream)>>>(
-        params, workspace.key_marks, static_cast<T*>(workspace.key_vectors));
+    pool_extremes<T><<<pool_grid(params, pools), kPoolThreads, 0, to_stream(params.stream)>>>(
+        params, pools, static_cast<T*>(workspace.key_vectors));
     return launched();
   });
 }

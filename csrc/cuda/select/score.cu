@@ -29,7 +29,11 @@ __global__ void __launch_bounds__(kProductThreads)
   int32_t i0 = static_cast<int32_t>(blockIdx.x / tiles_kv % tiles_q) * kProductTile;
   int32_t j0 = static_cast<int32_t>(blockIdx.x % tiles_kv) * kProductTile;
   int64_t batch = head_index / params.heads_q;
-  int64_t head_kv = head_index % params.heads_q / params.group();
+  int64_t head = head_index % params.heads_q, head_kv = head / params.group();
+  if (params.bounds.data == nullptr) {  // later rows see what earlier ones do
+    Interval rows = params.rows_of_block(imin(i0 + kProductTile, params.num_q) - 1);
+    if (j0 * params.block_kv >= params.keys_of_rows(batch, head, rows).end) return;
+  }
   int32_t depth = params.head_dim;
   const float* query = workspace.query_means + head_index * params.num_q * depth;
   const float* key =

@@ -44,7 +44,7 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
   if (selector == Selector::kMinMax) take_vectors(&workspace->key_vectors, 2 * key_blocks);
   if (selector == Selector::kVerticalSlash) {
     LineWorkspace& lines = workspace->lines;
-    take(&lines.partial, heads_q * ceil_div(params.seq_kv, kLastRows) * kLastRows);
+    take(&lines.partial, heads_q * ceil_div(params.seq_kv, kLineKeys) * kLastRows);
     take(&lines.lse, heads_q * kLastRows);
     take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.seq_kv + kLastRows));
     take(&lines.slashes, heads_q * num_slashes(params));

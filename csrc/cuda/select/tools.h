@@ -15,10 +15,11 @@ constexpr int32_t kEstimateRows = 64;     // query vectors of a thread block's t
 constexpr int32_t kMostWalks = 264;       // at a time, each with its own masses
 constexpr int64_t kMassBytes = 16 << 20;  // of all walks, or as much as the scores take
 constexpr int32_t kLastRows = 64;         // whose columns and diagonals speak for all rows
+constexpr int32_t kLineKeys = 1024;       // that a thread block multiplies with them
 
 /// The last rows' probabilities, and their sums by column and diagonal in units of 2^-32.
 struct LineWorkspace {
-  float2* partial = nullptr;           // [B, Hq, key tiles, kLastRows], maximum and sum
+  float2* partial = nullptr;           // [B, Hq, spans of keys, kLastRows], maximum and sum
   float* lse = nullptr;                // [B, Hq, kLastRows]
   unsigned long long* sums = nullptr;  // [B, Hq, num_kv + Skv + kLastRows], columns by block first
   float* slashes = nullptr;            // [B, Hq, num_slashes], by difference of first row and key
@@ -34,11 +35,19 @@ struct SelectWorkspace {
   void* key_vectors = nullptr;  // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
   float* masses = nullptr;      // [walks, num_kv, kEstimateRows], logarithms
   int32_t walks = 0;
+  int32_t mass_heads = 0;        // query heads whose masses the same memory holds (slices_hopper.h)
   int32_t* counter = nullptr;    // of the work that thread blocks have claimed
   LineWorkspace lines;           // vertical_slash
   SketchView sketch;             // sketch: the caller's, or one for the call
   float* tile_masses = nullptr;  // sketch: [B, Hq, Sq, tiles of kSketchTile keys]
 };
+
+/// Whether every row of the view begins at 16 bytes.
+inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
+  auto whole = [&](int64_t stride) { return stride * element_size % 16 == 0; };
+  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && whole(view.stride_b) &&
+         whole(view.stride_h) && whole(view.stride_s);
+}
 
 /// Whether some row of the batch entry may see key j.
 __device__ __forceinline__ bool key_exists(const SelectParams& params, const int32_t* marks,

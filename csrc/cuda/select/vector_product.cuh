@@ -136,12 +136,6 @@ struct FmaVectorProduct {
   }
 };
 
-inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
-  auto whole = [&](int64_t stride) { return stride * element_size % kChunkBytes == 0; };
-  return reinterpret_cast<uintptr_t>(view.data) % kChunkBytes == 0 && whole(view.stride_b) &&
-         whole(view.stride_h) && whole(view.stride_s);
-}
-
 template <typename T, typename Function>
 Status with_tensor_cores(const SelectParams& params, const Function& function) {
   int major = 0;
