@@ -93,6 +93,28 @@ def test_types_and_head_dims(device, selector, head_dim, dtype):
     check_selection(pattern_of(selector, 32), query, key, True, error=error)
 
 
+LONG = {
+    "antidiagonal-8": (pattern_of("antidiagonal", 128, stride=8), 300, 2500, {}),
+    "antidiagonal-8-kv": (pattern_of("antidiagonal", 64, stride=8, group="kv"), 77, 2111, {}),
+    "antidiagonal-16": (pattern_of("antidiagonal", 128, stride=16), 520, 4200, {}),
+    "antidiagonal-16-cap": (pattern_of("antidiagonal", 64, stride=16), 147, 4099, {"softcap": 2.0}),
+    "minmax": (pattern_of("minmax"), 40, 4250, {"softcap": 2.0}),
+    "minmax-kv": (pattern_of("minmax", 64, group="kv"), 140, 700, {"scale": -0.2}),
+    "minmax-blocks-of-128": (pattern_of("minmax", 128), 300, 700, {}),
+    "vertical-slash": (pattern_of("vertical_slash", 64), 300, 1400, {}),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pattern, Sq, Skv, scoring", LONG.values(), ids=LONG)
+def test_more_keys_than_a_tile(device, pattern, Sq, Skv, scoring, dtype, is_causal):
+    """Lengths that end inside a square and a block, and a head dim that ends inside a slab."""
+    query, key, _ = Shape(1, 2, 1, Sq, Skv, 72).make(device, dtype)
+    error = DTYPE_ERRORS[dtype] if device == "cuda" else 1e-5
+    check_selection(pattern, 2 * query, key, is_causal, error=error, **scoring)
+
+
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 def test_offsets(device, selector, is_causal):

@@ -8,6 +8,7 @@
 #include "../common/mask.cuh"
 #include "../common/ptx/math.cuh"
 #include "estimate_hopper.h"
+#include "slices_hopper.h"
 #include "vector_product.cuh"
 
 namespace sparse_attn::cuda {
@@ -305,6 +306,9 @@ Status launch_estimate(const SelectParams& params, const Estimate& estimate,
                        const SelectWorkspace& workspace) {
   if (serves_estimate_hopper(params, estimate)) {
     return launch_estimate_hopper(params, estimate, workspace);
+  }
+  if (serves_slices_hopper(params, estimate)) {
+    return launch_slices_hopper(params, estimate, workspace);
   }
   return with_vector_product(params, [&](auto tag) {
     return launch<typename decltype(tag)::Type>(params, estimate, workspace);

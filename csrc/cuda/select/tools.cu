@@ -6,7 +6,7 @@
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "../sketch/sketch.h"
-#include "tools.h"
+#include "slices_hopper.h"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -63,11 +63,14 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
     }
   } else if (selector != Selector::kMean && selector != Selector::kScores) {
     const int64_t of_walk = int64_t{params.num_kv} * kEstimateRows;
-    const int64_t room = std::max<int64_t>(query_blocks * params.num_kv, kMassBytes / 4) / of_walk;
+    const int64_t room = std::max<int64_t>(query_blocks * params.num_kv, kMassBytes / 4);
     // Two at least: work goes to pairs of warpgroups.
-    const int64_t walks = std::max<int64_t>(2, std::min<int64_t>(room, kMostWalks));
+    const int64_t walks = std::max<int64_t>(2, std::min<int64_t>(room / of_walk, kMostWalks));
+    const int64_t of_head = std::max<int64_t>(slice_masses_of_head(params), 1);
+    const int64_t heads = std::max<int64_t>(1, std::min(room / of_head, heads_q));
     workspace->walks = static_cast<int32_t>(walks);
-    take(&workspace->masses, walks * of_walk);
+    workspace->mass_heads = static_cast<int32_t>(heads);
+    take(&workspace->masses, std::max(walks * of_walk, heads * of_head));
     take(&workspace->counter, 1);
   }
   return used;

@@ -1,0 +1,231 @@
+// The walk of estimate.cu by wgmma, for estimates of several slices: `antidiagonal` and `minmax`.
+// Their products are as deep as the slices together, so that a tile's run much longer than its
+// exponentials; what counts is that few bytes come from L2. A thread block is a warp that loads and
+// two warpgroups with 64 query vectors each, on tiles of 256 key vectors; slices of both come in
+// stages of 64 columns.
+//   antidiagonal  one launch writes the masses of key blocks by query vector, the next one shares
+//   minmax        a key block is one vector: one launch writes the tiles' masses by query vector,
+//                 the next one multiplies again and sums shares by column
+#include "../common/launch.cuh"
+#include "../common/log2_units.h"
+#include "../common/ptx/tma.cuh"
+#include "../common/tensor_map.h"
+#include "slices_consumer.cuh"
+
+namespace sparse_attn::cuda {
+namespace slices {
+namespace {
+
+__device__ void load(const Arguments& args, Storage& storage) {
+  const Estimate& estimate = args.estimate;
+  const bool antidiagonal = estimate.kind == Vectors::kAntidiagonal;
+  const int slabs = ceil_div(args.params.head_dim, kSlabColumns);
+  int stage = 0;
+  uint32_t parity = 0;
+  TileOrder order(args);
+  for (int turn = 0;; ++turn) {
+    const Tile tile = order.take();
+    const int slot = turn % kItems;
+    ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty[slot]), turn / kItems % 2 ^ 1);
+    storage.item[slot] = tile;
+    ptx::mbarrier_arrive(ptx::smem_address(&storage.item_full[slot]));
+    if (tile.head < 0) return;
+    const int32_t batch = args.batch(tile.head), head = args.head_q(tile.head);
+    const int32_t key_head = head / args.params.group();
+    for (int slab = 0; slab < slabs; ++slab) {
+      for (int slice = 0; slice < estimate.slices; ++slice) {
+        const int query_slice = antidiagonal ? slice : 0;
+        const int key_slice = antidiagonal ? estimate.slices - 1 - slice : slice;
+        ptx::mbarrier_wait(ptx::smem_address(&storage.empty[stage]), parity ^ 1);
+        const uint32_t full = ptx::smem_address(&storage.full[stage]);
+        ptx::mbarrier_arrive_expect(full, kQueryBytes + kKeyBytes);
+        ptx::tma_load(ptx::smem_address(storage.query[stage]),
+                      &args.query[query_slice >= args.last_query],
+                      {slab * kSlabColumns, query_slice, tile.row * kTileRows, head, batch}, full,
+                      ptx::kEvictLast);
+        ptx::tma_load(ptx::smem_address(storage.key[stage]), &args.key[key_slice >= args.last_key],
+                      {slab * kSlabColumns, key_slice, tile.column * kSliceKeys, key_head, batch},
+                      full, ptx::kEvictLast);
+        if (++stage == kStages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+}
+
+template <Dtype kDtype, Pass kPass>
+__global__ void __launch_bounds__(kThreads, 1)
+    multiply_slices(const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& storage = *reinterpret_cast<Storage*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kItems; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&storage.item_full[i]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&storage.item_empty[i]), kWarps);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&storage.full[i]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&storage.empty[i]), kWarps);
+    }
+    ptx::mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    ptx::give_registers_back<kLoaderRegisters>();
+    if (threadIdx.x == 0) load(args, storage);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    const int consumer = threadIdx.x / kWarpgroup - 1;
+    Consumer<kDtype, kPass>{args, storage, consumer}.run();
+  }
+}
+
+constexpr int kShareThreads = 256;
+constexpr int32_t kMostVectors = 256;  // of a query block
+
+/// The shares of a query block of a head, from the masses of its vectors.
+__global__ void __launch_bounds__(kShareThreads)
+    share_masses(const __grid_constant__ Arguments args) {
+  __shared__ float lse[kMostVectors];
+  __shared__ int32_t ends[kMostVectors];  // of the key blocks that a vector sees
+  const SelectParams& params = args.params;
+  const int32_t head = static_cast<int32_t>(blockIdx.x / params.num_q);
+  const int32_t block = static_cast<int32_t>(blockIdx.x % params.num_q);
+  const Interval own = args.estimate.vectors(params, {block, block + 1});
+  const float* masses = args.masses + (int64_t{head} * args.num_queries + own.begin) * args.pitch;
+  for (int v = threadIdx.x / 32; v < own.size(); v += kShareThreads / 32) {
+    const float* of_row = masses + int64_t{v} * args.pitch;
+    const int32_t end = ceil_div(args.seen(head, own.begin + v), args.estimate.per_block);
+    float highest = -INFINITY, sum = 0.0f;
+    for (int32_t j = threadIdx.x % 32; j < end; j += 32) highest = fmaxf(highest, of_row[j]);
+    for (int step = 16; step > 0; step /= 2) {
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
+    }
+    if (highest == -INFINITY) highest = 0.0f;
+    for (int32_t j = threadIdx.x % 32; j < end; j += 32) {
+      sum += ptx::exp2_approx(of_row[j] - highest);
+    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) {
+      lse[v] = sum == 0.0f ? INFINITY : highest + __log2f(sum);
+      ends[v] = end;
+    }
+  }
+  __syncthreads();
+  // Later vectors see as much as the ones before, or more.
+  const int32_t visible = own.empty() ? 0 : ends[own.size() - 1];
+  float* shares =
+      args.shares + (int64_t{args.first_head + head} * params.num_q + block) * params.num_kv;
+  for (int32_t j = threadIdx.x; j < imin(visible, params.num_kv); j += kShareThreads) {
+    float share = 0.0f;
+    for (int v = 0; v < own.size(); ++v) {
+      if (j < ends[v]) share += ptx::exp2_approx(masses[int64_t{v} * args.pitch + j] - lse[v]);
+    }
+    shares[j] = share;
+  }
+}
+
+/// Rows of a tensor as slices of vectors: (column, slice, vector, head, batch), where the last
+/// vector may lack some. `step` rows are from a vector to the next.
+Status encode(const SelectParams& params, const TensorView& view, int32_t slices, int64_t step,
+              int64_t vectors, int32_t heads, int32_t rows, CUtensorMap* map) {
+  return encode_tensor_map(params.dtype, view.data,
+                           {{params.head_dim, slices, vectors, heads, params.batch},
+                            {view.stride_s, step * view.stride_s, view.stride_h, view.stride_b},
+                            {kSlabColumns, 1, rows, 1, 1}},
+                           map);
+}
+
+template <Dtype kDtype, Pass kPass>
+Status launch_pass(const Arguments& args) {
+  auto* kernel = multiply_slices<kDtype, kPass>;
+  Status status = allow_shared_bytes(kernel, sizeof(Storage));
+  if (!status.ok()) return status;
+  int32_t multiprocessors = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, args.params.device);
+  if (error != cudaSuccess) return to_status(error);
+  const int64_t tiles =
+      ceil_div64(args.num_queries, kTileRows) * ceil_div64(args.num_keys, kSliceKeys) * args.heads;
+  const auto blocks = static_cast<uint32_t>(tiles < multiprocessors ? tiles : multiprocessors);
+  kernel<<<blocks, kThreads, sizeof(Storage), to_stream(args.params.stream)>>>(args);
+  return launched();
+}
+
+template <Dtype kDtype>
+Status launch_passes(const Arguments& args) {
+  if (args.estimate.kind == Vectors::kExtremes) {
+    Status status = launch_pass<kDtype, Pass::kTotals>(args);
+    return status.ok() ? launch_pass<kDtype, Pass::kShares>(args) : status;
+  }
+  Status status = launch_pass<kDtype, Pass::kMasses>(args);
+  if (!status.ok()) return status;
+  const auto lists = static_cast<uint32_t>(args.heads * args.params.num_q);
+  share_masses<<<lists, kShareThreads, 0, to_stream(args.params.stream)>>>(args);
+  return launched();
+}
+
+/// How many vectors a tensor's rows make, and how many slices the last one has.
+void count_vectors(int32_t rows, int32_t slices, int32_t* vectors, int32_t* last) {
+  *vectors = ceil_div(rows, slices);
+  *last = rows - (*vectors - 1) * slices;
+}
+
+}  // namespace
+}  // namespace slices
+
+using namespace slices;
+
+bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) {
+  int32_t major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
+  if (major != 9 || params.dtype == Dtype::kFloat32 || params.bounds.data != nullptr ||
+      params.used_keys != nullptr || !begins_at_16_bytes(estimate.query, 2) ||
+      !begins_at_16_bytes(estimate.key, 2)) {
+    return false;
+  }
+  if (estimate.kind == Vectors::kExtremes) return kTileRows % params.block_q == 0;
+  // The host counts the keys that exist.
+  const int32_t per_block = estimate.per_block, slices = estimate.slices;
+  return estimate.kind == Vectors::kAntidiagonal && params.query_offsets == nullptr &&
+         per_block >= 4 && kFragmentColumns % per_block == 0 &&
+         ceil_div(params.block_q, slices) <= kMostVectors && params.seq_q >= slices &&
+         params.num_keys(0) >= slices;
+}
+
+Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate,
+                            const SelectWorkspace& workspace) {
+  Arguments args = {};
+  args.params = params;
+  args.estimate = estimate;
+  args.pitch = static_cast<int32_t>(slice_masses(params));
+  args.masses = workspace.masses;
+  args.shares = workspace.scores;
+  const bool extremes = estimate.kind == Vectors::kExtremes;
+  const int32_t slices = estimate.slices, query_slices = extremes ? 1 : slices;
+  count_vectors(params.seq_q, query_slices, &args.num_queries, &args.last_query);
+  count_vectors(extremes ? 2 * params.num_kv : params.num_keys(0), slices, &args.num_keys,
+                &args.last_key);
+  for (int whole = 0; whole < 2; ++whole) {
+    Status status = encode(params, estimate.query, query_slices, query_slices,
+                           args.num_queries - whole, params.heads_q, kTileRows, &args.query[whole]);
+    if (status.ok()) {
+      status = encode(params, estimate.key, slices, slices, args.num_keys - whole, params.heads_kv,
+                      kSliceKeys, &args.key[whole]);
+    }
+    if (!status.ok()) return status;
+  }
+  const int32_t heads = params.batch * params.heads_q;
+  for (int32_t head = 0; head < heads; head += workspace.mass_heads) {
+    args.first_head = head;
+    args.heads = imin(workspace.mass_heads, heads - head);
+    Status status = params.dtype == Dtype::kFloat16 ? launch_passes<Dtype::kFloat16>(args)
+                                                    : launch_passes<Dtype::kBFloat16>(args);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace sparse_attn::cuda

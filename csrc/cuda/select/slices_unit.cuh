@@ -1,0 +1,105 @@
+// What the thread blocks of slices_hopper.cu share: sizes, shared memory, arguments, and the order
+// of tiles.
+#pragma once
+
+#include <cuda.h>
+
+#include "slices_hopper.h"
+
+namespace sparse_attn::cuda::slices {
+
+constexpr int kWarpgroup = 128, kConsumers = 2;
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kWarps = kConsumers * kWarpgroup / 32;
+constexpr int kRows = 64;  // query vectors of a warpgroup
+constexpr int kTileRows = kConsumers * kRows;
+constexpr int kRowBytes = 128;  // of a slab, which holds 64 columns
+constexpr int kSlabColumns = kRowBytes / 2;
+constexpr int kQueryBytes = kTileRows * kRowBytes;
+constexpr int kKeyBytes = kSliceKeys * kRowBytes;
+constexpr int kStages = 4;
+constexpr int kItems = 2;  // tiles claimed ahead
+constexpr int kBand = 16;  // tiles of queries that walk over the keys together, in L2
+constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
+constexpr int kConsumerBarrier = 1;  // 0 is __syncthreads
+
+/// What becomes of a tile's scores.
+enum class Pass {
+  kMasses,  // antidiagonal: the masses of key blocks, by query vector
+  kTotals,  // minmax: the mass of the tile, by query vector
+  kShares,  // minmax: shares, from the masses of all tiles
+};
+
+struct Tile {
+  int32_t head;         // of the launch; negative: there is none
+  int32_t row, column;  // in tiles
+};
+
+struct alignas(1024) Storage {
+  uint8_t query[kStages][kQueryBytes];
+  uint8_t key[kStages][kKeyBytes];
+  alignas(16) float sums[2][kWarps][kSliceKeys];  // of a warp's rows, by column
+  Tile item[kItems];
+  uint64_t item_full[kItems], item_empty[kItems];
+  uint64_t full[kStages], empty[kStages];
+};
+
+struct Arguments {
+  SelectParams params;
+  Estimate estimate;
+  // By slice: vectors that have a row there, and all but the last one, which has none.
+  CUtensorMap query[2], key[2];
+  int32_t last_query, last_key;   // slices of the last vectors, 1 to `slices`
+  int32_t num_queries, num_keys;  // vectors
+  int32_t first_head, heads;      // of the launch, among the heads of all batch entries
+  int32_t pitch;
+  float* masses;  // [heads, num_queries, pitch], log2
+  float* shares;  // [B, Hq, num_q, num_kv]
+
+  __device__ int32_t batch(int32_t head) const { return (first_head + head) / params.heads_q; }
+  __device__ int32_t head_q(int32_t head) const { return (first_head + head) % params.heads_q; }
+  /// The key vectors that a query vector sees end here.
+  __device__ int32_t seen(int32_t head, int32_t vector) const {
+    return estimate.seen(params, batch(head), head_q(head), vector).end;
+  }
+  /// The tiles of keys that some vector of a tile of queries sees.
+  __device__ int32_t columns(int32_t head, int32_t row) const {
+    const int32_t last = imin((row + 1) * kTileRows, num_queries) - 1;
+    return ceil_div(seen(head, last), kSliceKeys);
+  }
+};
+
+/// The tiles of a thread block: by head, then by bands of queries, the longest first, then by keys.
+struct TileOrder {
+  const Arguments& args;
+  int64_t next = blockIdx.x;  // from the band's first tile on
+  int32_t head = 0, band, columns = 0;
+
+  __device__ explicit TileOrder(const Arguments& args) : args(args), band(bands()) { advance(); }
+  __device__ int32_t rows() const { return ceil_div(args.num_queries, kTileRows); }
+  __device__ int32_t bands() const { return ceil_div(rows(), kBand); }
+  __device__ void advance() {
+    if (band == 0) {
+      band = bands();
+      ++head;
+    }
+    --band;
+    if (head < args.heads) columns = args.columns(head, imin((band + 1) * kBand, rows()) - 1);
+  }
+  /// The next one with a key that is seen.
+  __device__ Tile take() {
+    while (true) {
+      while (head < args.heads && next >= int64_t{columns} * kBand) {
+        next -= int64_t{columns} * kBand;
+        advance();
+      }
+      if (head >= args.heads) return {-1, 0, 0};
+      const Tile tile = {head, band * kBand + static_cast<int32_t>(next % kBand),
+                         static_cast<int32_t>(next / kBand)};
+      next += gridDim.x;
+      if (tile.row < rows() && tile.column < args.columns(head, tile.row)) return tile;
+    }
+  }
+};
+
+}  // namespace sparse_attn::cuda::slices
