@@ -24,7 +24,7 @@ AttentionParams case_of(int32_t seq_q, int32_t seq_kv, int32_t globals, int32_t 
 }
 
 /// Tiles from that of position 0 on hold all global rows; with offsets on the device likewise.
-void test_tiles_hold_the_global_rows(TileShape tile, int32_t seq_q, int32_t globals,
+void test_tiles_hold_the_global_rows(KernelTile tile, int32_t seq_q, int32_t globals,
                                      int32_t offset) {
   std::string text = "tile " + std::to_string(tile.block_q) + ", Sq " + std::to_string(seq_q) +
                      ", globals " + std::to_string(globals) + ", offset " + std::to_string(offset);
@@ -47,7 +47,7 @@ void test_tiles_hold_the_global_rows(TileShape tile, int32_t seq_q, int32_t glob
 /// Whatever a tile visits, its chunks cover it, no more of them than have room; and other batches,
 /// heads and placed rows have the same.
 void test_chunks_cover_the_keys(int32_t block_kv) {
-  const TileShape tile = {128, block_kv, 128, true};
+  const KernelTile tile = {128, block_kv, 128, true};
   for (int32_t keys = 1; keys < 200000; keys += 61) {
     std::string text = std::to_string(keys) + " keys, tiles of " + std::to_string(block_kv);
     KeySplit split = plan_key_split(case_of(1500, keys, 128, 0), tile);
@@ -67,7 +67,7 @@ void test_chunks_cover_the_keys(int32_t block_kv) {
 
 /// All tiles of few queries on many keys, whatever the batch and the heads.
 void test_few_queries() {
-  constexpr TileShape kTile = {128, 128, 128, true};
+  constexpr KernelTile kTile = {128, 128, 128, true};
   for (int32_t seq_q : {1, 17, 64, 128, 129, 300, 512}) {
     for (int32_t keys : {4096, 65536, 131072}) {
       const std::string text = std::to_string(seq_q) + " on " + std::to_string(keys);
@@ -98,7 +98,7 @@ void test_few_queries() {
 
 /// Whole warps of a tile have the rows of a head, whatever the group; nobody else shares a tile.
 void test_packing() {
-  constexpr TileShape kTile = {128, 128, 128, true, true};
+  constexpr KernelTile kTile = {128, 128, 128, true, true};
   for (int32_t seq_q : {1, 16, 17, 32, 50, 64, 65, 128, 200}) {
     const std::string text = std::to_string(seq_q) + " queries";
     AttentionParams params = case_of(seq_q, 65536, 0, 0);
@@ -133,7 +133,7 @@ void test_packing() {
 }
 
 void test_who_is_not_split() {
-  constexpr TileShape kTile = {128, 128, 128, true};
+  constexpr KernelTile kTile = {128, 128, 128, true};
   AttentionParams params = case_of(8192, 8192, 128, 0);
   CHECK(plan_key_split(params, kTile).tiles == 1, "a split case");
   CHECK(plan_key_split(params, {128, 128, 128}).items() == 0, "a kernel without chunks");
@@ -158,7 +158,7 @@ void test_who_is_not_split() {
 
 /// Gathered rows are all split, however few keys there are: their merge stores them.
 void test_gathered_rows() {
-  const TileShape tile = {128, 128, 64, true};
+  const KernelTile tile = {128, 128, 64, true};
   const int32_t rows = 0;
   for (int32_t seq_q : {1, 128, 129, 700, 5000}) {
     for (int32_t keys : {1, 900, 4096, 100000}) {

@@ -29,7 +29,7 @@ auto with_config(int32_t head_dim, const Function& function) {
   }
 }
 
-GridPlan grid_of(const AttentionParams& params) {
+SplitGrid grid_of(const AttentionParams& params) {
   return with_config(params.problem.widest_dim(), [&](auto config) {
     using Shape = decltype(config);
     DeviceShape device;
@@ -49,12 +49,12 @@ int64_t rows_of(const AttentionParams& params) {
   return int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
 }
 
-int64_t out_bytes(const AttentionParams& params, const GridPlan& grid) {
+int64_t out_bytes(const AttentionParams& params, const SplitGrid& grid) {
   return aligned_bytes(rows_of(params) * grid.max_chunks * params.problem.value_dim *
                        static_cast<int64_t>(sizeof(float)));
 }
 
-int64_t state_bytes(const AttentionParams& params, const GridPlan& grid) {
+int64_t state_bytes(const AttentionParams& params, const SplitGrid& grid) {
   return aligned_bytes(rows_of(params) * grid.max_chunks * static_cast<int64_t>(sizeof(float2)));
 }
 
@@ -63,7 +63,7 @@ int64_t count_bytes(const AttentionParams& params) {
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
-  GridPlan grid = grid_of(params);
+  SplitGrid grid = grid_of(params);
   return out_bytes(params, grid) + state_bytes(params, grid) + count_bytes(params);
 }
 

@@ -228,7 +228,7 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
 template <typename Config, Kind kKind>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     split_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ GridPlan grid, const Partials partials, bool aligned) {
+                 const __grid_constant__ SplitGrid grid, const Partials partials, bool aligned) {
   constexpr int kStages = Config::kStages;
   using State = TileState<Config>;
   using Loader = KeyLoader<Config, kKind>;

@@ -8,7 +8,7 @@ namespace sparse_attn::cuda::decode {
 
 /// What a launch is told beside the call: the grid, where partial results go, alignment.
 struct LaunchPlan {
-  GridPlan grid;
+  SplitGrid grid;
   Partials partials;
   bool aligned = true;
 };

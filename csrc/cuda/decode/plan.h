@@ -15,7 +15,7 @@ constexpr int32_t kTallRows = 32;      // packed query rows of a tile where ther
 constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies at once
 
 /// The grid of a call.
-struct GridPlan {
+struct SplitGrid {
   int32_t classes = 1;       // residue classes that have rows
   int32_t heads_packed = 1;  // query heads whose rows share tiles
   int32_t tile_rows = 16;    // packed query rows of a tile
@@ -97,10 +97,10 @@ struct DeviceShape {
 };
 
 /// The grid of a call on a device.
-inline GridPlan plan_grid(const AttentionParams& params, const DeviceShape& device) {
+inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& device) {
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
-  GridPlan plan;
+  SplitGrid plan;
   bool list_per_head = list.present() && list.heads_per_list < params.problem.group() &&
                        (list.count_stride_h != 0 || list.index_stride_h != 0);
   // Rows of one list share tiles, as those of a class do.

@@ -56,7 +56,7 @@ struct TileState {
 };
 
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
-                                          const GridPlan& grid) {
+                                          const SplitGrid& grid) {
   Work work;
   uint32_t block = blockIdx.x;
   uint32_t tile = block % grid.tiles;
@@ -114,7 +114,7 @@ __device__ __forceinline__ Bounds reduce_bounds(Interval keys, int32_t seq_kv) {
 /// Fills the state; one warp calls it.
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void prepare_tile(const AttentionParams& params, const Pattern& pattern,
-                                             const GridPlan& grid, TileState<Config>& state) {
+                                             const SplitGrid& grid, TileState<Config>& state) {
   Work work = find_work(params, pattern, grid);
   int lane = threadIdx.x;
   if (lane == 0) state.work = work;

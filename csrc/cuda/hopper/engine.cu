@@ -116,7 +116,7 @@ struct PartialPlan {
   int64_t heads = 0;       // that have room at once; whole groups where heads share tiles
 };
 
-PartialPlan plan_partials(const AttentionParams& params, TileShape tile) {
+PartialPlan plan_partials(const AttentionParams& params, KernelTile tile) {
   constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
   PartialPlan plan;
   plan.split = plan_key_split(params, tile);
@@ -190,7 +190,7 @@ Status prepare_mask(Arguments* args) {
 }
 
 /// Whether the bits that a tile needs of a partial block lie in one piece.
-bool copies_bits(const BlockList& list, TileShape tile, int32_t box_rows) {
+bool copies_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
   return list.has_bits() && list.block_kv == box_rows && box_rows >= 32 &&
          list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0;
 }
@@ -232,7 +232,7 @@ Status run(const AttentionParams& params) {
 
 }  // namespace
 
-void arrange_tiles(TileShape tile, Arguments* args) {
+void arrange_tiles(KernelTile tile, Arguments* args) {
   const AttentionParams& params = args->params;
   const Pattern& pattern = params.pattern;
   args->group = params.problem.group();

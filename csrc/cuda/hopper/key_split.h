@@ -11,7 +11,7 @@
 
 namespace sparse_attn::cuda::hopper {
 
-struct TileShape {
+struct KernelTile {
   int32_t block_q, block_kv;
   int32_t head_dim = 0;
   bool splits = false;  // the kernel takes chunks
@@ -30,7 +30,7 @@ struct KeySplit {
     return imax(least, ceil_div(visited, chunks));
   }
   /// Rows of a head that have partial results.
-  constexpr int32_t rows(const Problem& problem, TileShape tile) const {
+  constexpr int32_t rows(const Problem& problem, KernelTile tile) const {
     return all ? problem.seq_q : tiles * tile.block_q;
   }
 };
@@ -38,7 +38,7 @@ struct KeySplit {
 constexpr int32_t kMostChunks = 16;
 
 /// Key tiles that a query tile visits, at most.
-inline int32_t most_visited(const AttentionParams& params, TileShape tile) {
+inline int32_t most_visited(const AttentionParams& params, KernelTile tile) {
   const Pattern& pattern = params.pattern;
   const int32_t keys = ceil_div(params.problem.seq_kv, pattern.dilation);
   const int64_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
@@ -63,7 +63,7 @@ constexpr ChunkRule kChunkRules[] = {
     {32, 2, 16}, {64, 4, 16}, {128, 4, 8}, {256, 8, 8}, {512, 32, 4}};
 
 /// The split of a call with few query tiles a head.
-inline KeySplit split_few_tiles(const AttentionParams& params, TileShape tile) {
+inline KeySplit split_few_tiles(const AttentionParams& params, KernelTile tile) {
   constexpr int32_t kManyTiles = 16;  // of keys; fewer are not worth a merge
   const int32_t classes = params.pattern.classes(params.problem.seq_q);
   const int32_t class_tiles = ceil_div(ceil_div(params.problem.seq_q, classes), tile.block_q);
@@ -79,7 +79,7 @@ inline KeySplit split_few_tiles(const AttentionParams& params, TileShape tile) {
 }
 
 /// The split of the tiles with global rows.
-inline KeySplit split_global_rows(const AttentionParams& params, TileShape tile) {
+inline KeySplit split_global_rows(const AttentionParams& params, KernelTile tile) {
   constexpr int32_t kMostGlobals = 256;  // more fill a device, and their workspace would be large
   constexpr int32_t kLeastTiles = 32;    // where the device is full, shorter chunks cost
   const Pattern& pattern = params.pattern;
@@ -105,7 +105,7 @@ inline KeySplit split_global_rows(const AttentionParams& params, TileShape tile)
 }
 
 /// The split of a call of gathered rows: all, into one chunk at least, since the merge stores them.
-inline KeySplit split_gathered_rows(const AttentionParams& params, TileShape tile) {
+inline KeySplit split_gathered_rows(const AttentionParams& params, KernelTile tile) {
   constexpr int32_t kLeastTiles = 8, kFewTiles = 4;  // as few tiles are split
   KeySplit split;
   split.all = true;
@@ -130,7 +130,7 @@ struct HeadPacking {
 /// The packing of a call with few query tiles a head, whose keys are then read once for several
 /// heads. A tile has all rows of a head, and warps are of one head each, so that a row's bits are
 /// those of a tile of that head alone.
-inline HeadPacking pack_heads(const AttentionParams& params, TileShape tile,
+inline HeadPacking pack_heads(const AttentionParams& params, KernelTile tile,
                               const KeySplit& split) {
   const HeadPacking alone = {1, tile.block_q};
   const BoundsView& bounds = params.scores.bounds;
@@ -150,7 +150,7 @@ inline Tiling general_tiling(const AttentionParams& params) {
 }
 
 /// The tile of the kernel that takes chunks; none where there is no such kernel.
-inline TileShape split_tile(const AttentionParams& params) {
+inline KernelTile split_tile(const AttentionParams& params) {
   const Tiling tiling = general_tiling(params);
   const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
   const int32_t height = shape_of(tiling).consumers * kConsumerRows;
@@ -164,7 +164,7 @@ inline TileShape split_tile(const AttentionParams& params) {
 /// split: of few query tiles that visit many keys.
 inline bool may_split(const AttentionParams& params) {
   const Sequences& sequences = params.sequences;
-  const TileShape tile = split_tile(params);
+  const KernelTile tile = split_tile(params);
   if (sequences.same_lengths() || !tile.splits) return false;
   // The same lengths: few queries have few keys.
   if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
@@ -175,7 +175,7 @@ inline bool may_split(const AttentionParams& params) {
 }
 
 /// The split of a call; none where a kernel serves it that takes no chunks.
-inline KeySplit plan_key_split(const AttentionParams& params, TileShape tile) {
+inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile) {
   if (!tile.splits || !params.sequences.same_lengths()) return {};
   if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
   const KeySplit few = split_few_tiles(params, tile);

@@ -8,7 +8,7 @@
 namespace sparse_attn::cuda::hopper {
 
 /// Fills what Arguments say about tiles: how many, and in which order.
-void arrange_tiles(TileShape tile, Arguments* args);
+void arrange_tiles(KernelTile tile, Arguments* args);
 
 /// Goes on to the next heads whose tiles are split, as many as the workspace has room for; false
 /// where there are none.

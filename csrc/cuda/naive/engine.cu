@@ -4,7 +4,7 @@
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "../select/global_tokens.h"
-#include "problem.cuh"
+#include "scored_heads.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -36,20 +36,20 @@ int64_t workspace_bytes(const AttentionParams& params) {
 }
 
 Status run(const AttentionParams& given) {
-  naive::Problem problem;
-  problem.params = given;
-  AttentionParams& params = problem.params;
+  naive::ScoredHeads scored;
+  scored.params = given;
+  AttentionParams& params = scored.params;
   int64_t step = heads_at_once(params);
-  problem.scores = static_cast<float*>(params.workspace);
+  scored.scores = static_cast<float*>(params.workspace);
   char* rest = static_cast<char*>(params.workspace) + aligned_bytes(step * bytes_per_head(params));
   Status status = mark_global_tokens(&params, kAnyTile, rest);
 
   int64_t all = int64_t{params.problem.batch} * params.problem.heads_q;
-  for (problem.first = 0; problem.first < all && status.ok(); problem.first += step) {
-    problem.heads = step < all - problem.first ? step : all - problem.first;
-    status = naive::launch_scores(problem);
-    if (status.ok()) status = naive::launch_softmax(problem);
-    if (status.ok()) status = naive::launch_output(problem);
+  for (scored.first = 0; scored.first < all && status.ok(); scored.first += step) {
+    scored.heads = step < all - scored.first ? step : all - scored.first;
+    status = naive::launch_scores(scored);
+    if (status.ok()) status = naive::launch_softmax(scored);
+    if (status.ok()) status = naive::launch_output(scored);
   }
   return status;
 }

@@ -4,7 +4,7 @@
 #include "../common/mask.cuh"
 #include "../common/tile_product.cuh"
 #include "../common/types.cuh"
-#include "problem.cuh"
+#include "scored_heads.cuh"
 
 namespace sparse_attn::cuda::naive {
 namespace {
@@ -17,12 +17,12 @@ struct Block {
 
 /// The scores of queries [q0, q_end) and keys [k0, k_end), at most a tile of each.
 template <typename T>
-__device__ void score_tile(const Problem& problem, int64_t index, Interval queries, Interval keys,
-                           const Block& block) {
-  const AttentionParams& params = problem.params;
-  int64_t batch = problem.batch(index);
-  int64_t head = problem.head(index);
-  const Sequence sequence = problem.sequence(index);
+__device__ void score_tile(const ScoredHeads& scored, int64_t index, Interval queries,
+                           Interval keys, const Block& block) {
+  const AttentionParams& params = scored.params;
+  int64_t batch = scored.batch(index);
+  int64_t head = scored.head(index);
+  const Sequence sequence = scored.sequence(index);
   const T* q = static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
                head * params.query.stride_h + sequence.first_row * params.query.stride_s;
   const int64_t head_kv = head / params.problem.group();
@@ -47,7 +47,7 @@ __device__ void score_tile(const Problem& problem, int64_t index, Interval queri
     if (i >= queries.end) continue;
     Interval bounds = params.scores.bounds.row(batch, head, i, params.problem.seq_kv);
     Query query = make_query(params.pattern, i, sequence, bounds);
-    float* scores = problem.row(index, i);
+    float* scores = scored.row(index, i);
     for (int c = 0; c < kProductRows; ++c) {
       int32_t j = keys.begin + product_column(c);
       if (j >= keys.end) continue;
@@ -74,8 +74,8 @@ struct ScoreGrid {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem problem) {
-  const AttentionParams& params = problem.params;
+__global__ void __launch_bounds__(kProductThreads) score_kernel(const ScoredHeads scored) {
+  const AttentionParams& params = scored.params;
   const BlockList& list = params.pattern.list;
   const ScoreGrid grid = ScoreGrid::of(params);
   const int64_t index = blockIdx.x / grid.blocks();
@@ -83,14 +83,14 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem pr
   const int32_t k_tile = in_head % grid.tiles_kv;
   const int32_t q_tile = in_head / grid.tiles_kv % grid.tiles_q;
   const int32_t list_row = in_head / grid.tiles_kv / grid.tiles_q;
-  const Sequence sequence = problem.sequence(index);
+  const Sequence sequence = scored.sequence(index);
   const Interval all_keys = {0, sequence.keys};
   Interval rows = {0, sequence.rows};
   int32_t runs = 1;
   ListedRuns listed;
   if (list.present()) {
     rows = intersect(rows, {list_row * list.block_q, (list_row + 1) * list.block_q});
-    listed = list.runs(problem.batch(index), problem.head(index), list_row, list.block_kv);
+    listed = list.runs(scored.batch(index), scored.head(index), list_row, list.block_kv);
     runs = listed.count;
   }
   const int32_t q0 = rows.begin + q_tile * kProductTile;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const Problem pr
       block = {list.bits_at(list.bits_row(listed, r)), rows.begin, whole.begin};
     }
     for (int32_t k0 = keys.begin; k0 < keys.end; k0 += kProductTile) {
-      score_tile<T>(problem, index, {q0, imin(q0 + kProductTile, rows.end)},
+      score_tile<T>(scored, index, {q0, imin(q0 + kProductTile, rows.end)},
                     {k0, imin(k0 + kProductTile, keys.end)}, block);
     }
   }
@@ -119,20 +119,20 @@ __global__ void fill_scores(float* scores, int64_t count) {
 
 }  // namespace
 
-Status launch_scores(const Problem& problem) {
-  const AttentionParams& params = problem.params;
+Status launch_scores(const ScoredHeads& scored) {
+  const AttentionParams& params = scored.params;
   cudaStream_t stream = to_stream(params.stream);
   if (params.pattern.list.present()) {
-    const int64_t count = problem.heads * params.problem.seq_q * params.problem.seq_kv;
-    fill_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(problem.scores,
+    const int64_t count = scored.heads * params.problem.seq_q * params.problem.seq_kv;
+    fill_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(scored.scores,
                                                                                   count);
     Status status = launched();
     if (!status.ok()) return status;
   }
-  const int64_t blocks = problem.heads * ScoreGrid::of(params).blocks();
+  const int64_t blocks = scored.heads * ScoreGrid::of(params).blocks();
   return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    score_kernel<T><<<static_cast<uint32_t>(blocks), kProductThreads, 0, stream>>>(problem);
+    score_kernel<T><<<static_cast<uint32_t>(blocks), kProductThreads, 0, stream>>>(scored);
     return launched();
   });
 }

@@ -4,7 +4,7 @@
 #include "../common/launch.cuh"
 #include "../common/mask.cuh"
 #include "../common/radix_select.cuh"
-#include "problem.cuh"
+#include "scored_heads.cuh"
 
 namespace sparse_attn::cuda::naive {
 namespace {
@@ -35,15 +35,15 @@ __device__ Threshold find_row_threshold(const float* scores, int32_t keys, int32
   return find_threshold(key, keys, topk, storage);
 }
 
-__global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem problem) {
-  const AttentionParams& params = problem.params;
+__global__ void __launch_bounds__(kRowThreads) softmax_rows(const ScoredHeads scored) {
+  const AttentionParams& params = scored.params;
   int64_t index = blockIdx.x / params.problem.seq_q;
   int32_t i = static_cast<int32_t>(blockIdx.x % params.problem.seq_q);
-  int64_t batch = problem.batch(index);
-  int64_t head = problem.head(index);
-  const Sequence sequence = problem.sequence(index);
+  int64_t batch = scored.batch(index);
+  int64_t head = scored.head(index);
+  const Sequence sequence = scored.sequence(index);
   if (i >= sequence.rows) return;
-  float* scores = problem.row(index, i);
+  float* scores = scored.row(index, i);
   int32_t topk = params.pattern.topk;
   Threshold threshold;
   if (topk > 0) threshold = find_row_threshold(scores, sequence.keys, topk);
@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(kRowThreads) softmax_rows(const Problem proble
 
 }  // namespace
 
-Status launch_softmax(const Problem& problem) {
-  const AttentionParams& params = problem.params;
-  int64_t rows = problem.heads * params.problem.seq_q;
-  softmax_rows<<<static_cast<uint32_t>(rows), kRowThreads, 0, to_stream(params.stream)>>>(problem);
+Status launch_softmax(const ScoredHeads& scored) {
+  const AttentionParams& params = scored.params;
+  int64_t rows = scored.heads * params.problem.seq_q;
+  softmax_rows<<<static_cast<uint32_t>(rows), kRowThreads, 0, to_stream(params.stream)>>>(scored);
   return launched();
 }
 

@@ -8,7 +8,7 @@
 namespace sparse_attn::cuda::naive {
 
 /// Scores [heads, Sq, Skv] of `heads` consecutive (batch, head) pairs from `first`.
-struct Problem {
+struct ScoredHeads {
   AttentionParams params;
   float* scores = nullptr;
   int64_t first = 0;
@@ -23,10 +23,10 @@ struct Problem {
 };
 
 /// scores = scale * q.k where the pattern, the bounds and attn_mask allow it, else -inf.
-Status launch_scores(const Problem& problem);
+Status launch_scores(const ScoredHeads& scored);
 /// The softmax of every row in place, with softcap, additive mask, top-k and sink logits; lse.
-Status launch_softmax(const Problem& problem);
+Status launch_softmax(const ScoredHeads& scored);
 /// out = P value.
-Status launch_output(const Problem& problem);
+Status launch_output(const ScoredHeads& scored);
 
 }  // namespace sparse_attn::cuda::naive
