@@ -14,6 +14,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     if options.length < 1:
         raise _Wrong(f"expected a length of at least 1, got {options.length}")
     device = _device(options.device)
+    if getattr(options, "out", None) is not None and find_spec("matplotlib") is None:
+        raise _Wrong("expected matplotlib for the pictures of --out, got none")
     try:
         import transformers
     except ImportError:
