@@ -128,11 +128,10 @@ std::string ragged_refusal(const Case& c) {
                                            F::kDilation, F::kValueDim);  // of plain kernels
   const std::string with =
       c.features.has(F::kPaged) ? " with paged keys" : " with packed sequences";
-  // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
-  // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
-  // scores, those of the next sequence too.
-  Features served = kContiguous.with(kRagged).without(Features::of(
-      F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kGlobalIndices, F::kColumns, F::kSoftcap));
+  // Columns of each sequence would need a tensor map, and so would every d-th key of pages. How a
+  // tile is capped follows from all of its scores, those of the next sequence too.
+  Features served = kContiguous.with(kRagged).without(
+      Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalIndices, F::kColumns, F::kSoftcap));
   if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
@@ -140,7 +139,7 @@ std::string ragged_refusal(const Case& c) {
     return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
   }
   if (c.may_split) {
-    return "hopper takes no few queries on many keys" + with +
+    return "hopper takes no few queries or global rows on many keys" + with +
            ", where a sequence alone would have its keys split";
   }
   if (c.features.without(kRagged).within(kPlain) &&
@@ -232,9 +231,6 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
 std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
   const bool hopper = std::string(engine.name) == "hopper";
-  if (hopper && c.features.any(kRagged)) {
-    return "hopper serves packed and paged sequences when it is asked for by name";
-  }
   const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
   if (hopper && few && !c.features.has(F::kTopK)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +

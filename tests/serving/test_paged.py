@@ -127,6 +127,20 @@ def test_decode_with_every_pattern(paged, engine, device, dtype, name):
         assert_same(part, want)
 
 
+@pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize("pattern", [sa.Full(), sa.Band((300, 0), sinks=4)], ids=["full", "band"])
+def test_the_engine_of_auto_is_that_of_contiguous_keys(device, pattern, page_size):
+    ragged = Ragged((600, 600), (2300, 700), 4, 2, 128)
+    sequences = ragged.sequences(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    pages = pages_of(sequences, page_size)
+    query = torch.cat([q for q, _, _ in sequences])
+    caches = (pages.key, pages.value, pages.table, pages.used)
+    given = {"pattern": pattern, "is_causal": True, "return_lse": True}
+    out, lse = sa.paged_attention(query, *caches, **given)
+    for b, sequence in enumerate(sequences):
+        assert_same((out[b : b + 1], lse[b : b + 1]), sa.sparse_attention(*sequence, **given))
+
+
 def test_shared_prefix_pages(paged, engine, device):
     ragged = Ragged((5, 7), (64, 64), 4, 2, 64)
     (first, (query, *_)) = ragged.sequences(device, main_dtype(device, engine))

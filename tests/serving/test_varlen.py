@@ -153,6 +153,18 @@ def test_larger_bounds_change_no_bit(varlen, device, slack, ragged, any_dtype):
         assert_same(part, want)
 
 
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks", "band-globals", "dilated"])
+def test_the_engine_of_auto_is_that_of_each_sequence(device, name):
+    ragged = Ragged((70, 300, 17, 129), (70, 300, 17, 129), 4, 2, 128)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    sequences = ragged.sequences(device, dtype)
+    pattern = RAGGED_PATTERNS[name](300, 300, device)
+    parts = run(sa.varlen_attention, ragged, sequences, device, pattern, is_causal=True)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.sparse_attention(*sequence, pattern, return_lse=True, is_causal=True)
+        assert_same(part, want)
+
+
 def test_rows_past_the_last_sequence_are_not_written(varlen, device, ragged, any_dtype):
     sequences = ragged.sequences(device, any_dtype)
     query, key, value = (packed(list(parts), 5) for parts in zip(*sequences, strict=True))
