@@ -30,8 +30,8 @@ from ._times import checked_lengths, length_of, resized, seconds_of
 __all__ = ["advise", "policy_of"]
 
 OWNER = "advise"
-#: Bisections of the price of error; choices that are judged on other text, at most.
-STEPS, JUDGED = 10, 4
+#: Bisections of the price of error.
+STEPS = 10
 #: Shares of the time after which a stage stops: weights, single candidates, search.
 WEIGHED, SINGLE, SEARCHED = 0.45, 0.65, 0.9
 _HELD_BYTES = 4 << 30
@@ -245,24 +245,20 @@ class _Run:
     def _validated(
         self, search: Search, best: Outcome | None
     ) -> tuple[Outcome, list[PolicyQuality]]:
-        """Judge the choice on other text; where it keeps too little, ask for as much more."""
-        if best is None:  # nothing kept it on the calibration text: the most that was kept
-            best = _most_kept(search)
+        """Judge the choice, and safer ones where it keeps too little, on other text."""
+        best = search.most_kept() if best is None else best
         if not self.other:
             return best, []
         judge = Judge(OWNER, self.model, self.other, hold=True)
         rows = judge.rows({"dense": None})
-        late = self.clock.out_of_time(1.0)
-        while True:
-            self.step(f"validation of {best.name}", 0)
-            policy = policy_of(best.choice, self.found, self._shape())
-            rows += judge.rows({best.name: policy})
-            missing = self.keep - _kept(rows[-1])
-            if missing <= 0 or best is _most_kept(search) or len(rows) > JUDGED:
-                return best, rows
-            safer = search.find(best.surely_kept + missing, STEPS, late)
-            last = len(rows) == JUDGED
-            best = safer if safer is not None and not last else _most_kept(search)
+
+        def kept(outcome: Outcome) -> float:
+            self.step(f"validation of {outcome.name}", 0)
+            policy = policy_of(outcome.choice, self.found, self._shape())
+            rows.extend(judge.rows({outcome.name: policy}))
+            return _kept(rows[-1])
+
+        return search.validated(best, self.keep, kept, STEPS, self.clock.out_of_time(1.0)), rows
 
     def _times(self, choice: Choice, length: int) -> tuple[float, float]:
         """Return the seconds of a forward at a length, dense and under the policy."""
@@ -324,11 +320,6 @@ def policy_of(
         else:
             heads[layer] = {head: found[name] for head, name in own.items() if name != "dense"}
     return Policy(Full(), layers=layers, heads=heads, num_layers=shape[0], num_key_heads=shape[1])
-
-
-def _most_kept(search: Search) -> Outcome:
-    """Return the sparse choice that kept most on the calibration text."""
-    return max(search.sparse(), key=lambda o: (o.kept, -o.pairs, o.name))
 
 
 def _kept(row: PolicyQuality) -> float:

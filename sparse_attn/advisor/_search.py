@@ -140,6 +140,40 @@ class Search:
                 low = middle
         return self.best(keep)
 
+    def validated(
+        self,
+        best: Outcome,
+        keep: float,
+        judge: Callable[[Outcome], float],
+        steps: int,
+        out_of_time: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Return the first of `best` and safer choices that keeps `keep` on other text.
+
+        What a choice misses there is asked for on top, twice; then what kept most here is the last.
+
+        Parameters
+        ----------
+        best : Outcome
+        keep : float
+        judge : callable
+            Outcome -> what it keeps of the other text.
+        steps, out_of_time
+            As in `find`.
+        """
+        for again in (True, True, False):
+            missing = keep - judge(best)
+            if missing <= 0 or best is self.most_kept():
+                return best
+            safer = self.find(best.surely_kept + missing, steps, out_of_time) if again else None
+            best = safer or self.most_kept()
+        judge(best)
+        return best
+
+    def most_kept(self) -> Outcome:
+        """Return the sparse choice that kept most."""
+        return max(self.sparse(), key=lambda o: (o.kept, -o.pairs, o.name))
+
     def sparse(self) -> list[Outcome]:
         """Return what was tried, but for dense attention everywhere."""
         return [o for o in self.tried.values() if set(o.choice.values()) != {"dense"}]

@@ -217,6 +217,28 @@ def test_the_margin_is_kept_on_top():
     assert search_over(errors, margin=0.005).find(0.96, 12).pairs == pytest.approx(0.1)
 
 
+def test_what_other_text_misses_is_asked_for_on_top():
+    units = {(layer, 0): 0.1 for layer in range(10)}
+    search = search_over({unit: 0.1 + 0.001 * unit[0] for unit in units})
+    best = search.find(0.9, 20)
+    judged = []
+
+    def other(less):
+        def kept(outcome):
+            judged.append(outcome.kept)
+            return outcome.kept - less
+
+        return kept
+
+    assert search.validated(best, 0.9, other(0.0), 20) is best and len(judged) == 1
+    judged.clear()
+    safer = search.validated(best, 0.9, other(0.03), 20)
+    assert 0.93 <= safer.kept < 0.96 and len(judged) == 2
+    judged.clear()
+    assert search.validated(best, 0.9, other(0.5), 20) is search.most_kept()
+    assert len(judged) <= 4 and judged == sorted(judged)
+
+
 @pytest.mark.parametrize("by", ["key head", "layer"])
 def test_units_weigh_what_they_do_to_the_output(by):
     """Rounding, which dense attention by these kernels has too, weighs nothing."""
