@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostThreads = 256;  // the largest head dim
 constexpr int kWide = 4;           // columns of a thread where there are many rows, ...
-constexpr int kManyRows = 4096;    // ... which fill a device so too
+constexpr int kManyRows = 1024;    // ... which fill a device so too
 
 /// Threads of a row: whole warps.
 __host__ __device__ __forceinline__ int32_t row_threads(const AttentionParams& params,

@@ -60,7 +60,7 @@ struct ChunkRule {
   int32_t most;   // chunks, at most
 };
 constexpr ChunkRule kChunkRules[] = {
-    {32, 2, 16}, {64, 4, 16}, {128, 4, 8}, {256, 8, 8}, {512, 32, 4}};
+    {32, 2, 16}, {64, 4, 16}, {128, 8, 16}, {256, 8, 8}, {512, 32, 4}};
 
 /// The split of a call with few query tiles a head.
 inline KeySplit split_few_tiles(const AttentionParams& params, KernelTile tile) {
