@@ -57,21 +57,21 @@ def test_lists(attend, device, dtype, block_q, block_kv, head_dim, value_dim):
 
 
 COMMON = {
-    "bounds": lambda d: {"key_bounds": torch.tensor([30, 150]).int().expand(2, 1, 70, 2).to(d)},
-    "mask": lambda d: {"attn_mask": torch.rand(70, 201, device=d) < 0.6},
-    "bias": lambda d: {"attn_mask": torch.randn(2, 4, 70, 201, device=d)},
-    "softcap": lambda d: {"softcap": 2.0, "sink_logits": torch.randn(4, device=d)},
-    "offsets": lambda d: {"query_offset": torch.tensor([100, 20], device=d).int()},
-    "alibi": lambda d: {"alibi_slopes": torch.rand(4, device=d)},
-    "scale": lambda d: {"scale": -0.1},
+    "bounds": lambda n, d: {"key_bounds": torch.tensor([30, 150]).int().expand(2, 1, n, 2).to(d)},
+    "mask": lambda n, d: {"attn_mask": torch.rand(n, 201, device=d) < 0.6},
+    "bias": lambda n, d: {"attn_mask": torch.randn(2, 4, n, 201, device=d)},
+    "softcap": lambda n, d: {"softcap": 2.0, "sink_logits": torch.randn(4, device=d)},
+    "offsets": lambda n, d: {"query_offset": torch.tensor([100, 20], device=d).int()},
+    "alibi": lambda n, d: {"alibi_slopes": torch.rand(4, device=d)},
+    "scale": lambda n, d: {"scale": -0.1},
 }
 
 
 @pytest.mark.parametrize("name", COMMON)
 def test_common_arguments(attend, device, name):
     shape = attend.fit(Shape(2, 4, 2, 70, 201, 64))
-    tensors, common = shape.make(device, attend.dtype), COMMON[name](device)
-    layout = random_layout(70, 201, 32, 16, device, 1, 2)
+    tensors, common = shape.make(device, attend.dtype), COMMON[name](shape.Sq, device)
+    layout = random_layout(shape.Sq, 201, max(shape.block, 32), 16, device, 1, 2)
     pattern = sa.TopK(9, inside=layout)
     result = attend(pattern, *tensors, is_causal=True, return_lse=True, **common)
     assert_close_to_reference(result, *tensors, pattern, is_causal=True, **common)

@@ -168,7 +168,7 @@ struct SharedStorage {
   uint8_t key[C::kKeyStages][C::kKeyBytes];
   uint8_t value[C::kValueStages][C::kKeyBytes];
   union {
-    RowMask mask[C::kMaskStages][C::kMaskWriter ? C::BLOCK_Q : 1];  // the written ones
+    RowMask mask[C::kMaskStages][C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];
     int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
@@ -181,7 +181,7 @@ struct SharedStorage {
   uint64_t key_full[C::kKeyStages], key_empty[C::kKeyStages];
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
-  uint64_t mask_full[C::kMaskStages], mask_empty[C::kMaskStages];
+  uint64_t mask_full[C::kMaskStages][C::kConsumers], mask_empty[C::kMaskStages][C::kConsumers];
   uint64_t first_key;  // the first Q and K of the block have come
   uint64_t raw_value;  // a tile of V has come that holds rows of no key
 };

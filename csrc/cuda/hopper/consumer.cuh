@@ -223,16 +223,17 @@ class Consumer {
       if (info_.mask == TileMask::kPartial) keep_partial(row);
       return;
     }
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index]), mask_.parity);
-    const RowMask* mask = smem_.mask[mask_.index];
+    const int32_t own_row = row % kConsumerRows;
+    const RowMask* mask = smem_.mask[mask_.index][consumer_];
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
     if (C::kListed && info_.mask == TileMask::kCopied) {
-      take_bits(reinterpret_cast<const uint32_t*>(mask), row);
+      take_bits(reinterpret_cast<const uint32_t*>(mask), own_row);
     } else {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) visible_[r] = mask[row + 8 * r].word[lane_ % 4];
+      for (int r = 0; r < 2; ++r) visible_[r] = mask[own_row + 8 * r].word[lane_ % 4];
     }
-    // Each lane arrives for its own reads.
-    ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[mask_.index]));
+    __syncwarp();
+    arrive_warp(&smem_.mask_empty[mask_.index][consumer_]);
     mask_.advance();
   }
 
@@ -245,7 +246,7 @@ class Consumer {
       uint32_t seen = 0;
 #pragma unroll
       for (int w = 0; w < RowMask::kWords; ++w) {
-        const int32_t first = (w >> shift) * C::BLOCK_Q;
+        const int32_t first = (w >> shift) * kConsumerRows;
         const uint32_t keys = boxes[(first + row + 8 * r) * in_row + (w & (in_row - 1))];
         seen |= top_of_thread(keys, lane_ % 4) >> 24 << 8 * w;
       }

@@ -55,26 +55,32 @@ class MaskWriter {
       const TileMask kind = source.mask(step).kind;
       if (kind < TileMask::kCopied) continue;
       const BoxBits bits = kind == TileMask::kWritten ? BoxBits{} : bits_of(work, step);
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index]), mask_.parity);
-      const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index]);
-      RowMask* mask = smem_.mask[mask_.index];
-      if (C::kListed && kind == TileMask::kCopied) {
-        copy_bits(bits.words, ptx::smem_address(mask), full);
-      } else {
 #pragma unroll 1
-        for (int32_t row = lane_; row < C::BLOCK_Q; row += kWarp) {
-          mask[row] = mask_of(work, step, bits, row);
+      for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+        const int32_t first = consumer * kConsumerRows;
+        const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index][consumer]);
+        RowMask* mask = smem_.mask[mask_.index][consumer];
+        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
+                           mask_.parity);
+        if (C::kListed && kind == TileMask::kCopied) {
+          copy_bits(bits.words, first, ptx::smem_address(mask), full);
+        } else {
+#pragma unroll 1
+          for (int32_t row = lane_; row < kConsumerRows; row += kWarp) {
+            mask[row] = mask_of(work, step, bits, first + row);
+          }
         }
+        ptx::mbarrier_arrive(full);  // each lane for its own rows
       }
-      ptx::mbarrier_arrive(full);  // each lane for its own rows
       mask_.advance();
     }
   }
 
-  /// Copies the bits of this lane's box; a box without bits is seen whole.
-  __device__ __forceinline__ void copy_bits(const uint32_t* words, uint32_t boxes,
+  /// Copies a consumer's rows, from `first` on, of the bits of this lane's box; a box without bits
+  /// is seen whole.
+  __device__ __forceinline__ void copy_bits(const uint32_t* words, int32_t first, uint32_t boxes,
                                             uint32_t full) const {
-    const int32_t bytes = C::BLOCK_Q * args_.box_rows / 8;
+    const int32_t row_bytes = args_.box_rows / 8, bytes = kConsumerRows * row_bytes;
     const uint32_t box = boxes + lane_ * bytes;
     if (words == nullptr && lane_ < args_.boxes) {
 #pragma unroll 1
@@ -86,7 +92,7 @@ class MaskWriter {
     __syncwarp();
     if (words == nullptr) return;
     ptx::mbarrier_expect(full, bytes);
-    ptx::bulk_load(box, words, bytes, full);
+    ptx::bulk_load(box, words + first * row_bytes / 4, bytes, full);
   }
 
   /// What a row of the query tile sees of the key tile. Short code that is run again beats long
