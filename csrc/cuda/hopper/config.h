@@ -62,7 +62,6 @@ struct Config {
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
-  static constexpr int kMaskStages = HEAD_DIM > 64 ? 1 : 2;  // short steps leave room for two
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
@@ -168,7 +167,7 @@ struct SharedStorage {
   uint8_t key[C::kKeyStages][C::kKeyBytes];
   uint8_t value[C::kValueStages][C::kKeyBytes];
   union {
-    RowMask mask[C::kMaskStages][C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];
+    RowMask mask[C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];  // the one that comes next
     int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
@@ -181,7 +180,7 @@ struct SharedStorage {
   uint64_t key_full[C::kKeyStages], key_empty[C::kKeyStages];
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
-  uint64_t mask_full[C::kMaskStages][C::kConsumers], mask_empty[C::kMaskStages][C::kConsumers];
+  uint64_t mask_full[C::kConsumers], mask_empty[C::kConsumers];
   uint64_t first_key;  // the first Q and K of the block have come
   uint64_t raw_value;  // a tile of V has come that holds rows of no key
 };

@@ -224,8 +224,8 @@ class Consumer {
       return;
     }
     const int32_t own_row = row % kConsumerRows;
-    const RowMask* mask = smem_.mask[mask_.index][consumer_];
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
+    const RowMask* mask = smem_.mask[consumer_];
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[consumer_]), mask_.parity);
     if (C::kListed && info_.mask == TileMask::kCopied) {
       take_bits(reinterpret_cast<const uint32_t*>(mask), own_row);
     } else {
@@ -233,7 +233,7 @@ class Consumer {
       for (int r = 0; r < 2; ++r) visible_[r] = mask[own_row + 8 * r].word[lane_ % 4];
     }
     __syncwarp();
-    arrive_warp(&smem_.mask_empty[mask_.index][consumer_]);
+    arrive_warp(&smem_.mask_empty[consumer_]);
     mask_.advance();
   }
 
@@ -241,17 +241,19 @@ class Consumer {
   __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row) {
     const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
     const int32_t shift = in_row / 2;
+    uint32_t seen[2] = {};
+#pragma unroll 1
+    for (int32_t w = 0; w < RowMask::kWords; ++w) {
+      const uint32_t* words =
+          boxes + ((w >> shift) * kConsumerRows + row) * in_row + (w & (in_row - 1));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t seen = 0;
-#pragma unroll
-      for (int w = 0; w < RowMask::kWords; ++w) {
-        const int32_t first = (w >> shift) * kConsumerRows;
-        const uint32_t keys = boxes[(first + row + 8 * r) * in_row + (w & (in_row - 1))];
-        seen |= top_of_thread(keys, lane_ % 4) >> 24 << 8 * w;
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t columns = top_of_thread(words[8 * r * in_row], lane_ % 4);
+        seen[r] = seen[r] >> 8 | (columns & 0xff000000u);
       }
-      visible_[r] = seen;
     }
+    visible_[0] = seen[0];
+    visible_[1] = seen[1];
   }
 
   /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
@@ -444,7 +446,7 @@ class Consumer {
   Ring<C::kQueryBuffers> query_;
   Ring<C::kKeyStages> key_;
   Ring<C::kValueStages> value_;
-  Ring<C::kMaskStages> mask_;
+  Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   int32_t finished_;             // slot of the finished tile ...

@@ -26,11 +26,9 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.value_full, smem.value_empty, C::kValueStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
        kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
-  for (int stage = 0; stage < C::kMaskStages; ++stage) {
-    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[stage][consumer]), kWarp);
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[stage][consumer]), kWarps);
-    }
+  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[consumer]), kWarp);
+    ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[consumer]), kWarps);
   }
   ptx::mbarrier_init(ptx::smem_address(&smem.first_key), 1);
   ptx::mbarrier_init(ptx::smem_address(&smem.raw_value), 1);

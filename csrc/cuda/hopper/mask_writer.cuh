@@ -58,10 +58,9 @@ class MaskWriter {
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;
-        const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index][consumer]);
-        RowMask* mask = smem_.mask[mask_.index][consumer];
-        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
-                           mask_.parity);
+        const uint32_t full = ptx::smem_address(&smem_.mask_full[consumer]);
+        RowMask* mask = smem_.mask[consumer];
+        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[consumer]), mask_.parity);
         if (C::kListed && kind == TileMask::kCopied) {
           copy_bits(bits.words, first, ptx::smem_address(mask), full);
         } else {
@@ -167,7 +166,7 @@ class MaskWriter {
   const Arguments& args_;
   SharedStorage<C>& smem_;
   const int lane_;
-  Ring<C::kMaskStages> mask_;
+  Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
 
