@@ -16,7 +16,6 @@ namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kRowsPerTurn = 256;  // that a thread copies
-constexpr int64_t kWorkspaceAlignment = 256;
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 bool is_plain(const AttentionParams& params) {
@@ -50,7 +49,7 @@ int64_t place_keys(void* workspace, AttentionParams* one) {
   }
   one->keys.dtype = problem.dtype;
   one->keys.table = nullptr;
-  return round_up(arena.used(), kWorkspaceAlignment);
+  return arena.used();
 }
 
 /// Sequence b as a call of its own; gathered keys are left out.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "arena.h"
 #include "cpu/topk/select_topk.h"
 #include "params.h"
 
@@ -16,23 +17,6 @@ constexpr int32_t kFewRows = 4;
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
-
-/// Hands out consecutive pieces of the workspace, each on a cache line; counts without a base.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <class T>
-  T* take(int64_t count) {
-    char* piece = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    return reinterpret_cast<T*>(piece);
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
 
 /// Tiles of query rows, the same for every head.
 struct QueryCut {

@@ -1,5 +1,6 @@
 // The decode engine: few queries, split over their keys. The workspace of the partial results and
 // the two launches: chunks, then the merge.
+#include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "config.cuh"
@@ -45,43 +46,32 @@ SplitGrid grid_of(const AttentionParams& params) {
   });
 }
 
-int64_t rows_of(const AttentionParams& params) {
-  return int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
-}
-
-int64_t out_bytes(const AttentionParams& params, const SplitGrid& grid) {
-  return aligned_bytes(rows_of(params) * grid.max_chunks * params.problem.value_dim *
-                       static_cast<int64_t>(sizeof(float)));
-}
-
-int64_t state_bytes(const AttentionParams& params, const SplitGrid& grid) {
-  return aligned_bytes(rows_of(params) * grid.max_chunks * static_cast<int64_t>(sizeof(float2)));
-}
-
-int64_t count_bytes(const AttentionParams& params) {
-  return aligned_bytes(rows_of(params) * static_cast<int64_t>(sizeof(int32_t)));
+/// The partial results of a call's chunks, in the workspace.
+Partials lay_out(const AttentionParams& params, const SplitGrid& grid, Arena* arena) {
+  Partials partials;
+  partials.rows = params.problem.seq_q;
+  partials.heads = params.problem.batch * params.problem.heads_q;
+  partials.max_chunks = grid.max_chunks;
+  partials.columns = params.problem.value_dim;
+  const int64_t rows = int64_t{partials.heads} * partials.rows;
+  partials.out = arena->take<float>(rows * grid.max_chunks * partials.columns);
+  partials.state = arena->take<float2>(rows * grid.max_chunks);
+  partials.chunks = arena->take<int32_t>(rows);
+  return partials;
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
-  SplitGrid grid = grid_of(params);
-  return out_bytes(params, grid) + state_bytes(params, grid) + count_bytes(params);
+  Arena arena(nullptr);
+  lay_out(params, grid_of(params), &arena);
+  return arena.used();
 }
 
 Status run(const AttentionParams& params) {
+  Arena arena(params.workspace);
   LaunchPlan plan;
   plan.grid = grid_of(params);
   plan.aligned = !params.features.has(Feature::kUnaligned);
-  char* memory = static_cast<char*>(params.workspace);
-  plan.partials.out = reinterpret_cast<float*>(memory);
-  memory += out_bytes(params, plan.grid);
-  plan.partials.state = reinterpret_cast<float2*>(memory);
-  memory += state_bytes(params, plan.grid);
-  plan.partials.chunks = reinterpret_cast<int32_t*>(memory);
-  plan.partials.rows = params.problem.seq_q;
-  plan.partials.heads = params.problem.batch * params.problem.heads_q;
-  plan.partials.max_chunks = plan.grid.max_chunks;
-  plan.partials.columns = params.problem.value_dim;
-
+  plan.partials = lay_out(params, plan.grid, &arena);
   Status status = with_config(params.problem.widest_dim(), [&](auto config) {
     return launch<decltype(config)::HEAD_DIM>(params, plan);
   });

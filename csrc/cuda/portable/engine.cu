@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
 #include "../engines.h"
@@ -97,23 +98,34 @@ constexpr std::array<Launch, sizeof...(kTile)> launchers(std::index_sequence<kTi
   return {launcher<kTiles[kTile].kind, kTiles[kTile].shape.head_dim>()...};
 }
 
-int64_t threshold_bytes(const AttentionParams& params) {
-  if (params.pattern.topk == 0) return 0;
-  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
-  return aligned_bytes(rows * static_cast<int64_t>(sizeof(Threshold)));
+struct Workspace {
+  Threshold* thresholds = nullptr;  // [B, Hq, Sq], with top-k
+  char* global_tokens = nullptr;    // scattered ones
+};
+
+Workspace lay_out(const AttentionParams& params, const LaunchChoice& choice, Arena* arena) {
+  Workspace workspace;
+  if (params.pattern.topk > 0) {
+    workspace.thresholds = arena->take<Threshold>(int64_t{params.problem.batch} *
+                                                  params.problem.heads_q * params.problem.seq_q);
+  }
+  workspace.global_tokens = arena->take<char>(global_token_bytes(params, key_tile(params, choice)));
+  return workspace;
 }
 
 int64_t workspace_bytes(const AttentionParams& params) {
-  return threshold_bytes(params) + global_token_bytes(params, key_tile(params, choose(params)));
+  Arena arena(nullptr);
+  lay_out(params, choose(params), &arena);
+  return arena.used();
 }
 
 Status run(const AttentionParams& given) {
   AttentionParams params = given;
   LaunchChoice choice = choose(params);
-  char* memory = static_cast<char*>(params.workspace);
-  if (params.pattern.topk > 0) choice.thresholds = memory;
-  Status status =
-      mark_global_tokens(&params, key_tile(params, choice), memory + threshold_bytes(params));
+  Arena arena(params.workspace);
+  const Workspace workspace = lay_out(params, choice, &arena);
+  choice.thresholds = workspace.thresholds;
+  Status status = mark_global_tokens(&params, key_tile(params, choice), workspace.global_tokens);
   if (!status.ok()) return status;
   constexpr auto kLaunchers = launchers(std::make_index_sequence<std::size(kTiles)>());
   return kLaunchers[tile_index(choice.kind, params.problem.widest_dim())](params, choice);

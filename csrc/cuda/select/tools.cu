@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../../arena.h"
 #include "../cache/append.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
@@ -11,13 +12,9 @@
 namespace sparse_attn::cuda {
 namespace {
 
-/// Lays the workspace out from `base` and returns its size in bytes.
-int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace) {
-  int64_t used = 0;
+void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspace) {
   auto take = [&](auto** pointer, int64_t elements) {
-    using Element = std::remove_reference_t<decltype(**pointer)>;
-    *pointer = reinterpret_cast<Element*>(base + used);
-    used += aligned_bytes(elements * static_cast<int64_t>(sizeof(Element)));
+    *pointer = arena->take<std::remove_reference_t<decltype(**pointer)>>(elements);
   };
   const int64_t heads_q = int64_t{params.batch} * params.heads_q;
   const int64_t heads_kv = int64_t{params.batch} * params.heads_kv;
@@ -33,9 +30,7 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
     take(&workspace->key_means, key_blocks * params.head_dim);
   }
   auto take_vectors = [&](void** pointer, int64_t vectors) {
-    char* bytes = nullptr;
-    take(&bytes, vectors * row_bytes);
-    *pointer = bytes;
+    *pointer = arena->take<char>(vectors * row_bytes);
   };
   if (selector == Selector::kMixed) {
     take_vectors(&workspace->query_vectors, query_blocks * params.groups);
@@ -73,7 +68,6 @@ int64_t plan(const SelectParams& params, char* base, SelectWorkspace* workspace)
     take(&workspace->masses, std::max(walks * of_walk, heads * of_head));
     take(&workspace->counter, 1);
   }
-  return used;
 }
 
 Status launch_estimates(const SelectParams& params, const SelectWorkspace& workspace) {
@@ -104,12 +98,15 @@ Status launch_estimates(const SelectParams& params, const SelectWorkspace& works
 
 int64_t select_workspace_bytes(const SelectParams& params) {
   SelectWorkspace workspace;
-  return plan(params, nullptr, &workspace);
+  Arena arena(nullptr);
+  lay_out(params, &arena, &workspace);
+  return arena.used();
 }
 
 Status select_blocks(const SelectParams& params) {
   SelectWorkspace workspace;
-  plan(params, static_cast<char*>(params.workspace), &workspace);
+  Arena arena(params.workspace);
+  lay_out(params, &arena, &workspace);
   Status status;
   if (workspace.key_marks != nullptr) status = launch_marks(params, workspace.key_marks);
   if (status.ok()) status = launch_estimates(params, workspace);
