@@ -288,7 +288,7 @@ struct Tiles {
   Interval main;        // visited tiles of the main view (range patterns)
   Interval full;        // those of them that every row sees whole: no mask
   Interval lead_left;   // lead tiles before the main ones
-  Interval lead_right;  // lead tiles behind the main ones (shared axis only)
+  Interval lead_right;  // lead tiles after the main ones (shared axis only)
 
   // Elements of the main view that some row and that every row sees, for listed runs.
   Interval seen_keys;

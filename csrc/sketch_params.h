@@ -52,7 +52,7 @@ struct SketchView {
   }
 };
 
-/// New keys behind those that a sketch holds. The tokens of its last group that is not full are
+/// New keys after those that a sketch holds. The tokens of its last group that is not full are
 /// kept as they are, so that its ranges follow from all of them whenever it grows.
 struct SketchAppendParams {
   SketchView sketch;
@@ -71,7 +71,7 @@ struct SketchAppendParams {
   }
 };
 
-/// The groups of a paged cache that hold the slots are sketched anew, from their first row to the
+/// The groups of a paged cache that hold the slots are sketched again, from their first row to the
 /// greatest of the slots.
 struct SketchPagesParams {
   SketchView sketch;               // an entry is a page

@@ -1,7 +1,7 @@
 """Autocast as SDPA has it: query, key and value are taken in the autocast dtype.
 
 Inside ``torch.autocast`` a call may mix dtypes, as layers leave them. Masks in half precision
-follow query; float64 stays and is refused. The ``out=`` twins stand aside, as torch's own do.
+follow query; float64 stays and is refused. The ``out=`` twins are not cast, as torch's own are not.
 Registered by ``ops``.
 """
 

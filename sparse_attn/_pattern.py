@@ -49,7 +49,7 @@ class Pattern(abc.ABC):
     torch.Size([1, 2, 8, 16])
     """
 
-    #: The op that knows what `allows` says; none of a class that says it anew.
+    #: The op that knows what `allows` says; none of a class that says it again.
     _op: ClassVar[str | None] = None
     #: An instance, as sentences write it.
     _example: ClassVar[str | None] = None

@@ -1,4 +1,4 @@
-"""can_use: which engine serves a call, and why faster ones stand aside.
+"""can_use: which engine serves a call, and why `auto` skips faster ones.
 
 The op itself judges the call, with an output that stops it before anything is computed. The engine
 comes from the capability table that the ops obey (``_info``, a compiled module, maybe missing).

@@ -127,7 +127,7 @@ def _register() -> None:
 
 
 def _translated(error: RuntimeError) -> Exception:
-    """Make the Python error of an op's sentence, which may carry torch's C++ trace behind it."""
+    """Make the Python error of an op's sentence, which may carry torch's C++ trace after it."""
     sentence = str(error).partition("\n")[0]
     if sentence.startswith("sparse_attn::"):
         not_served = sentence.partition(": ")[2].startswith("not served")

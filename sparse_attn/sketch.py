@@ -27,7 +27,7 @@ class KeySketch:
 
     By channel over 64 tokens it has the least and the greatest value, and for each token
     ``round((k - least) / (greatest - least) * (2**bits - 1))``. Group and range of the last tokens
-    follow from all of them whenever they grow: appending gives what sketching anew would. Nothing
+    follow from all of them whenever they grow: appending gives what sketching again would. Nothing
     waits for the device, and lengths stay there, so decoding steps may be captured in a CUDA graph.
 
     Parameters
@@ -163,7 +163,7 @@ class KeySketch:
             have been written.
         slot_mapping : Tensor, optional
             int64 ``(n,)``, of a paged sketch: the slots of the new tokens, in any order. Pages are
-            filled from their start: what lies behind a new token in its group counts as unused.
+            filled from their start: what lies after a new token in its group counts as unused.
 
         Raises
         ------

@@ -58,7 +58,7 @@ def _processor() -> str:
 
 
 def _read() -> dict[str, Any]:
-    """Return what the file holds; one that cannot be read is begun anew."""
+    """Return what the file holds; one that cannot be read is begun again."""
     try:
         held = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """What a search has measured, kept in a file, so that one that was cut off goes on where it stood.
 
-The file belongs to one model, text and list of candidates; another one's is begun anew.
+The file belongs to one model, text and list of candidates; another one's is begun again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._local import Local, Unit
 
 __all__ = ["Memory"]
 
-#: Of what the file holds; another one's is begun anew.
+#: Of what the file holds; another one's is begun again.
 FORMAT = 3
 
 

@@ -26,7 +26,7 @@ class SparseMultiheadAttention(nn.Module):
     """``torch.nn.MultiheadAttention`` for inference, with a pattern.
 
     It loads the state dict of ``nn.MultiheadAttention`` and takes the same call. It is no subclass:
-    the fused path of ``nn.TransformerEncoderLayer``, which would bypass the pattern, stands aside.
+    the fused path of ``nn.TransformerEncoderLayer``, which would bypass the pattern, is not taken.
 
     Parameters
     ----------

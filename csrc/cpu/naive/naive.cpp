@@ -79,7 +79,7 @@ class NaiveHead {
   }
 
  private:
-  /// Keys outside every row's bounds, or behind every row under causal, may hold anything, so they
+  /// Keys outside every row's bounds, or past every row under causal, may hold anything, so they
   /// are read as zeros.
   void copy_keys(const Rows& source, int32_t columns, float* target) const {
     Bounds bounds = no_rows(params_.problem.seq_kv);

@@ -38,7 +38,7 @@ inline void copy_rows(const VectorMath& math, const Rows& rows, int64_t count, i
   }
 }
 
-/// Copies `count` rows to panels, with zeros behind them in the last.
+/// Copies `count` rows to panels, with zeros after them in the last.
 inline void copy_panels(const VectorMath& math, const Rows& rows, int64_t count, int32_t head_dim,
                         float* target) {
   for (int64_t row = 0; row < count; row += kPanelKeys, target += kPanelKeys * head_dim) {

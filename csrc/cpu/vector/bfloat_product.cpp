@@ -86,7 +86,7 @@ void scores(const uint16_t* query, int32_t rows, int32_t head_dim, const uint16_
   }
 }
 
-/// The weights of the blocks, rounded to bfloat16, a block's 32 behind the other's.
+/// The weights of the blocks, rounded to bfloat16, a block's 32 after the other's.
 void round_weights(const float* weights, int64_t stride, int32_t rows, const BfloatBlock* blocks,
                    int32_t num_blocks, uint16_t* rounded) {
   for (int32_t row = 0; row < rows; ++row, weights += stride) {

@@ -64,7 +64,7 @@ struct BfloatBlock {
 };
 
 /// Products of bfloat16 with float32 sums, for up to 32 rows and head dims in steps of 32; rows are
-/// computed in steps of 16, so what lies behind them is read and written too.
+/// computed in steps of 16, so what lies after them is read and written too.
 struct BfloatMath {
   void (*begin)();  // before and after a thread's products
   void (*end)();

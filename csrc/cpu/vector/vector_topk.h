@@ -24,7 +24,7 @@ struct LaneOrders {
 constexpr LaneOrders kLaneOrders;
 #endif
 
-/// Stores the lanes whose bit is set one behind the other; whole vectors are written.
+/// Stores the lanes whose bit is set one after the other; whole vectors are written.
 template <class Vector>
 inline void store_chosen(void* target, Vector x, uint32_t bits) {
 #if defined(__AVX512F__)

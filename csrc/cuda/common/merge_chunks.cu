@@ -2,7 +2,7 @@
 //   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
 // Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
 // bits do not depend on which chunks the other rows of a tile visited. Launched as a dependent of
-// the kernel that wrote the chunks, which hides its launch behind that one's end.
+// the kernel that wrote the chunks, which hides its launch under that one's end.
 #include "launch.cuh"
 #include "partial.cuh"
 #include "ptx/grid.cuh"

@@ -1,4 +1,4 @@
-// What a chunk of keys leaves behind for the merge, per row: m (log2 units), l and the output that
+// What a chunk of keys leaves for the merge, per row: m (log2 units), l and the output that
 // no sum has divided yet, in float32. Engines that split rows over their keys share it.
 #pragma once
 

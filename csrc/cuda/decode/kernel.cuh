@@ -2,7 +2,7 @@
 // tile. A chunk's steps go to the warps in turn; each runs the online softmax over its own, from a
 // ring of its own that cp.async fills ahead, and no warp waits for another before the chunk's end.
 // There the warps add up, in their order, and the chunk's result goes to the workspace. Launched as
-// a dependent, as the merge behind it is.
+// a dependent, as the merge after it is.
 #pragma once
 
 #include "../common/partial.cuh"
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (chunk == end) return;
 
   const int warp = threadIdx.x / 32;
-  // Behind a shuffle, so that the compiler keeps it instead of making it anew in every step.
+  // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
   const RowLoader<Config> key_rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
                                       kPlain || aligned};
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_slot = load_slot + 1 == kStages ? 0 : load_slot + 1;
     if (loaded < kStages) {
       if (loaded < kStages - 1) continue;
-      ptx::cp_async_wait<kStages - 1>();  // the queries have landed, behind them are the first keys
+      ptx::cp_async_wait<kStages - 1>();  // the queries have landed, after them come the first keys
       if constexpr (Config::kQueryRegisters) {
         __syncwarp();
       } else {

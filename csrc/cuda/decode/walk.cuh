@@ -64,7 +64,7 @@ struct Walk {
   int32_t chunk_steps;
   int32_t chunk, end_chunk;
   int32_t warp, warps;  // a power of two, which divides a chunk's steps
-  int32_t at = 0;       // steps of the chunk behind the run
+  int32_t at = 0;       // steps of the chunk after the run
   Interval run = {};    // elements of consecutive steps in which the warp's next one begins
   bool lead = false;    // of the run
   bool masked = false;
@@ -97,7 +97,7 @@ struct Walk {
     run = {steps.begin * kStepKeys, steps.end * kStepKeys};
   }
 
-  /// The first of the visited intervals that reaches behind `at`; they ascend on their axis.
+  /// The first of the visited intervals that reaches past `at`; they ascend on their axis.
   __device__ __forceinline__ void find_ranged() {
     const Tiles& tiles = plan.tiles;
     bool shared = pattern.shared_axis();

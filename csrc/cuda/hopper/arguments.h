@@ -78,7 +78,7 @@ struct Arguments {
   bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
   char* scratch = nullptr;  // the workspace after the counter and what it holds so far
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
-  int32_t* order = nullptr;    // [num_tiles], those behind the first wave; null: by number
+  int32_t* order = nullptr;    // [num_tiles], those after the first wave; null: by number
 
   // Where sequences differ in length: rows of tiles, of as many problems as a section has.
   TileRow* tile_rows = nullptr;      // in the order in which they are dealt out; null: by number

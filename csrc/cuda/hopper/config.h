@@ -54,7 +54,7 @@ struct Config {
   // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory,
   // for which half tiles have no room but at head dim 64.
   static constexpr bool kCrossTile = !kWide && !kBiased && (!kHalf || HEAD_DIM == 64);
-  // O is rescaled while QK runs instead of behind PV.
+  // O is rescaled while QK runs instead of after PV.
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
@@ -62,7 +62,7 @@ struct Config {
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
-  static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers hear of
+  static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers know of
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   static constexpr int kProducerRegisters = kConsumers == 3   ? 32

@@ -1,6 +1,6 @@
-// A consumer: one warpgroup, 64 query rows. S = Q K^T of a step runs while the softmax of the step
-// before it waits, O += P V of that step behind it; with kCrossTile this goes on across query
-// tiles. Every consumer of a block takes the same steps, as the producer names them.
+// A consumer: one warpgroup, 64 query rows. QK(n), then PV(n-1) are issued; softmax(n) overlaps
+// PV(n-1); with kCrossTile this goes on across query tiles. Every consumer of a block takes the
+// same steps, as the producer names them.
 #pragma once
 
 #include <type_traits>
@@ -390,7 +390,7 @@ class Consumer {
                        query_.parity);
   }
 
-  /// Lets the loaders go on behind the block's first Q and K.
+  /// Lets the loaders go on past the block's first Q and K.
   __device__ __forceinline__ void announce_first_key() {
     wait_query();
     ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[0]), 0);

@@ -185,10 +185,10 @@ class Epilogue {
             ptx::load_shared_float4(sO + chunk_offset(row, chunk));
       }
     }
-    __syncwarp();  // before the tile is written anew
+    __syncwarp();  // before the tile is written again
   }
 
-  /// The consumer's Q may be loaded anew. Only lane 0 of each warp speaks.
+  /// The consumer's Q may be loaded again. Only lane 0 of each warp arrives.
   __device__ __forceinline__ void release_query() const {
     if (lane_ != 0) return;
     ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));

@@ -196,8 +196,8 @@ class Loader {
     ring_.advance();
   }
 
-  /// Copies to the ring's next stage once it is empty; each lane copies its box. `full` hears of
-  /// it.
+  /// Copies to the ring's next stage once it is empty; each lane copies its box. Completion
+  /// signals `full`.
   __device__ __forceinline__ void copy_stage(const Work& work, const Place& place, const Step& step,
                                              uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];

@@ -1,5 +1,5 @@
 // The in-tile mask as words: bit j of a word says whether a row sees column j of those that one
-// thread holds of a wgmma accumulator row, which are 0, 1, 8, 9, 16, 17, ... behind the thread's
+// thread holds of a wgmma accumulator row, which are 0, 1, 8, 9, 16, 17, ... after the thread's
 // first: what pattern.h calls seen, 32 columns at a time. Scattered global tokens never come here.
 #pragma once
 

@@ -209,7 +209,7 @@ class Planner {
   }
 
   /// The next tile is claimed when the one before `work` is finished, since a queue would unbalance
-  /// the end; behind a short one, which ends before the next is planned, one tile earlier.
+  /// the end; after a short one, which ends before the next is planned, one tile earlier.
   __device__ __forceinline__ void wait_turn(const Work& work) const {
     auto wait = [&](const auto& slot) {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);

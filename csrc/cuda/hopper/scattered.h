@@ -16,7 +16,7 @@ struct ScatteredCalls {
 /// Bytes of what is gathered; 0 without scattered global tokens.
 int64_t scattered_bytes(const AttentionParams& params);
 
-/// Both calls, whose gathered tensors begin at the workspace of `params`, and theirs behind them.
+/// Both calls, whose gathered tensors begin at the workspace of `params`, and theirs after them.
 ScatteredCalls scattered_calls(const AttentionParams& params);
 
 /// Fills the gathered tensors of both.

@@ -46,7 +46,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (
 /// before, and the shift scale * m. The factor is the shifts', so that it is 1 under the same m:
 /// off by a rounding it would show after a thousand tiles. kFirst begins the rows; kMasked says
 /// that a row may have seen no key yet, even in this tile; without kHeldShift the last shift is
-/// made anew from m, which takes no register.
+/// recomputed from m, which takes no register.
 template <bool kFirst, bool kMasked, bool kHeldShift = true, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {

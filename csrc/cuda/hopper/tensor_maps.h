@@ -15,13 +15,13 @@ struct BoxShape {
   int32_t lead_rows;   // of K and V in the lead view
 };
 
-/// Whether the maps end behind the last key that exists.
+/// Whether the maps end after the last key that exists.
 inline bool has_short_maps(const AttentionParams& params) {
   return !params.sequences.offsets_on_device() && params.pattern.dilation == 1;
 }
 
 /// Fills `maps` and says how they name tiles. A dilated class is a map with a longer row stride, so
-/// nothing is moved; classes come in two lengths, so that no row behind a class is read or written.
+/// nothing is moved; classes come in two lengths, so that no row past a class is read or written.
 Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, TensorMaps* maps,
                         TileCoordinates* coordinates);
 

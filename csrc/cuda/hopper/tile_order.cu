@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   // Malformed sequences may overlap, and have more rows than there is room for.
   const int32_t all = imin(args.sequence_ends[batch], args.num_tiles / args.grid.section);
   for (int32_t at = threadIdx.x; at < all; at += kThreads) {
-    int32_t i = 0;  // the sequence that has the row: the first one that ends behind it
+    int32_t i = 0;  // the sequence that has the row: the first one that ends past it
     for (int32_t step = 1 << 30; step > 0; step /= 2) {
       if (step <= batch - i && args.sequence_ends[i + step] <= at) i += step;
     }

@@ -11,7 +11,7 @@ struct TilePlace {
 };
 
 /// The tile of a number. Heads of a section take turns, so that their keys and values are in L2
-/// together; behind the sections the tail, where all heads do.
+/// together; after the sections the tail, where all heads do.
 SPARSE_ATTN_HD TilePlace place_of(const TileGrid& grid, bool last_first, int32_t tile) {
   const int32_t before_tail = grid.problems * (grid.row_blocks - grid.tail);
   const bool in_tail = tile >= before_tail;
@@ -86,7 +86,7 @@ inline bool orders_lists(const AttentionParams& params) {
          int64_t{list.max_count} * list.block_kv >= kLongKeys;
 }
 
-/// Zeroes the counter and, where there is an order, writes it: of the tiles behind the first
+/// Zeroes the counter and, where there is an order, writes it: of the tiles after the first
 /// `dealt`, those of lists of similar length together, the longest first; dealt late, a list of all
 /// keys among short ones would run on alone. The attention kernel is its dependent and runs beside
 /// it with the tiles that are dealt. Where sequences differ in length all tiles wait for the order,

@@ -160,7 +160,7 @@ class TileSource {
     main_left_ = first;
   }
 
-  /// Boxes that follow each other slide as one; columns behind the last box count for no row.
+  /// Boxes that follow each other slide as one; columns past the last box count for no row.
   __device__ __forceinline__ StepMask listed_mask(const Step& step) const {
     const int32_t key = step.key;
     const int32_t box = threadIdx.x % kWarp;

@@ -1,4 +1,4 @@
-// What the kernel of token top-k (Config kTop) makes of a thread's scores: those below their row's
+// What the kernel of token top-k (Config kTop) does to a thread's scores: those below their row's
 // threshold become -inf. The ranking pass saw the same q.k bit by bit.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class KeptScores {
  public:
-  /// For rows `row` and `row` + 8 of a head's queries; those behind the last repeat it.
+  /// For rows `row` and `row` + 8 of a head's queries; those past the last repeat it.
   __device__ __forceinline__ void load(const Arguments& args, int64_t head, int32_t row) {
     const int32_t last = args.params.problem.seq_q - 1;
     bool some = false;

@@ -126,7 +126,7 @@ class WgmmaScores {
   static constexpr int kSlots = Config::kShape.slots;
   static constexpr int kAhead = kSlots - 1;
 
-  /// Where a walk stands: the step whose products were started last, and those behind it, whose
+  /// Where a walk stands: the step whose products were started last, and those after it, whose
   /// keys are on their way.
   struct Walk {
     topk::Stride stride;

@@ -48,7 +48,7 @@ struct Config {
   static_assert(!kShape.query_registers ||
                     kShape.query_bytes() <=
                         (kShape.slots - (kKind != KernelKind::kRank)) * kShape.slot_bytes(),
-                "queries pass through the ring's slots, behind the first where keys are there");
+                "queries pass through the ring's slots, after the first where keys are there");
 };
 
 }  // namespace sparse_attn::cuda::portable

@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_tile_unaligned(uint32_t to, const RowSource
   }
 }
 
-/// The 16-byte chunks of a tile that a thread copies: `chunk` and every kThreadsPerRow-th behind
+/// The 16-byte chunks of a tile that a thread copies: `chunk` and every kThreadsPerRow-th after
 /// it, of `row` and every kRowsAtOnce-th below, so that a row's threads read whole 128-byte lines.
 template <typename T, int HEAD_DIM, int kThreads>
 struct ThreadChunks {

@@ -29,7 +29,7 @@ __device__ __forceinline__ bool is_shared_tile(const QueryTile<Config>& tile,
          tile.state.walk.tiles.lead_is_shared({step.start(), step.start() + Config::BLOCK_KV});
 }
 
-/// What the rows of a warp make of a step.
+/// Whether this warp computes and masks the tile of a step.
 struct WarpStep {
   bool visited = true;
   bool masked = false;

@@ -23,7 +23,7 @@ struct TileState {
   float score_scale;  // the factor of the head's products q.k
 };
 
-/// The address of dynamic shared memory, held in a register: the compiler would make it anew from
+/// The address of dynamic shared memory, held in a register: the compiler would recompute it from
 /// special registers at each use in the main loop, and wait for them.
 __device__ __forceinline__ char* held_address(char* smem) {
   uint32_t address = __shfl_sync(~0u, ptx::shared_address(smem), 0);
@@ -81,7 +81,7 @@ struct QueryTile {
         state(*reinterpret_cast<State*>(smem + Config::kShape.tile_bytes())),
         work(state.work),
         aligned(aligned) {
-    static_assert(sizeof(State) <= kStateBytes, "the state has its room behind the tiles");
+    static_assert(sizeof(State) <= kStateBytes, "the state has its room after the tiles");
   }
 
   __device__ __forceinline__ Interval row_bounds(int32_t r) const {
@@ -139,7 +139,7 @@ struct QueryTile {
     __syncthreads();
   }
 
-  /// What the row of the warp that is this lane's sees of the main view; lanes behind the last row
+  /// What the row of the warp that is this lane's sees of the main view; lanes past the last row
   /// repeat the first ones.
   __device__ __forceinline__ Interval lane_keys() const {
     int r = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % Config::kWarpRows;

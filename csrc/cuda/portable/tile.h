@@ -32,7 +32,7 @@ struct TileShape {
   SPARSE_ATTN_HD constexpr int32_t tile_bytes() const {
     return (query_registers ? 0 : query_bytes()) + slots * slot_bytes();
   }
-  /// The tiles, and behind them what else a thread block shares (TileState).
+  /// The tiles, and after them what else a thread block shares (TileState).
   SPARSE_ATTN_HD constexpr int32_t smem_bytes() const { return tile_bytes() + kStateBytes; }
   constexpr bool fits(int32_t smem_limit) const { return smem_bytes() <= smem_limit; }
 };
@@ -112,7 +112,7 @@ constexpr TileShape tile_shape(KernelKind kind, int32_t head_dim) {
   return kTiles[tile_index(kind, head_dim)].shape;
 }
 
-/// Bytes that the passes of a plain top-k hold for each query row, behind the tiles.
+/// Bytes that the passes of a plain top-k hold for each query row, after the tiles.
 constexpr int32_t kRankRowBytes = 560;
 constexpr int32_t kTopRowBytes = 4;
 

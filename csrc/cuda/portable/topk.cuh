@@ -19,7 +19,7 @@ struct RowSelection {
 
 constexpr int kKeyBits = 32;
 
-/// The threshold kernel's shared memory behind the tiles.
+/// The threshold kernel's shared memory after the tiles.
 template <int BLOCK_Q>
 constexpr int32_t selection_bytes(int digit_bits) {
   return BLOCK_Q * (static_cast<int32_t>(sizeof(RowSelection)) + (4 << digit_bits));

@@ -1,4 +1,4 @@
-// What the dense kernel for token top-k (Config kTop) makes of scores: those below their row's
+// What the dense kernel for token top-k (Config kTop) does to scores: those below their row's
 // threshold become -inf. Both passes see the same q.k bit by bit.
 #pragma once
 
@@ -45,7 +45,7 @@ struct KeptScores {
   }
 
  private:
-  /// [BLOCK_Q], behind the tile's state.
+  /// [BLOCK_Q], after the tile's state.
   __device__ __forceinline__ static float* least(const QueryTile<Config>& tile) {
     return reinterpret_cast<float*>(reinterpret_cast<char*>(&tile.state) + kStateBytes);
   }

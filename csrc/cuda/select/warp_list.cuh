@@ -21,7 +21,7 @@ __device__ __forceinline__ int32_t write_list(int32_t num, const Listed& listed,
   return count;
 }
 
-/// The same for a row of a block list: its count, and zeros behind the last entry.
+/// The same for a row of a block list: its count, and zeros after the last entry.
 template <typename Listed>
 __device__ __forceinline__ void write_list_row(int32_t num, const Listed& listed, int32_t* indices,
                                                int32_t* count) {

@@ -12,7 +12,7 @@
 
 namespace sparse_attn::cuda::topk {
 
-/// The ranking kernel's shared memory behind the tiles.
+/// The ranking kernel's shared memory after the tiles.
 template <typename Config>
 struct RankStorage {
   RowRank rows[Config::BLOCK_Q];

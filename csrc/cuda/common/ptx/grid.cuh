@@ -1,5 +1,5 @@
 // Kernels of a stream that overlap (PTX ISA, "griddepcontrol"; launch_dependent in launch.cuh).
-// Code for older devices has no such instruction and is launched behind its primary.
+// Code for older devices has no such instruction and is launched after its primary.
 #pragma once
 
 namespace sparse_attn::cuda::ptx {
@@ -12,7 +12,7 @@ __device__ __forceinline__ void launch_dependents() {
 }
 
 /// Waits until the kernel that this one depends on has ended; what it wrote is visible then. Every
-/// thread block must call this, or the kernels behind would not wait for that one either.
+/// thread block must call this, or the kernels after it would not wait for that one either.
 __device__ __forceinline__ void wait_for_primary() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -25,7 +25,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 /// Keeps the compiler from moving accesses of these registers across this point: wgmma reads and
-/// writes them behind its back.
+/// writes them without its knowledge.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&registers)[kCount]) {
 #pragma unroll
