@@ -1,7 +1,7 @@
 """Every example in a docstring, the README and the docs runs; every public name has its help."""
 
 import doctest
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import sparse_attn as sa
 
@@ -67,6 +68,19 @@ def test_examples_run(device, name):
         pytest.skip("examples make CPU tensors")
     module = importlib.import_module(f"sparse_attn.{name}")
     assert doctest.testmod(module).failed == 0
+
+
+def test_a_swapped_encoder_keeps_its_output(device, monkeypatch, capsys):
+    """As the README says, by the example that it names."""
+    if device != "cpu":
+        pytest.skip("examples make CPU tensors")
+    spec = importlib.util.spec_from_file_location("encoder", ROOT / "examples" / "encoder.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(example, "LENGTHS", {"cpu": (200,)})
+    example.main()
+    assert float(capsys.readouterr().out.split()[-1]) < 3e-7
 
 
 @pytest.mark.parametrize("name", sa.__all__)
