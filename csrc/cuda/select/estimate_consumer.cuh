@@ -71,27 +71,10 @@ struct Consumer {
     }
   }
 
-  /// Adds what the quad's lanes hold, each lane for its half of the terms.
-  template <int kStep, int kHeld>
-  __device__ __forceinline__ void halve(float (&terms)[2][kFragments]) const {
-    constexpr int kKept = kHeld > 1 ? kHeld / 2 : 1;
-    constexpr int kOther = kHeld > 1 ? kKept : 0;
-    const bool upper = kHeld > 1 && (quad & kStep);
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float kept = upper ? terms[r][kOther + i] : terms[r][i];
-        const float given = upper ? terms[r][i] : terms[r][kOther + i];
-        terms[r][i] = kept + __shfl_xor_sync(~0u, given, kStep);
-      }
-    }
-  }
-
   /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some. No branch
   /// of single lanes: products are running.
   template <int kBlocks>
-  __device__ __forceinline__ void store(float (&terms)[2][kFragments], const float (&base)[2],
+  __device__ __forceinline__ void store(FragmentTerms& terms, const float (&base)[2],
                                         int32_t block) const {
     constexpr int kTogether = kFragments / kBlocks;
     constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
@@ -106,8 +89,8 @@ struct Consumer {
         terms[r][i] = together;
       }
     }
-    halve<2, kBlocks>(terms);
-    halve<1, kHalf>(terms);
+    halve_terms<2, kBlocks>(terms);
+    halve_terms<1, kHalf>(terms);
     if (kBlocks > 1) block += quad / 2 * kHalf;
     if (kBlocks > 2) block += quad % 2 * kHeld;
     float* to = masses + int64_t{block} * kVectors + row;
@@ -139,7 +122,8 @@ struct Consumer {
   /// Takes in the scores of a tile: both rows at once, as each alone waits for itself.
   __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
     const float scale = args.params.scale * kLog2e;
-    float base[2], terms[2][kFragments];
+    float base[2];
+    FragmentTerms terms;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};

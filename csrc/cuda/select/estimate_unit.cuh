@@ -5,16 +5,16 @@
 #include <cuda.h>
 
 #include "estimate.cuh"
+#include "fragment.cuh"
 
 namespace sparse_attn::cuda::estimates {
 
 constexpr int kWarpgroup = 128, kConsumers = 2;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kVectors = kEstimateRows;  // of a warpgroup
-constexpr int kKeys = 128;               // key vectors of a tile
+constexpr int kKeys = kFragmentColumns;  // key vectors of a tile
 constexpr int kRowBytes = 128;           // of a slab, which holds 64 columns
 constexpr int kSlabColumns = kRowBytes / 2;
-constexpr int kFragments = kKeys / 8;      // of a row: a lane holds two columns of each
 constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
 constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
 constexpr int kChunks = 3;
