@@ -1,6 +1,7 @@
 """The advisor on tiny models: the whole pipeline, its figures, its files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,13 @@ def test_what_cannot_be_kept_is_said(llama, ids):
     assert not advice.kept and advice.pairs < 1
     assert advice.summary().startswith("Could not keep top-1 agreement of 100.0%")
     assert advice.chosen.kept == max(t.kept for t in advice.tried if t.name != "dense")
+
+
+def test_what_rounding_loses_is_said(llama, ids):
+    advice = advise(llama, ids, 1.0, patterns=[sa.Band((1, 0))])
+    assert advice.dense_kept == 1.0 and "float32" not in advice.summary()
+    rounded = replace(advice, dense_kept=0.98)
+    assert "Dense attention by other kernels keeps 98.0%" in rounded.summary()
 
 
 def test_the_saved_policy_gives_the_same_tokens(llama, ids, tmp_path):
