@@ -158,7 +158,7 @@ struct alignas(16) RowMask {
 /// Offsets in shared memory are those of this struct.
 template <class C>
 struct SharedStorage {
-  static constexpr int kWorkSlots = 3;
+  static constexpr int kWorkSlots = C::kHalf && !C::kCrossTile ? 2 : 3;  // tiles that are planned
   static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
   static_assert(kInfoSlots >= C::kKeyStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
                 "a step's info outlives the step's stage of K");

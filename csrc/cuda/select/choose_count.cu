@@ -18,7 +18,7 @@ constexpr int kFewThreads = 128;
 constexpr int kMostThreads = 1024;
 constexpr int kBlocksOfThread = 8;  // key blocks of a list, about
 constexpr int kBinsOfThread = 2;
-constexpr uint32_t kForced = ~0u;  // above the key of every score
+constexpr uint32_t kFirst = ~0u;  // of forced blocks, above the key of every score
 
 /// Shared memory of a thread block, beside the keys.
 struct CountStorage {
@@ -66,7 +66,7 @@ __device__ inline void find_bin(uint32_t wanted, CountStorage& storage) {
 /// The cut that keeps the `most` highest of n keys, forced ones aside. The thread block calls it.
 __device__ inline Cut find_cut(const uint32_t* keys, int32_t n, int32_t most,
                                CountStorage& storage) {
-  if (most <= 0) return {kForced - 1, 0};
+  if (most <= 0) return {kFirst - 1, 0};
   if (most >= n - storage.forced) return {0, 0};
   const int bin_bits = 31 - __clz(static_cast<int>(blockDim.x) * kBinsOfThread);
   uint32_t least = storage.least, greatest = storage.greatest;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kMostThreads)
   __shared__ CountStorage storage;
   for (int i = 0; i < kBinsOfThread; ++i) storage.histogram[threadIdx.x + i * blockDim.x] = 0;
   if (threadIdx.x == 0) {
-    storage.least = kForced;
+    storage.least = kFirst;
     storage.greatest = 0;
     storage.forced = 0;
   }
@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(kMostThreads)
     join_heads(params, rule, scores, true, values, reinterpret_cast<float*>(keys), storage.heads);
   }
 
-  uint32_t least = kForced, greatest = 0;
+  uint32_t least = kFirst, greatest = 0;
   int32_t forced = 0;
 #pragma unroll 1
   for (int32_t i = threadIdx.x; i < visible.size(); i += blockDim.x) {
     const float estimate = estimates[i];
     const bool is_forced = isnan(estimate) || rule.forced(visible.begin + i);
-    const uint32_t key = is_forced ? kForced : ordered_key(estimate);
+    const uint32_t key = is_forced ? kFirst : ordered_key(estimate);
     keys[i] = key;
     forced += is_forced;
     least = umin(least, key);
