@@ -37,10 +37,12 @@ from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
 
-#: Folders of tests in pieces by engine, by file, and whole. ``tools`` knows no device.
-BY_ENGINE = ("semantics", "serving", "kernels")
-BY_FILE = ("models",)
-WHOLE = ("torch", "quality")
+#: Folders of tests in pieces by engine, in as many shares of their files, and by file; those that
+#: take longest come first. ``tools`` knows no device.
+BY_ENGINE = {"semantics": 3, "kernels": 2, "serving": 1}
+BY_FILE = ("torch", "models", "quality")
+#: Pieces that run on a GPU at a time: more only wait for each other there.
+PIECES_OF_GPU = 8
 #: Seconds after which a piece of the suite counts as failed.
 SECONDS = float(os.environ.get("SPARSE_ATTN_SUITE_SECONDS", "900"))
 PARTS = ("all", "tests", "fuzz", "sanitizers", "devices", "older")
@@ -117,13 +119,10 @@ def run_tests(extra: list[str]) -> dict[str, object]:
 
 def run_suite(extra: list[str]) -> dict[str, object]:
     """Run the suite, its pieces side by side: most of their time is the CPU's."""
-    pieces = [[f"tests/{of}", "--engine", name] for of in BY_ENGINE for name in engine_names(True)]
-    files = [file for of in BY_FILE for file in sorted((ROOT / "tests" / of).glob("test_*.py"))]
-    pieces += [[str(file.relative_to(ROOT))] for file in files]
-    pieces += [[f"tests/{of}"] for of in WHOLE]
     start = time.monotonic()
-    with ThreadPoolExecutor(len(pieces)) as pool:
-        runs = list(pool.map(lambda piece: run_piece([*piece, *extra]), pieces))
+    gpus = list(range(torch.cuda.device_count())) * PIECES_OF_GPU
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        runs = list(pool.map(lambda piece: run_piece([*piece, *extra], gpus), suite_pieces()))
     counts: Counter[str] = Counter()
     engines: dict[str, Counter[str]] = {}
     skips: Counter[tuple[str, str]] = Counter()
@@ -146,14 +145,44 @@ def run_suite(extra: list[str]) -> dict[str, object]:
     }
 
 
-def run_piece(arguments: list[str]) -> dict[str, Any]:
-    """Run a piece of the suite in a process of its own; one that does not end has failed."""
+def suite_pieces() -> list[list[str]]:
+    """Return the arguments of each piece of the suite, those that take longest first."""
+
+    def files_of(folder: str) -> list[str]:
+        return [
+            str(f.relative_to(ROOT)) for f in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        ]
+
+    pieces = []
+    for folder, shares in BY_ENGINE.items():
+        for share in range(shares):
+            files = files_of(folder)[share::shares]
+            pieces += [[*files, "--engine", name] for name in engine_names(True)]
+    return pieces + [[file] for folder in BY_FILE for file in files_of(folder)]
+
+
+def run_piece(arguments: list[str], gpus: list[int]) -> dict[str, Any]:
+    """Run a piece of the suite in a process of its own; one that does not end has failed.
+
+    It takes one of ``gpus`` and gives it back.
+    """
+    gpu = gpus.pop(0)
+    try:
+        return run_process(arguments, os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)})
+    finally:
+        gpus.append(gpu)
+
+
+def run_process(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Run pytest in a process of its own and return what came out."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "found.json"
         command = [sys.executable, "-m", "scripts.run_gpu_suite", "--piece", str(report)]
         ended = "it ended without a report"
         try:
-            subprocess.run([*command, *arguments], cwd=ROOT, timeout=SECONDS, check=False)
+            subprocess.run(
+                [*command, *arguments], cwd=ROOT, timeout=SECONDS, check=False, env=environment
+            )
         except subprocess.TimeoutExpired:
             ended = f"it took more than {SECONDS:g} s"
         if report.exists():
