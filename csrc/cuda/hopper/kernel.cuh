@@ -58,8 +58,8 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.params.sequences.first_rows = all.params.sequences.first_keys = nullptr;
     all.params.sequences.used_keys = nullptr;
     all.params.keys.table = nullptr;
-    all.copy_rows = C::BLOCK_KV;
-    all.copies = 1;
+    all.copy_rows = all.box_rows;
+    all.copies = all.boxes;
   }
   if (!C::kLeads) {
     pattern.lead = {};
