@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kMostThreads = 256;  // the largest head dim
 constexpr int kWide = 4;           // columns of a thread where there are many rows, ...
-constexpr int kManyRows = 1024;    // ... which fill a device so too
+constexpr int kManyRows = 1024;    // ... which fill a device so too, or ...
+constexpr int kSomeRows = 128;     // ... some rows of few chunks, ...
+constexpr int kFewChunks = 16;     // ... which a thread goes through in one turn or two
 
 /// Threads of a row: whole warps.
 __host__ __device__ __forceinline__ int32_t row_threads(const AttentionParams& params,
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 Status merge_chunks(const AttentionParams& params, const Partials& partials) {
   const int64_t rows = int64_t{partials.heads} * partials.rows;
-  const bool wide = rows >= kManyRows;
+  const bool wide = rows >= kManyRows || (rows >= kSomeRows && partials.max_chunks <= kFewChunks);
   const int32_t threads = row_threads(params, wide ? kWide : 1);
   const int32_t rows_a_block = wide ? kMostThreads / 2 / threads : 1;
   const bool half = params.problem.dtype == Dtype::kFloat16;

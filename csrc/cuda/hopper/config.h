@@ -109,12 +109,12 @@ __device__ __forceinline__ ViewPlace view_place(const View& view, int32_t dilati
 struct Work {
   int32_t batch = -1;  // -1: there is no more
   int32_t head = 0, head_kv = 0;
-  int32_t heads = 1;  // that share the tile, from `head` on
   int32_t first_row = 0;
   int16_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
   int16_t chunks = 0;  // of the query tile
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
   bool written = false;  // some of its key tiles may need a mask that is written
+  int8_t heads = 1;      // that share the tile, from `head` on
   Slice slice;
   Tiles tiles;
   ListedRuns runs;  // of a list
@@ -158,7 +158,7 @@ struct alignas(16) RowMask {
 /// Offsets in shared memory are those of this struct.
 template <class C>
 struct SharedStorage {
-  static constexpr int kWorkSlots = C::kHalf && !C::kCrossTile ? 2 : 3;  // tiles that are planned
+  static constexpr int kWorkSlots = 3;
   static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
   static_assert(kInfoSlots >= C::kKeyStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
                 "a step's info outlives the step's stage of K");
@@ -172,7 +172,7 @@ struct SharedStorage {
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
   Work work[kWorkSlots];
-  ExistingKeys there[kWorkSlots];
+  Interval there[kWorkSlots][C::kLeads ? 2 : 1];  // those of ExistingKeys that views have
   StepInfo info[kInfoSlots];
 
   uint64_t query_full[C::kQueryBuffers][C::kConsumers],

@@ -137,8 +137,7 @@ class Loader {
 
   /// Elements of the step's view that exist for some row.
   __device__ __forceinline__ Interval there(const Step& step) const {
-    const ExistingKeys& there = smem_.there[work_.index];
-    return C::kLeads && step.lead ? there.lead : there.main;
+    return smem_.there[work_.index][C::kLeads && step.lead];
   }
 
   /// The first element that this lane copies; kUnlimited where there is none.

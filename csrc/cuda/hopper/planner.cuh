@@ -74,7 +74,7 @@ class Planner {
       problem = group * args_.group + first;
     }
     Work work = place(args_.partials.first_head * args_.classes + problem);
-    work.heads = heads;
+    work.heads = static_cast<int8_t>(heads);
     work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
                      in_problem / split.chunks * C::BLOCK_Q;
     work.chunk = static_cast<int16_t>(in_problem % split.chunks);
@@ -224,7 +224,8 @@ class Planner {
   __device__ __forceinline__ void publish(const Work& work, const ExistingKeys& there) {
     if (lane_ == 0) {
       smem_.work[slot_.index] = work;
-      if (C::kRawValues) smem_.there[slot_.index] = there;
+      if (C::kLeads) smem_.there[slot_.index][C::kLeads] = there.lead;
+      if (C::kRawValues) smem_.there[slot_.index][0] = there.main;
       ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_full[slot_.index]));
     }
     __syncwarp();
