@@ -128,10 +128,11 @@ std::string ragged_refusal(const Case& c) {
                                            F::kDilation, F::kValueDim);  // of plain kernels
   const std::string with =
       c.features.has(F::kPaged) ? " with paged keys" : " with packed sequences";
-  // Columns of each sequence would need a tensor map, and so would every d-th key of pages. How a
-  // tile is capped follows from all of its scores, those of the next sequence too.
-  Features served = kContiguous.with(kRagged).without(
-      Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalIndices, F::kColumns, F::kSoftcap));
+  // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
+  // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
+  // scores, those of the next sequence too.
+  Features served = kContiguous.with(kRagged).without(Features::of(
+      F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kGlobalIndices, F::kColumns, F::kSoftcap));
   if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
@@ -139,7 +140,7 @@ std::string ragged_refusal(const Case& c) {
     return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
   }
   if (c.may_split) {
-    return "hopper takes no few queries or global rows on many keys" + with +
+    return "hopper takes no few queries on many keys" + with +
            ", where a sequence alone would have its keys split";
   }
   if (c.features.without(kRagged).within(kPlain) &&

@@ -161,17 +161,16 @@ inline KernelTile split_tile(const AttentionParams& params) {
 }
 
 /// Whether a sequence, of those whose lengths the device alone knows, may be one whose own call is
-/// split: of few query tiles that visit many keys, or of global rows. As long as it may be: the
-/// keys that there are say so, not a bound, which changes no bit.
+/// split: of few query tiles that visit many keys. The keys that there are say so, not a bound,
+/// which changes no bit.
 inline bool may_split(const AttentionParams& params) {
   const Sequences& sequences = params.sequences;
   const KernelTile tile = split_tile(params);
   if (sequences.same_lengths() || !tile.splits) return false;
-  AttentionParams longest = params;
-  if (sequences.first_keys != nullptr) longest.problem.seq_kv = sequences.packed_keys;
-  if (split_global_rows(longest, tile).chunks > 0) return true;
   // The same lengths: few queries have few keys.
   if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
+  AttentionParams longest = params;
+  if (sequences.first_keys != nullptr) longest.problem.seq_kv = sequences.packed_keys;
   if (sequences.packed()) longest.problem.seq_q = 1;
   return split_few_tiles(longest, tile).chunks > 0;
 }
