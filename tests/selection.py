@@ -323,3 +323,11 @@ def check_selection(
         row = (b, h, index)
         check_row(pattern, kept[row], shares[row], visible[row], forced, error)
     return kept
+
+
+def decoding(sketch=None, block=16, tokens=96, **changes):
+    """Block top-k by the sketch, with little that is forced."""
+    return sa.BlockTopK(
+        block, selector="sketch", budget_tokens=tokens, sketch=sketch,
+        **{"local_blocks": 1, **changes},
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Lists of many blocks by their number alone: exact, with ties to the lower block."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+BLOCK, DIM = 16, 8
+
+
+def chosen(scores, kept, group, device):
+    """The lists of a call whose blocks have these scores, (lists, blocks)."""
+    lists, blocks = scores.shape
+    key = torch.zeros(1, lists, blocks * BLOCK, DIM, device=device)
+    query = torch.zeros(1, 2 * lists, 1, DIM, device=device)
+    pattern = sa.BlockTopK(
+        BLOCK, None, scores[None, :, None].to(device), budget_blocks=kept, sink_blocks=0,
+        local_blocks=0, group=group,
+    )  # fmt: skip
+    layout = sa.select_blocks(query, key, pattern)
+    assert (layout.counts == kept).all()
+    assert (layout.indices[..., kept:] == 0).all()
+    return layout.indices[0, :: 2 if group == "q" else 1, 0, :kept].cpu()
+
+
+def best(scores, kept):
+    """The diagonal's block, those of no number, and the highest ones."""
+    scores = scores.index_fill(1, torch.tensor([scores.shape[1] - 1]), torch.nan)
+    order = scores.double().nan_to_num(torch.inf).sort(dim=-1, descending=True, stable=True)[1]
+    return order[:, :kept].sort(-1).values.int()
+
+
+SCORES = {
+    "normal": lambda n: torch.randn(2, n),
+    "few-levels": lambda n: torch.randint(0, 5, (2, n)).float() - 2,
+    "equal": lambda n: torch.zeros(2, n),
+    "one-apart": lambda n: torch.zeros(2, n).index_fill(1, torch.tensor([n // 2]), 1e-3),
+    "wide": lambda n: torch.randn(2, n) * 10.0 ** torch.randint(-20, 1, (2, n)),
+    "unknown": lambda n: torch.randn(2, n).index_fill(
+        1, torch.tensor([1, n // 3, n - 1]), torch.nan
+    ),
+}
+
+
+@pytest.mark.parametrize("scores", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("blocks, kept", [(70, 9), (1500, 64), (2048, 2047), (8200, 128)])
+def test_lists(device, blocks, kept, scores):
+    torch.manual_seed(0)
+    scores = scores(blocks)
+    want = best(scores, kept)
+    assert torch.equal(chosen(scores, kept, "q", device), want)
+
+
+@pytest.mark.parametrize("blocks, kept", [(70, 9), (1500, 64), (8200, 128)])
+def test_lists_of_heads_that_agree(device, blocks, kept):
+    """Heads with the same scores share the list that each has alone; levels stay far apart."""
+    torch.manual_seed(0)
+    scores = torch.randint(0, 40, (2, blocks)) / 8
+    assert torch.equal(chosen(scores, kept, "kv", device), best(scores, kept))

@@ -1,0 +1,130 @@
+"""The key sketch itself: its codes and ranges, its growth and room, and the keys it refuses."""
+
+import pytest
+import torch
+from reference import DTYPES, Shape
+from selection import sketched
+
+import sparse_attn as sa
+
+
+def unpacked(sketch, length):
+    """The codes of the first tokens, a number a channel."""
+    per_word = 32 // sketch.bits
+    channel = torch.arange(sketch.ranges.shape[-1])
+    place = channel % per_word
+    shift = place // 2 * sketch.bits + place % 2 * 16
+    words = sketch.codes[:, :, :length].cpu()[..., channel // per_word]
+    return words >> shift & (2**sketch.bits - 1)
+
+
+def keys_of(sketch, length):
+    """The keys that a sketch stands for, in float64."""
+    least, greatest = sketch.ranges.cpu().double().unbind(-2)
+    group = sketch.capacity // sketch.ranges.shape[2]
+    step = (greatest - least) / (2**sketch.bits - 1)
+    least, step = (t.repeat_interleave(group, 2)[:, :, :length] for t in (least, step))
+    return least + unpacked(sketch, length) * step
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("length, head_dim", [(1, 8), (63, 40), (64, 64), (200, 136), (129, 256)])
+def test_codes_and_ranges(device, length, head_dim, dtype, bits):
+    _, key, _ = Shape(2, 3, 3, 1, length, head_dim).make(device, dtype, memory="transposed")
+    sketch = sa.KeySketch(key, bits)
+    want = torch.stack([torch.stack([sketched(k, bits) for k in entry]) for entry in key.cpu()])
+    # A code that lies in the middle between two may be rounded either way.
+    far = (keys_of(sketch, length) - want).abs() > 1e-6 * want.abs().amax()
+    assert far.double().mean() < 1e-4
+    for at, part in enumerate(key.split(64, 2)):
+        assert torch.equal(sketch.ranges[:, :, at, 0], part.amin(2))
+        assert torch.equal(sketch.ranges[:, :, at, 1], part.amax(2))
+    assert sketch.lengths.tolist() == [length] * 2
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_appending_is_sketching_anew(device, dtype, bits):
+    _, key, _ = Shape(2, 2, 2, 1, 423, 40).make(device, dtype)
+    sketch = sa.KeySketch(key[:, :, :5], bits)
+    at = 5
+    for tokens in (1, 1, 0, 57, 1, 130, 2, 64, 100, 61, 1):
+        sketch.append(key[:, :, at : at + tokens])
+        at += tokens
+        anew = sa.KeySketch(key[:, :, :at], bits)
+        groups = anew.ranges.shape[2]
+        assert torch.equal(sketch.codes[:, :, :at], anew.codes[:, :, :at])
+        assert torch.equal(sketch.ranges[:, :, :groups], anew.ranges)
+    assert at == 423 and sketch.lengths.tolist() == [423, 423]
+
+
+def test_entries_may_differ_in_length(device):
+    """A length on the device says where an entry's next token goes."""
+    _, key, _ = Shape(2, 1, 1, 1, 100, 16).make(device)
+    sketch = sa.KeySketch(key[:, :, :70], capacity=128)
+    sketch.lengths[1] = 64
+    sketch.append(key[:, :, 70:])
+    own = torch.cat([key[1:, :, :64], key[1:, :, 70:]], 2)
+    for entry, want in enumerate([sa.KeySketch(key[:1]), sa.KeySketch(own)]):
+        length = want.lengths.item()
+        assert torch.equal(sketch.codes[entry, :, :length], want.codes[0, :, :length])
+    assert sketch.lengths.tolist() == [100, 94]
+
+
+def test_room(device):
+    """A sketch grows unless its room is fixed; what its lengths leave no room for is left out."""
+    _, key, _ = Shape(1, 1, 1, 1, 300, 16).make(device)
+    sketch = sa.KeySketch(key[:, :, :10])
+    assert sketch.capacity == 64
+    sketch.append(key[:, :, 10:])
+    assert torch.equal(sketch.codes[:, :, :300], sa.KeySketch(key).codes[:, :, :300])
+    fixed = sa.KeySketch(key[:, :, :100], capacity=120)
+    assert fixed.capacity == 128
+    with pytest.raises(ValueError, match=r"KeySketch.append: expected up to 128 tokens .*got 130"):
+        fixed.append(key[:, :, 100:130])
+    state = fixed.codes, fixed.ranges, fixed._open, fixed.lengths
+    for before, tokens, after in [(100, 40, 128), (2**31 - 1, 5, 128), (-5, 5, 5)]:
+        fixed.lengths.fill_(before)
+        torch.ops.sparse_attn.append_to_sketch(key[:, :, 100 : 100 + tokens], *state)
+        assert fixed.lengths.tolist() == [after]
+        if before == 100:
+            assert torch.equal(fixed.codes, sa.KeySketch(key[:, :, :128]).codes)
+
+
+def test_wrong_kinds(device):
+    key = torch.randn(1, 1, 9, 8, device=device)
+    with pytest.raises(TypeError, match="BlockTopK: expected sketch to be a KeySketch, got Tensor"):
+        sa.BlockTopK(selector="sketch", sketch=key)
+    for arguments, words in {
+        (None,): "key to be a tensor",
+        (key, "2"): "bits to be an int",
+        (key, True): "bits to be an int",
+    }.items():
+        with pytest.raises(TypeError, match=f"KeySketch: expected {words}"):
+            sa.KeySketch(*arguments)
+    with pytest.raises(ValueError, match="KeySketch: expected bits of 2 or 4, got 3"):
+        sa.KeySketch(key, 3)
+    with pytest.raises(ValueError, match="KeySketch: expected key of shape"):
+        sa.KeySketch(key[0])
+    with pytest.raises(ValueError, match="KeySketch: expected capacity of at least 1"):
+        sa.KeySketch(key, capacity=0)
+
+
+def test_wrong_keys(device):
+    for wrong, words in {
+        torch.randn(1, 1, 9, 12, device=device): "key with a head_dim that is a multiple of 8",
+        torch.randn(1, 1, 9, 16, device=device).double(): "key of dtype float32",
+        torch.randn(1, 1, 16, 9, device=device).mT: "key with a contiguous last dimension",
+    }.items():
+        with pytest.raises(ValueError, match=f"append_to_sketch: expected {words}"):
+            sa.KeySketch(wrong)
+    sketch = sa.KeySketch(torch.randn(2, 1, 9, 16, device=device))
+    for wrong, words in {
+        torch.randn(2, 2, 1, 16, device=device): "a sketch of key's shape",
+        torch.randn(2, 1, 1, 16, device=device).half(): "a sketch of key's dtype float16",
+        torch.randn(2, 1, 16, device=device): "key of shape",
+    }.items():
+        with pytest.raises(ValueError, match=f"append_to_sketch: expected {words}"):
+            sketch.append(wrong)
+    assert sketch.lengths.tolist() == [9, 9]
