@@ -223,7 +223,7 @@ class Consumer {
       if (info_.mask == TileMask::kPartial) keep_partial(row);
       return;
     }
-    const int32_t own_row = row % kConsumerRows;
+    const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
     const RowMask* mask = smem_.mask[consumer_];
     ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[consumer_]), mask_.parity);
     if (C::kListed && info_.mask == TileMask::kCopied) {

@@ -99,7 +99,7 @@ class MaskWriter {
   __device__ __forceinline__ RowMask mask_of(const Work& work, const Step& step,
                                              const BoxBits& bits, int32_t row_idx) const {
     const AttentionParams& params = args_.params;
-    const int32_t r = work.first_row + row_idx;
+    const int32_t r = work.first_row + (C::kPacks ? args_.packing.row(row_idx) : row_idx);
     const bool exists = r < work.slice.rows.length;
     const int32_t i = exists ? work.slice.rows.at(r) : 0;
     Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
