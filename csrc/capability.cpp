@@ -233,13 +233,10 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
   const bool hopper = std::string(engine.name) == "hopper";
   const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
-  if (hopper && few && !c.features.has(F::kTopK)) {
+  constexpr Features kNotOfDecode = Features::of(F::kTopK, F::kGlobalIndices);
+  if (hopper && few && !c.features.any(kNotOfDecode)) {
     return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
            std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
-  }
-  if (hopper && c.features.has(F::kGlobalIndices)) {
-    return "hopper serves global_tokens given as indices where it is named: its kernels for them "
-           "are new";
   }
   return "";
 }
