@@ -69,6 +69,10 @@ struct SelectParams {
   void* stream = nullptr;
   int32_t device = 0;
 
+  // Lengths of all batch entries. Packed sequences, and paged ones unless a sketch selects, are
+  // those of selections of their own (cpu/select/select_blocks.cpp); lists count their blocks.
+  Sequences sequences;
+
   /// Keys of a batch entry.
   SPARSE_ATTN_HD int32_t keys(int64_t b) const {
     return used_keys == nullptr ? seq_kv : imax(0, imin(used_keys[b], seq_kv));

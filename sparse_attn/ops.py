@@ -79,12 +79,17 @@ def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.
     _check_meta("select_blocks", arguments)
     query, key, block = (arguments[name] for name in ("query", "key", "block_size"))
     rows = arguments["block_rows"] or block
-    heads = query.shape[1]
-    if arguments["group"] == "kv":
-        heads = key.shape[1 if arguments["block_table"] is None else 2]
-    counts = query.new_empty((query.shape[0], heads, -(-query.shape[2] // rows)), dtype=torch.int32)
-    table = arguments["block_table"]
-    keys = key.shape[2] if table is None else table.shape[1] * key.shape[1]
+    starts, starts_k, table = (arguments[name] for name in ("cu_seq_q", "cu_seq_k", "block_table"))
+    batch, heads, queries = query.shape[0], query.shape[1], query.shape[-2]
+    if starts is not None:
+        batch, queries = starts.shape[0] - 1, torch.sym_min(arguments["max_q"], query.shape[0])
+    heads_kv, keys = key.shape[1], key.shape[-2]
+    if starts_k is not None:
+        keys = torch.sym_min(arguments["max_k"], key.shape[0])
+    if table is not None:
+        heads_kv, keys = key.shape[2], table.shape[1] * key.shape[1]
+    heads = heads_kv if arguments["group"] == "kv" else heads
+    counts = query.new_empty((batch, heads, -(-queries // rows)), dtype=torch.int32)
     indices = query.new_empty((*counts.shape, -(-keys // block)), dtype=torch.int32)
     return counts, indices
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from . import ops
-from ._checks import check_kind, check_tensor
+from ._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from ._common import op_arguments
 from .layout import BlockLayout
 from .patterns import BlockSparse, BlockTopK, Pattern, TopK
@@ -19,7 +19,7 @@ __all__ = ["merge_states", "select_blocks", "with_lists"]
 #: What a selection of blocks takes of a call.
 _PLACING = (
     *("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap"),
-    *("block_table", "seqused_k"),
+    *("block_table", "seqused_k", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
 )
 
 
@@ -36,26 +36,31 @@ def select_blocks(
     softcap: float = 0.0,
     block_table: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
+    cu_seq_q: torch.Tensor | None = None,
+    cu_seq_k: torch.Tensor | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
 ) -> BlockLayout:
     """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
 
     Parameters
     ----------
     query, key : Tensor
-        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``, or with `block_table` a cache ``(pages,
-        page_size, Hkv, D)``.
+        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``; packed as in `varlen_attention`, or with
+        `block_table` as in `paged_attention`.
     pattern : BlockTopK
         Budget, selector and forced blocks.
     is_causal, scale, key_bounds, query_offset, key_origin, softcap
         As in the attention functions.
-    block_table, seqused_k : Tensor, optional
-        As in `paged_attention`, for selector ``sketch``; the lists serve it as ``BlockSparse``.
+    block_table, seqused_k, cu_seq_q, cu_seq_k, max_q, max_k : Tensor or int, optional
+        As in `varlen_attention` and `paged_attention`, which take the lists as ``BlockSparse``.
 
     Returns
     -------
     BlockLayout
         Lists ``(B, Hq, NQ, NKV)`` for `block_sparse_attention`; ``(B, Hkv, NQ, NKV)`` of a pattern
-        with ``group="kv"``.
+        with ``group="kv"``. Of sequences that differ in length each has its own blocks, from 0 on,
+        and ``NQ`` and ``NKV`` follow from the upper bounds.
 
     Raises
     ------
@@ -86,10 +91,20 @@ def select_blocks(
             "softcap": softcap,
         },
     )
-    pages = {"block_table": block_table, "seqused_k": seqused_k}
-    for name, tensor in pages.items():
+    tensors = {
+        "block_table": block_table,
+        "seqused_k": seqused_k,
+        "cu_seq_q": cu_seq_q,
+        "cu_seq_k": cu_seq_k,
+    }
+    sequences: dict[str, Any] = {}
+    for name, tensor in tensors.items():
         check_kind(owner, name, tensor, (torch.Tensor, type(None)), "a tensor or None")
-    arguments = pattern._arguments() | placing | pages
+        sequences[name] = None if tensor is None else as_int32(tensor)
+    for name, bound in {"max_q": max_q, "max_k": max_k}.items():
+        check_kind(owner, name, bound, (*Integer, type(None)), "an int or None")
+        sequences[name] = clamped(bound)
+    arguments = pattern._arguments() | placing | sequences
     counts, indices = ops.call("select_blocks", query, key, **arguments)
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
@@ -103,7 +118,7 @@ def with_lists(
         return pattern
     placing: Any = {name: value for name, value in common.items() if name in _PLACING}
     layout = select_blocks(query, key, blocks, **placing)
-    if placing.get("block_table") is not None:
+    if blocks._by_sketch and placing.get("block_table") is not None:
         # No key of a page is missing in its sketch, so that no list exceeds the budget; engines cut
         # their work by the width.
         indices = layout.indices[..., : blocks._most_blocks(query.shape[2])]

@@ -18,15 +18,6 @@ namespace {
 constexpr int32_t kRowsPerTurn = 256;  // that a thread copies
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
-bool is_plain(const AttentionParams& params) {
-  return params.sequences.same_lengths() && !params.keys.paged() &&
-         params.keys.dtype == params.problem.dtype;
-}
-
-bool is_gathered(const AttentionParams& params) {
-  return params.keys.paged() || params.keys.dtype != params.problem.dtype;
-}
-
 void* moved(void* data, int64_t elements, int64_t size) {
   return static_cast<char*>(data) + elements * size;
 }
@@ -36,8 +27,80 @@ int64_t size_of(MaskKind kind) {
   return kind == MaskKind::kBool ? 1 : kind == MaskKind::kFloat32 ? 4 : 2;
 }
 
-/// Makes room for the keys of a sequence as [Hkv, keys, head_dim] of query's dtype, and its values;
-/// returns the bytes that they take.
+/// Copies rows [begin, end) of a key head's keys or values to rows of `columns` elements.
+class Gatherer {
+ public:
+  Gatherer(const AttentionParams& params, const Sequence& sequence, int64_t b)
+      : params_(params), sequence_(sequence), b_(b) {
+    if (params.keys.dtype != Dtype::kFloat8) return;
+    float numbers[256];
+    for (int32_t code = 0; code < 256; ++code) {
+      numbers[code] = float_from_float8(static_cast<uint8_t>(code));
+    }
+    vector_math().from_float(static_cast<Element>(params.problem.dtype), numbers, 1.0f, codes_,
+                             256);
+  }
+
+  void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
+            char* target) const {
+    const int64_t size = sparse_attn::size_of(params_.keys.dtype);
+    for (int32_t j = rows.begin; j < rows.end; ++j) {
+      const char* row = static_cast<const char*>(tensor.data) +
+                        params_.keys.locate(tensor, sequence_, b_, head, j) * size;
+      if (params_.keys.dtype == Dtype::kFloat8) {
+        uint16_t numbers[kMaxHeadDim];
+        for (int32_t d = 0; d < columns; ++d) numbers[d] = codes_[static_cast<uint8_t>(row[d])];
+        std::memcpy(target, numbers, columns * sizeof(uint16_t));
+        target += columns * sizeof(uint16_t);
+      } else {
+        std::memcpy(target, row, columns * size);
+        target += columns * size;
+      }
+    }
+  }
+
+ private:
+  const AttentionParams& params_;
+  const Sequence& sequence_;
+  int64_t b_;
+  uint16_t codes_[256];  // float8 in query's dtype
+};
+
+/// Rows that see no keys are zero, with lse -inf.
+void write_empty(const AttentionParams& one) {
+  const Problem& problem = one.problem;
+  const int64_t size = sparse_attn::size_of(problem.dtype);
+  const TensorView& out = one.outputs.out;
+  for (int32_t head = 0; head < problem.heads_q; ++head) {
+    for (int32_t i = 0; i < problem.seq_q; ++i) {
+      std::memset(moved(out.data, head * out.stride_h + i * out.stride_s, size), 0,
+                  problem.value_dim * size);
+      if (one.outputs.lse == nullptr) continue;
+      one.outputs.lse[head * one.outputs.lse_stride_h + i * one.outputs.lse_stride_s] = kEmpty;
+    }
+  }
+}
+
+/// Calls visit(sequence, call, b) for every sequence that has rows.
+template <class Visit>
+void for_each_sequence(const AttentionParams& params, const Visit& visit) {
+  for (int32_t b = 0; b < params.problem.batch; ++b) {
+    const Sequence sequence = params.sequences.of(b);
+    if (sequence.rows > 0) visit(sequence, alone(params, sequence, b), b);
+  }
+}
+
+}  // namespace
+
+bool is_plain(const AttentionParams& params) {
+  return params.sequences.same_lengths() && !params.keys.paged() &&
+         params.keys.dtype == params.problem.dtype;
+}
+
+bool is_gathered(const AttentionParams& params) {
+  return params.keys.paged() || params.keys.dtype != params.problem.dtype;
+}
+
 int64_t place_keys(void* workspace, AttentionParams* one) {
   const Problem& problem = one->problem;
   const int64_t size = sparse_attn::size_of(problem.dtype), keys = problem.seq_kv;
@@ -52,7 +115,6 @@ int64_t place_keys(void* workspace, AttentionParams* one) {
   return arena.used();
 }
 
-/// Sequence b as a call of its own; gathered keys are left out.
 AttentionParams alone(const AttentionParams& params, const Sequence& sequence, int64_t b) {
   AttentionParams one = params;
   const int64_t size = sparse_attn::size_of(params.problem.dtype);
@@ -97,52 +159,13 @@ AttentionParams alone(const AttentionParams& params, const Sequence& sequence, i
   return one;
 }
 
-/// Copies rows [begin, end) of a key head's keys or values to rows of `columns` elements.
-class Gatherer {
- public:
-  Gatherer(const AttentionParams& params, const Sequence& sequence, int64_t b)
-      : params_(params), sequence_(sequence), b_(b) {
-    if (params.keys.dtype != Dtype::kFloat8) return;
-    float numbers[256];
-    for (int32_t code = 0; code < 256; ++code) {
-      numbers[code] = float_from_float8(static_cast<uint8_t>(code));
-    }
-    vector_math().from_float(static_cast<Element>(params.problem.dtype), numbers, 1.0f, codes_,
-                             256);
-  }
-
-  void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
-            char* target) const {
-    const int64_t size = sparse_attn::size_of(params_.keys.dtype);
-    for (int32_t j = rows.begin; j < rows.end; ++j) {
-      const char* row = static_cast<const char*>(tensor.data) +
-                        params_.keys.locate(tensor, sequence_, b_, head, j) * size;
-      if (params_.keys.dtype == Dtype::kFloat8) {
-        uint16_t numbers[kMaxHeadDim];
-        for (int32_t d = 0; d < columns; ++d) numbers[d] = codes_[static_cast<uint8_t>(row[d])];
-        std::memcpy(target, numbers, columns * sizeof(uint16_t));
-        target += columns * sizeof(uint16_t);
-      } else {
-        std::memcpy(target, row, columns * size);
-        target += columns * size;
-      }
-    }
-  }
-
- private:
-  const AttentionParams& params_;
-  const Sequence& sequence_;
-  int64_t b_;
-  uint16_t codes_[256];  // float8 in query's dtype
-};
-
-bool gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
-            const AttentionParams& one) {
+Status gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
+              const AttentionParams& one) {
   const Problem& problem = one.problem;
   const int64_t size = sparse_attn::size_of(problem.dtype);
   const Gatherer gatherer(params, sequence, b);
   const int32_t turns = ceil_div(problem.seq_kv, kRowsPerTurn);
-  bool ran =
+  const bool ran =
       for_each_item(num_workers(), int64_t{problem.heads_kv} * turns, [&](int32_t, int64_t item) {
         int32_t head = static_cast<int32_t>(item / turns);
         int32_t first = static_cast<int32_t>(item % turns) * kRowsPerTurn;
@@ -152,36 +175,11 @@ bool gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
           return static_cast<char*>(moved(view.data, place, size));
         };
         gatherer.copy(params.keys.key, problem.head_dim, head, rows, target(one.keys.key));
+        if (problem.value_dim == 0) return;
         gatherer.copy(params.keys.value, problem.value_dim, head, rows, target(one.keys.value));
       });
-  return ran;
+  return ran ? Status{} : Status{1, "the thread pool failed"};
 }
-
-/// Rows that see no keys are zero, with lse -inf.
-void write_empty(const AttentionParams& one) {
-  const Problem& problem = one.problem;
-  const int64_t size = sparse_attn::size_of(problem.dtype);
-  const TensorView& out = one.outputs.out;
-  for (int32_t head = 0; head < problem.heads_q; ++head) {
-    for (int32_t i = 0; i < problem.seq_q; ++i) {
-      std::memset(moved(out.data, head * out.stride_h + i * out.stride_s, size), 0,
-                  problem.value_dim * size);
-      if (one.outputs.lse == nullptr) continue;
-      one.outputs.lse[head * one.outputs.lse_stride_h + i * one.outputs.lse_stride_s] = kEmpty;
-    }
-  }
-}
-
-/// Calls visit(sequence, call, b) for every sequence that has rows.
-template <class Visit>
-void for_each_sequence(const AttentionParams& params, const Visit& visit) {
-  for (int32_t b = 0; b < params.problem.batch; ++b) {
-    const Sequence sequence = params.sequences.of(b);
-    if (sequence.rows > 0) visit(sequence, alone(params, sequence, b), b);
-  }
-}
-
-}  // namespace
 
 int64_t sequences_workspace_bytes(const PlainEngine& engine, const AttentionParams& params) {
   if (is_plain(params)) return engine.workspace_bytes(params);
@@ -202,7 +200,7 @@ Status run_sequences(const PlainEngine& engine, const AttentionParams& params) {
     if (one.problem.seq_kv == 0) return write_empty(one);
     if (is_gathered(params)) {
       one.workspace = moved(params.workspace, place_keys(params.workspace, &one), 1);
-      if (!gather(params, sequence, b, one)) status = {1, "the thread pool failed"};
+      status = gather(params, sequence, b, one);
     }
     one.features = features_of(one);
     if (status.ok()) status = engine.run(one);

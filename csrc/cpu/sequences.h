@@ -12,6 +12,19 @@ struct PlainEngine {
   Status (*run)(const AttentionParams&);
 };
 
+/// Whether each batch entry has the lengths of the call, and its keys lie there in query's dtype.
+bool is_plain(const AttentionParams& params);
+/// Whether keys and values have to be copied, from pages or from 8 bits.
+bool is_gathered(const AttentionParams& params);
+/// Sequence b as a call of its own, without gathered keys.
+AttentionParams alone(const AttentionParams& params, const Sequence& sequence, int64_t b);
+/// Makes room for the gathered keys of a sequence as [Hkv, keys, head_dim] of query's dtype, and
+/// its values; returns the bytes that they take.
+int64_t place_keys(void* workspace, AttentionParams* one);
+/// Copies them to the room that `one` has for them.
+Status gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
+              const AttentionParams& one);
+
 int64_t sequences_workspace_bytes(const PlainEngine& engine, const AttentionParams& params);
 Status run_sequences(const PlainEngine& engine, const AttentionParams& params);
 

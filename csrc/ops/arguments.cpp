@@ -285,6 +285,9 @@ CheckedSelection check_selection(const std::string& op, const CallArguments& arg
   params.softcap = check_softcap(op, args.softcap);
   params.causal = args.is_causal;
   params.bounds = check_bounds(op, args.key_bounds, *args.query);
+  params.sequences = sequences;
+  if (args.cu_seq_q) params.query.stride_b = 0;
+  if (args.cu_seq_k) params.key.stride_b = 0;
   params.query_offset = sequences.query_offset;
   params.query_offsets = sequences.query_offsets;
   params.key_origins = sequences.key_origins;

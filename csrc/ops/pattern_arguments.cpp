@@ -305,10 +305,6 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
 void fill_sketch(const std::string& op, const CallArguments& args, SelectParams* params) {
   const bool given = args.sketch_codes || args.sketch_ranges || args.sketch_lengths;
   if (params->selector != Selector::kSketch) {
-    if (args.block_table) {
-      fail_not_served(op,
-                      text("selector ", args.selector, " with paged keys, but selector sketch"));
-    }
     if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
     return;
   }
@@ -316,6 +312,7 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
                   std::to_string(params->seq_q));
   }
+  if (args.cu_seq_q) fail_not_served(op, "selector sketch with packed queries");
   params->sketch.heads = params->heads_kv;
   params->sketch.head_dim = params->head_dim;
   if (!given) return;
@@ -389,6 +386,10 @@ void fill_selection(const std::string& op, const CallArguments& args, CheckedSel
     params.budget_count = check_at_least(op, "budget_blocks", *args.budget_count, 1);
   }
   if (args.budget_share) params.budget_share = check_share("budget_share", *args.budget_share);
+  const bool plain = params.sequences.same_lengths() && !params.pages.paged();
+  if (!plain && params.selector != Selector::kSketch && args.query->is_cuda()) {
+    fail_not_served(op, "block top-k of packed or paged sequences on CUDA, but selector sketch");
+  }
 }
 
 }  // namespace sparse_attn

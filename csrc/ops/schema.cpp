@@ -41,6 +41,8 @@ const Argument kArguments[] = {
     {"block_table", "Tensor block_table", read_tensor<&A::block_table>},
     {"maybe_block_table", "Tensor? block_table=None", read<&A::block_table>},
     {"seqused_k", "Tensor seqused_k", read_tensor<&A::seqused_k>},
+    {"maybe_cu_seq_k", "Tensor? cu_seq_k=None", read<&A::cu_seq_k>},
+    {"maybe_max_k", "SymInt? max_k=None", read<&A::max_k>},
     {"maybe_cu_seq_q", "Tensor? cu_seq_q=None", read<&A::cu_seq_q>},
     {"maybe_max_q", "SymInt? max_q=None", read<&A::max_q>},
     {"left", "SymInt? left=None", read<&A::left>},
@@ -200,7 +202,8 @@ std::vector<const Argument*> selection_arguments() {
   append(&list, {"query", "key"});
   append(&list, selection_names());
   append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "key_origin",
-                 "softcap", "maybe_block_table", "maybe_seqused_k"});
+                 "softcap", "maybe_block_table", "maybe_seqused_k", "maybe_cu_seq_q",
+                 "maybe_cu_seq_k", "maybe_max_q", "maybe_max_k"});
   return list;
 }
 

@@ -95,7 +95,7 @@ void view_sequences(const std::string& op, Holding holding, CallArguments* args)
   }
   if (holding == Holding::kPacked) {
     args->key = unpacked(op, "key", *args->key);
-    args->value = unpacked(op, "value", *args->value);
+    if (args->value) args->value = unpacked(op, "value", *args->value);
   } else {
     args->key = turned(op, "key_cache", *args->key);
     if (args->value) args->value = turned(op, "value_cache", *args->value);

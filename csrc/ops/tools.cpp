@@ -113,16 +113,31 @@ std::tuple<Tensor, Tensor> run_selection(const std::string& op, SelectParams par
   return {counts, indices};
 }
 
+/// How the tensors of a selection hold its sequences, as the arguments that are there say.
+Holding holding_of(const std::string& op, const CallArguments& args) {
+  const bool packed_keys = args.cu_seq_k.has_value(), paged = args.block_table.has_value();
+  if (packed_keys && paged) fail_expected(op, "cu_seq_k or block_table", "both");
+  if (paged != args.seqused_k.has_value() && !packed_keys) {
+    fail_expected(op, "block_table and seqused_k together", paged ? "block_table" : "seqused_k");
+  }
+  if (packed_keys && !args.cu_seq_q) fail_expected(op, "cu_seq_q beside cu_seq_k", "None");
+  if (args.cu_seq_q && !packed_keys && !paged) {
+    fail_expected(op, "cu_seq_k or block_table beside cu_seq_q", "neither");
+  }
+  for (const auto& [name, bound, there] :
+       {std::tuple("max_q", args.max_q, args.cu_seq_q.has_value()),
+        std::tuple("max_k", args.max_k, packed_keys)}) {
+    if (bound && !there) fail_expected(op, text(name, " with packed sequences alone"), "others");
+  }
+  return packed_keys ? Holding::kPacked : paged ? Holding::kPages : Holding::kTensors;
+}
+
 void select_blocks_kernel(StableIValue* stack, uint64_t, uint64_t) {
   static const std::vector<const Argument*> kArguments = selection_arguments();
   CallArguments args;
   for (size_t i = 0; i < kArguments.size(); ++i) kArguments[i]->read(args, stack[i]);
   auto guard = backend().enter(args.query->get_device_index());
-  if (args.block_table.has_value() != args.seqused_k.has_value()) {
-    fail_expected("select_blocks", "block_table and seqused_k together",
-                  args.block_table ? "block_table" : "seqused_k");
-  }
-  if (args.block_table) view_sequences("select_blocks", Holding::kPages, &args);
+  view_sequences("select_blocks", holding_of("select_blocks", args), &args);
   CheckedSelection selection = check_selection("select_blocks", args);
   auto [counts, indices] = run_selection("select_blocks", selection.params, *args.query);
   stack[0] = torch::stable::detail::from(counts);

@@ -57,15 +57,12 @@ def attend_sequences(
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
     reason = pattern._unserved()
-    blocks = pattern._region
-    if isinstance(blocks, BlockTopK):
-        if blocks._by_sketch and op == "paged" and sequences["cu_seq_q"] is None:
-            pattern = with_lists(pattern, query, key, common | sequences)
-        else:
-            reason = "block top-k of packed or paged sequences, but selector sketch on paged keys"
-    elif pattern._op is None:
+    if pattern._op is None:
         reason = f"{type(pattern).__name__} with packed or paged sequences"
     if reason is not None:
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
-    arguments = op_arguments(owner, common) | sequences | pattern._arguments()
+    arguments = op_arguments(owner, common) | sequences
+    if isinstance(pattern._region, BlockTopK):
+        pattern = with_lists(pattern, query, key, common | sequences)
+    arguments |= pattern._arguments()
     return call_op(op, query, key, value, arguments)

@@ -175,8 +175,3 @@ def test_errors(device):
         sa.topk_attention(*tensors, 3, inside=layout)
     with pytest.raises(RuntimeError, match="naive: expected the arguments of one pattern"):
         torch.ops.sparse_attn.naive(*tensors, left=3, k=3)
-    with pytest.raises(NotImplementedError, match="block top-k of packed or paged"):
-        starts = torch.tensor([0, 64], dtype=torch.int32, device=device)
-        packed = [tensor[0].transpose(0, 1) for tensor in tensors]
-        pattern = sa.TopK(3, inside=sa.BlockTopK())
-        sa.varlen_attention(*packed, starts, starts, 64, 64, pattern=pattern)

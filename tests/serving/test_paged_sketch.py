@@ -158,11 +158,6 @@ def test_wrong_calls(device):
             sa.paged_attention(*call, pattern=wrong)
     with pytest.raises(ValueError, match="expected a sketch that is not paged, got a paged sketch"):
         sa.select_blocks(key[:, :, :1], key, by(sketch))
-    with pytest.raises(NotImplementedError, match="block top-k of packed or paged sequences"):
-        sa.paged_attention(*call, pattern=sa.BlockTopK())
-    pages = {"block_table": table, "seqused_k": used_of(device)}
-    with pytest.raises(NotImplementedError, match="selector mean with paged keys, but selector"):
-        sa.select_blocks(query, key_cache, by(selector="mean"), **pages)
     with pytest.raises(ValueError, match="block_table and seqused_k together, got block_table"):
         sa.select_blocks(query, key_cache, by(), block_table=table)
     with pytest.raises(ValueError, match="append_to_cache: expected a paged sketch, got KeySketch"):

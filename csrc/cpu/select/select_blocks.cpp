@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/select/select_estimate.h"
+#include "cpu/sequences.h"
 #include "cpu/torch_host.h"
 
 namespace sparse_attn::cpu {
@@ -130,15 +131,13 @@ class BlockSelection {
   uint8_t* kept_;
 };
 
-}  // namespace
-
-int64_t select_workspace_bytes(const SelectParams& params) {
+int64_t plain_workspace_bytes(const SelectParams& params) {
   Arena arena(nullptr);
   BlockSelection(params, num_workers(), &arena);
   return arena.used();
 }
 
-Status select_blocks(const SelectParams& params) {
+Status select_plain(const SelectParams& params) {
   int32_t workers = num_workers();
   Arena arena(params.workspace);
   BlockSelection selection(params, workers, &arena);
@@ -167,6 +166,111 @@ Status select_blocks(const SelectParams& params) {
         });
   if (!ran) return {1, "the thread pool failed"};
   return {};
+}
+
+/// Queries and keys as a call of attention has them, so that its sequences are told apart alike.
+AttentionParams call_of(const SelectParams& params) {
+  AttentionParams call;
+  call.problem = {params.batch,
+                  params.heads_q,
+                  params.heads_kv,
+                  params.seq_q,
+                  params.seq_kv,
+                  params.head_dim,
+                  0,
+                  params.dtype};
+  call.sequences = params.sequences;
+  call.query = params.query;
+  call.keys = params.pages;
+  call.keys.key = params.key;
+  call.keys.dtype = params.dtype;
+  return call;
+}
+
+/// A sketch reads no keys where they lie, and has lengths of its own.
+bool is_plain_selection(const SelectParams& params) {
+  return params.selector == Selector::kSketch || is_plain(call_of(params));
+}
+
+/// The selection of sequence b, a call of its own; takes room for its lists, its scratch and, where
+/// they are gathered, its keys, for which `one` gets their place.
+SelectParams own_selection(const SelectParams& params, bool gathered, int64_t b, Arena* arena,
+                           AttentionParams* one) {
+  SelectParams own = params;
+  if (gathered) place_keys(arena->take<char>(place_keys(nullptr, one)), one);
+  own.batch = 1;
+  own.seq_q = one->problem.seq_q;
+  own.seq_kv = one->problem.seq_kv;
+  own.query = one->query;
+  own.key = one->keys.key;
+  own.pages = {};
+  own.used_keys = nullptr;
+  own.sequences = one->sequences;
+  own.query_offset = one->sequences.query_offset;
+  own.query_offsets = nullptr;
+  own.key_origins = one->sequences.key_origins;
+  if (own.scores.data != nullptr) own.scores.data += b * own.scores.stride_b;
+  own.num_q = ceil_div(own.seq_q, own.block_q);
+  own.num_kv = ceil_div(own.seq_kv, own.block_kv);
+  const int64_t rows = int64_t{own.lists()} * own.num_q;
+  own.counts = arena->take<int32_t>(rows);
+  own.indices = arena->take<int32_t>(rows * own.num_kv);
+  own.workspace = arena->take<char>(plain_workspace_bytes(own));
+  return own;
+}
+
+/// Calls visit(sequence, call, b) for every sequence that has a pair of blocks.
+template <class Visit>
+void for_each_sequence(const SelectParams& params, const Visit& visit) {
+  const AttentionParams call = call_of(params);
+  for (int32_t b = 0; b < params.batch; ++b) {
+    const Sequence sequence = params.sequences.of(b);
+    if (sequence.rows > 0 && sequence.keys > 0) visit(sequence, alone(call, sequence, b), b);
+  }
+}
+
+/// Copies the lists of sequence b, which count its own blocks, to those of the call.
+void copy_lists(const SelectParams& own, int64_t b, const SelectParams& all) {
+  for (int64_t row = 0; row < int64_t{own.lists()} * own.num_q; ++row) {
+    const int64_t list = b * own.lists() + row / own.num_q;
+    const int64_t place = list * all.num_q + row % own.num_q;
+    all.counts[place] = own.counts[row];
+    const int32_t* indices = own.indices + row * own.num_kv;
+    std::copy(indices, indices + own.num_kv, all.indices + place * all.num_kv);
+  }
+}
+
+}  // namespace
+
+int64_t select_workspace_bytes(const SelectParams& params) {
+  if (is_plain_selection(params)) return plain_workspace_bytes(params);
+  const bool gathered = is_gathered(call_of(params));
+  int64_t most = 0;
+  for_each_sequence(params, [&](const Sequence&, AttentionParams one, int64_t b) {
+    Arena arena(nullptr);
+    own_selection(params, gathered, b, &arena, &one);
+    most = std::max(most, arena.used());
+  });
+  return most;
+}
+
+Status select_blocks(const SelectParams& params) {
+  if (is_plain_selection(params)) return select_plain(params);
+  const AttentionParams call = call_of(params);
+  const bool gathered = is_gathered(call);
+  const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
+  std::fill(params.counts, params.counts + rows, 0);
+  std::fill(params.indices, params.indices + rows * params.num_kv, 0);
+  Status status;
+  for_each_sequence(params, [&](const Sequence& sequence, AttentionParams one, int64_t b) {
+    if (!status.ok()) return;
+    Arena arena(params.workspace);
+    const SelectParams own = own_selection(params, gathered, b, &arena, &one);
+    if (gathered) status = gather(call, sequence, b, one);
+    if (status.ok()) status = select_plain(own);
+    if (status.ok()) copy_lists(own, b, params);
+  });
+  return status;
 }
 
 }  // namespace sparse_attn::cpu

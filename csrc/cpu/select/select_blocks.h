@@ -1,5 +1,5 @@
-// Block top-k by pooled means: the key blocks of each query block, as a list (docs/design.md,
-// "Block top-k").
+// Block top-k: the key blocks of each query block, as a list (docs/design.md, "Block top-k").
+// Packed and paged sequences become selections of their own, so that they have the bits of those.
 #pragma once
 
 #include <cstdint>
