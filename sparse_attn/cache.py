@@ -51,6 +51,8 @@ def append_to_cache(
         An argument of a wrong kind.
     ValueError
         A wrong call, in one sentence: the argument, what was expected, what came.
+    NotImplementedError
+        A sketch beside a cache of float8_e4m3fn.
     RuntimeError
         A tensor that requires grad in grad mode: the ops are for inference.
 
@@ -83,6 +85,10 @@ def append_to_cache(
     check_kind("append_to_cache", "sketch", sketch, (KeySketch, type(None)), "a KeySketch or None")
     if sketch is not None and not sketch.paged:
         raise refuse("append_to_cache", "a paged sketch", repr(sketch))
+    if sketch is not None and key_cache.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError(
+            "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
+        )
     ops.call("append_to_cache", *tensors.values(), key_scale, value_scale)
     if sketch is not None:
         sketch.append(key_cache, slot_mapping)

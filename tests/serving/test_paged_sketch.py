@@ -185,3 +185,12 @@ def test_opcheck(device):
     given = sa.BlockTopK(16, selector="sketch", group="kv", sketch=sketch)._arguments()
     given |= {"block_table": table, "seqused_k": used_of(device)}
     torch.library.opcheck(torch.ops.sparse_attn.select_blocks.default, (query, key_cache), given)
+
+
+def test_a_float8_cache_is_refused_before_it_is_written(device):
+    sketch = sa.KeySketch(torch.zeros(2, 16, HEADS, DIM, device=device).half(), paged=True)
+    caches = torch.zeros(2, 2, 16, HEADS, DIM, device=device).to(torch.float8_e4m3fn)
+    new = torch.ones(3, HEADS, DIM, device=device).half()
+    with pytest.raises(NotImplementedError, match="a sketch beside a cache of float8_e4m3fn"):
+        sa.append_to_cache(new, new, *caches, torch.arange(3, device=device), sketch=sketch)
+    assert not caches.float().any()
