@@ -32,6 +32,8 @@ __all__ = ["advise", "policy_of"]
 OWNER = "advise"
 #: Bisections of the price of error.
 STEPS = 10
+#: What weighs a key head visits less of the pairs, so that it moves the output more than rounding.
+PROBED = 0.15
 #: Shares of the time after which a stage stops: weights, single candidates, search.
 WEIGHED, SINGLE, SEARCHED = 0.45, 0.65, 0.9
 _HELD_BYTES = 4 << 30
@@ -208,7 +210,9 @@ class _Run:
         units = sorted(self.local.figures)
         single = [name for name in self.found if name != "dense"]
         mean = {name: self.local.pairs(dict.fromkeys(units, name)) for name in single}
-        probe = min(single, key=lambda name: (abs(mean[name] - 0.25), name))
+        error = {name: self.local.error(dict.fromkeys(units, name)) for name in single}
+        few = [name for name in single if mean[name] <= max(PROBED, min(mean.values()))]
+        probe = min(few, key=lambda name: (error[name], name))
         by_layer = [tuple(part) for _, part in groupby(units, key=lambda unit: unit[0])]
         for parts in ([(unit,) for unit in units], by_layer):
             if self.clock.has_time_for(len(parts), WEIGHED):  # in part it says nothing

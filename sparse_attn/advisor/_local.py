@@ -109,3 +109,7 @@ class Local:
     def cost(self, choice: Mapping[Unit, str]) -> float:
         """Return the predicted share of dense attention's time."""
         return sum(self.allowed[u] * self.figures[u][name][3] for u, name in choice.items())
+
+    def error(self, choice: Mapping[Unit, str]) -> float:
+        """Return the sum of the squared errors."""
+        return sum(self.figures[u][name][0] ** 2 for u, name in choice.items())

@@ -20,7 +20,7 @@ Choice = dict[Unit, str]
 #: Prices between which the search looks: from the fewest pairs to next to dense.
 LOWEST, HIGHEST = 1e-4, 1e6
 #: Weights are at most this far from their median.
-FARTHEST = 64.0
+FARTHEST = 16.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Search:
         for part in parts:
             if out_of_time():
                 return
-            error = sum(self.local.figures[unit][name][0] ** 2 for unit in part)
-            loss = self.judge(_named(part), dict.fromkeys(part, name))[1]
+            choice = dict.fromkeys(part, name)
+            error, loss = self.local.error(choice), self.judge(_named(part), choice)[1]
             damage[part] = max(0.0, loss - dense.loss) / max(error, 1e-12)
         middle = sorted(damage.values())[len(damage) // 2]
         if middle > 0:
