@@ -397,7 +397,8 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     def seconds(tensors, pattern):
         timed.append(type(pattern).__name__)
         tiles = pattern.cost(512, is_causal=True)
-        return tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0}[timed[-1]]
+        slowed = 3 if len(timed) in (1, 2) else 1  # by others, for a while
+        return slowed * tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0}[timed[-1]]
 
     monkeypatch.setattr(_rates, "seconds_of_call", seconds)
     query, key = torch.randn(1, 4, 256, 16), torch.randn(1, 2, 256, 16)
@@ -406,7 +407,7 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     assert _rates.cost(band, query, key, True, [0.1, 0.1]) == pytest.approx([1.5 * tiles] * 2)
     found = _rates.cost(sa.BlockTopK(16), query, key, True, [0.1, 0.3])
     assert found == pytest.approx([0.2, 0.6])
-    assert timed == ["Band", "Full", "BlockSparse", "Full"]
+    assert timed == 3 * ["Band", "Full"] + 3 * ["BlockSparse", "Full"]
     monkeypatch.setattr(_rates, "_known", {})  # another process finds them in the file
     assert _rates.cost(band, query, key, True, [0.1]) == pytest.approx([1.5 * tiles])
-    assert len(timed) == 4
+    assert len(timed) == 12
