@@ -114,7 +114,7 @@ class BlockTopK(Pattern):
     --------
     >>> from sparse_attn import BlockTopK
     >>> BlockTopK(mass=0.95)
-    BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=32, sink_blocks=1, local_blocks=4)
+    BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4)
     >>> BlockTopK(128, mass=None, budget_blocks=8, selector="mean", local_blocks=1)
     BlockTopK(128, mass=None, selector='mean', budget_blocks=8, sink_blocks=1, local_blocks=1)
     """
@@ -128,7 +128,7 @@ class BlockTopK(Pattern):
     sink_blocks: int = 1
     local_blocks: int | None = None
     groups: int | None = None
-    row_step: int = 32
+    row_step: int = 16
     stride: int = 8
     sketch: KeySketch | None = None
     budget_tokens: int | None = None

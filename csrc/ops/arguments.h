@@ -38,7 +38,7 @@ struct CallArguments {
   std::optional<double> budget_share, mass;
   std::string selector = "mixed", group = "q";
   MaybeInt groups;
-  int64_t row_step = 32;
+  int64_t row_step = 16;
   MaybeTensor scores;
   MaybeTensor sketch_codes, sketch_ranges, sketch_lengths;
   int64_t sink_blocks = 1, local_blocks = 1;

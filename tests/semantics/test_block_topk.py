@@ -275,9 +275,9 @@ def test_one_query_attends_to_lists_of_key_heads(attend, device):
 
 
 def test_defaults_say_what_they_do():
-    settings = "mass=0.9, selector='mixed', groups=8, row_step=32, sink_blocks=1, local_blocks=4"
+    settings = "mass=0.9, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4"
     assert repr(sa.BlockTopK()) == f"BlockTopK(64, {settings})"
-    assert "groups=16, row_step=32, sink_blocks=1, local_blocks=2)" in repr(sa.BlockTopK(128))
+    assert "groups=16, row_step=16, sink_blocks=1, local_blocks=2)" in repr(sa.BlockTopK(128))
     wide = sa.BlockTopK((64, 32))
     assert eval(repr(wide), {"BlockTopK": sa.BlockTopK}) == wide
     with pytest.raises(ValueError, match="mass, budget_blocks or budget_share, got none of them"):
