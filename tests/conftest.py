@@ -65,7 +65,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that skipped what no budget allows."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skips = [
-        (dict(report.user_properties).get("engine", ""), report.longrepr[2])
+        (dict(getattr(report, "user_properties", ())).get("engine", ""), report.longrepr[2])
         for report in reporter.stats.get("skipped", ())
     ]
     if sentences := over_budget(session.config.getoption("--device"), skips):

@@ -95,7 +95,8 @@ def commons(draw, shape, device, dtype, masked):
         common["query_offset"] = offsets.to(device)
     if masked and draw(st.integers(0, 3)) == 0:
         heads = draw(st.sampled_from([(shape.Hq,), (shape.B, shape.Hq)]))
-        common["alibi_slopes"] = torch.rand(heads, device=device)
+        # Far from its keys a steep slope leaves of a score what float32 cannot tell (design.md).
+        common["alibi_slopes"] = torch.rand(heads, device=device) / 16
     if draw(st.booleans()):
         origin = torch.randint(-40, shape.Skv + 20, (shape.B,), dtype=torch.int32)
         common["key_origin"] = origin.to(device)
