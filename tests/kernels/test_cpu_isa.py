@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import sparse_attn as sa
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -20,8 +23,8 @@ from reference import DTYPES, PATTERNS, Shape
 from sparse_attn.testing import assert_close_to_reference
 
 torch.manual_seed(0)
-for rows, head_dim in ((1, 40), (70, 40), (70, 64)):
-    shape = Shape(1, 2, 1, rows, 70, head_dim)
+for heads, rows, head_dim in ((2, 1, 40), (3, 3, 40), (2, 4, 256), (2, 70, 40), (2, 70, 64)):
+    shape = Shape(1, heads, 1, rows, 70, head_dim)
     for dtype in DTYPES.values():
         query, key, value = shape.make("cpu", dtype)
         for make in PATTERNS.values():
@@ -42,3 +45,17 @@ def test_forced_instruction_set(isa):
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 136])
+@pytest.mark.parametrize("queries", [2, 3, 4])
+def test_rows_that_share_a_step_keep_their_bits(queries, head_dim, dtype):
+    torch.manual_seed(0)
+    query = torch.randn(1, 6, queries, head_dim, dtype=dtype)
+    key, value = torch.randn(2, 1, 2, 535, head_dim, dtype=dtype).unbind(0)
+    together = sa.fused_attention(query, key, value, return_lse=True)
+    for row in range(queries):
+        alone = sa.fused_attention(query[:, :, row : row + 1], key, value, return_lse=True)
+        for whole, part in zip(together, alone, strict=True):
+            assert torch.equal(whole[:, :, row], part[:, :, 0])

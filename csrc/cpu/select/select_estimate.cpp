@@ -184,8 +184,8 @@ Interval BlockEstimator::score_keys(const QueryBlock& block, int32_t row, float*
   float query[kMaxHeadDim];
   mean_query(block, {row, row + 1}, query);
   Rows rows = rows_of(params_.key, params_.dtype, block.batch, block.head_q / params_.group());
-  math_.row_scores(query, strided(rows, keys.begin, 1), keys.size(), params_.head_dim,
-                   scores + keys.begin);
+  math_.row_scores(query, 0, 1, strided(rows, keys.begin, 1), keys.size(), params_.head_dim,
+                   scores + keys.begin, 0);
   math_.transform(scores + keys.begin, keys.size(), params_.scale, params_.softcap, nullptr);
   return keys;
 }
@@ -204,7 +204,7 @@ void BlockEstimator::add_groups(const QueryBlock& block, double* share) const {
     float query[kMaxHeadDim];
     mean_query(block, members, query);
     Rows vectors = {keys.data + int64_t{seen.begin} * width_, width_, Element::kFloat32};
-    math_.row_scores(query, vectors, seen.size(), width_, scores + seen.begin);
+    math_.row_scores(query, 0, 1, vectors, seen.size(), width_, scores + seen.begin, 0);
     math_.transform(scores + seen.begin, seen.size(), params_.scale, params_.softcap, nullptr);
     add_softmax(scores, seen, keys.present, groups_, share);
   }
@@ -245,7 +245,8 @@ void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) c
       if (count <= 0) continue;
       float query[kMaxHeadDim];
       mean_query(block, {members.begin + s, members.begin + s + 1}, query);
-      math_.row_scores(query, strided(keys, first, stride), count, params_.head_dim, products);
+      math_.row_scores(query, 0, 1, strided(keys, first, stride), count, params_.head_dim, products,
+                       0);
       for (int32_t x = 0; x < count; ++x) {
         if (!exists[first + x * stride]) continue;
         scores[seen.begin + x] += products[x];
@@ -278,7 +279,7 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
       parts[params_.head_dim + d] = x > 0 ? 0.0f : x;
     }
     Rows extremes = {keys.data + int64_t{seen.begin} * width_, width_, Element::kFloat32};
-    math_.row_scores(parts, extremes, seen.size(), width_, scores + seen.begin);
+    math_.row_scores(parts, 0, 1, extremes, seen.size(), width_, scores + seen.begin, 0);
     math_.transform(scores + seen.begin, seen.size(), sign * params_.scale, params_.softcap,
                     nullptr);
     add_softmax(scores, seen, keys.present, 1, share);
@@ -291,7 +292,7 @@ void BlockEstimator::score_means(const QueryBlock& block, Interval visible, doub
   float query[kMaxHeadDim];
   mean_query(block, params_.rows_of_block(block.index), query);
   Rows vectors = {keys.data + int64_t{visible.begin} * width_, width_, Element::kFloat32};
-  math_.row_scores(query, vectors, visible.size(), width_, scores);
+  math_.row_scores(query, 0, 1, vectors, visible.size(), width_, scores, 0);
   math_.transform(scores, visible.size(), params_.scale, params_.softcap, nullptr);
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     rank[j] = keys.present[j] ? scores[j - visible.begin] : kNoKeys;

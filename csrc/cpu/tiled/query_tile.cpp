@@ -140,10 +140,8 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
     float* scores = scores_ + column;
     if (row_by_row_) {
-      for (int32_t row = 0; row < tile_.size(); ++row) {
-        math_.row_scores(scratch_.query + int64_t{row} * head_dim, key, length, head_dim,
-                         scores + row * score_stride_);
-      }
+      math_.row_scores(scratch_.query, head_dim, tile_.size(), key, length, head_dim, scores,
+                       score_stride_);
       return true;
     }
     return multiply(
@@ -164,10 +162,8 @@ bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
     const float* weights = scores_ + column;
     if (row_by_row_) {
-      for (int32_t row = 0; row < tile_.size(); ++row) {
-        math_.row_accumulate(weights + row * score_stride_, nullptr, length, value, value_dim,
-                             scratch_.out + int64_t{row} * value_dim);
-      }
+      math_.row_values(weights, score_stride_, tile_.size(), value, length, value_dim,
+                       scratch_.out);
       return true;
     }
     return multiply(Matrix(weights, tile_.size(), length, score_stride_),

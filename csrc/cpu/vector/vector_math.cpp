@@ -6,56 +6,11 @@
 
 #include "cpu/vector/simd.h"
 #include "cpu/vector/vector_product.h"
+#include "cpu/vector/vector_rows.h"
 #include "cpu/vector/vector_topk.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
 namespace {
-
-/// Elements of type `kElement`, read as float vectors.
-template <Element kElement>
-struct Loader {
-  static constexpr int kBytes = kElement == Element::kFloat32 ? 4 : 2;
-  static const char* at(const void* data, int64_t i) {
-    return static_cast<const char*>(data) + i * kBytes;
-  }
-  static Floats full(const void* data, int64_t i) {
-    if constexpr (kElement == Element::kFloat32) return load<Floats>(at(data, i));
-    if constexpr (kElement == Element::kFloat16) return float_of_float16(load<Halves>(at(data, i)));
-    if constexpr (kElement == Element::kBFloat16) {
-      return float_of_bfloat16(load<Halves>(at(data, i)));
-    }
-  }
-  /// `count` elements, then zeros.
-  static Floats part(const void* data, int64_t i, int64_t count) {
-    alignas(64) char buffer[kLanes * 4] = {};
-    __builtin_memcpy(buffer, at(data, i), count * kBytes);
-    return full(buffer, 0);
-  }
-};
-
-/// Calls `f` with the loader of the element type.
-template <class F>
-void with_loader(Element element, const F& f) {
-  if (element == Element::kFloat32) f(Loader<Element::kFloat32>());
-  if (element == Element::kFloat16) f(Loader<Element::kFloat16>());
-  if (element == Element::kBFloat16) f(Loader<Element::kBFloat16>());
-}
-
-inline Floats load_part(const float* source, int64_t count, float rest) {
-  Floats x = broadcast(rest);
-  __builtin_memcpy(&x, source, count * 4);
-  return x;
-}
-
-/// Stores the first `count` elements.
-template <class Element, class Vector>
-inline void store_part(Element* target, Vector x, int64_t count) {
-  if (count == kLanes) {
-    store(target, x);
-  } else {
-    __builtin_memcpy(target, &x, count * sizeof(Element));
-  }
-}
 
 void to_float(Element element, const void* source, float* target, int64_t n) {
   with_loader(element, [&](auto loader) {
@@ -196,72 +151,6 @@ void online_softmax(const SoftmaxTile& tile) {
   }
 }
 
-template <class RowLoader>
-float dot(const float* query, const void* key, int64_t first, int32_t head_dim, RowLoader loader) {
-  Floats sum[4] = {};
-  int32_t d = 0;
-  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-    for (int k = 0; k < 4; ++k) {
-      sum[k] += load<Floats>(query + d + k * kLanes) * loader.full(key, first + d + k * kLanes);
-    }
-  }
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    sum[0] += load<Floats>(query + d) * loader.full(key, first + d);
-  }
-  if (d < head_dim) {
-    sum[1] += load_part(query + d, head_dim - d, 0) * loader.part(key, first + d, head_dim - d);
-  }
-  return horizontal_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
-void row_scores(const float* query, Rows keys, int64_t n, int32_t head_dim, float* scores) {
-  with_loader(keys.element, [&](auto loader) {
-    for (int64_t j = 0; j < n; ++j) {
-      scores[j] = dot(query, keys.data, j * keys.stride, head_dim, loader);
-    }
-  });
-}
-
-/// out[0, kVectors * kLanes) += sum over i of weights[i] * values[columns[i]]
-template <int kVectors, class RowLoader>
-void accumulate_block(const float* weights, const int32_t* columns, int64_t n, const Rows& values,
-                      int64_t offset, float* out, RowLoader loader) {
-  Floats sum[kVectors] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    if (weights[i] == 0) continue;
-    int64_t first = (columns == nullptr ? i : columns[i]) * values.stride + offset;
-    for (int k = 0; k < kVectors; ++k) {
-      sum[k] += weights[i] * loader.full(values.data, first + k * kLanes);
-    }
-  }
-  for (int k = 0; k < kVectors; ++k) {
-    store(out + k * kLanes, load<Floats>(out + k * kLanes) + sum[k]);
-  }
-}
-
-void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Rows values,
-                    int32_t head_dim, float* out) {
-  with_loader(values.element, [&](auto loader) {
-    int32_t d = 0;
-    for (; d + 8 * kLanes <= head_dim; d += 8 * kLanes) {
-      accumulate_block<8>(weights, columns, n, values, d, out + d, loader);
-    }
-    for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
-      accumulate_block<2>(weights, columns, n, values, d, out + d, loader);
-    }
-    for (; d + kLanes <= head_dim; d += kLanes) {
-      accumulate_block<1>(weights, columns, n, values, d, out + d, loader);
-    }
-    if (d == head_dim) return;
-    for (int64_t i = 0; i < n; ++i) {
-      int64_t first = (columns == nullptr ? i : columns[i]) * values.stride + d;
-      Floats x = load_part(out + d, head_dim - d, 0);
-      if (weights[i] != 0) x += weights[i] * loader.part(values.data, first, head_dim - d);
-      store_part(out + d, x, head_dim - d);
-    }
-  });
-}
-
 float low_threshold(float* scores, Span seen, int32_t k) {
   Span whole = whole_vectors(scores, seen);
   Bracket bracket = find_threshold(scores + whole.begin, whole.end - whole.begin, k, k + k / 8);
@@ -287,6 +176,7 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 transform,
                                 online_softmax,
                                 row_scores,
+                                row_values,
                                 row_accumulate,
                                 kHasPanels ? kGroupRows : 0,
                                 kPanelHeadDim,

@@ -85,10 +85,13 @@ struct VectorMath {
   /// s = softcap(scale * s) + mask; softcap 0 is off, mask may be null, a score of -inf stays.
   void (*transform)(float* scores, int64_t n, float scale, float softcap, const float* mask);
   void (*online_softmax)(const SoftmaxTile& tile);
-  /// scores[j] = query . keys[j] for n keys
-  void (*row_scores)(const float* query, Rows keys, int64_t n, int32_t head_dim, float* scores);
-  /// out += sum over i < n of weights[i] * values[columns[i]], columns 0, 1, ... when null; rows of
-  /// weight 0 are not read.
+  /// scores[row, j] = query[row] . keys[j] for n keys, with the same bits for any number of rows
+  void (*row_scores)(const float* query, int64_t query_stride, int32_t rows, Rows keys, int64_t n,
+                     int32_t head_dim, float* scores, int64_t stride);
+  /// out[row] += sum over i < n of weights[row, i] * values[i]; a row reads no values of weight 0.
+  void (*row_values)(const float* weights, int64_t stride, int32_t rows, Rows values, int64_t n,
+                     int32_t head_dim, float* out);
+  /// out += sum over i < n of weights[i] * values[columns[i]]; values of weight 0 are not read.
   void (*row_accumulate)(const float* weights, const int32_t* columns, int64_t n, Rows values,
                          int32_t head_dim, float* out);
   /// Rows of a product with panels, at most; 0 where BLAS is as good.

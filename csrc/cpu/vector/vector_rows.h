@@ -1,0 +1,243 @@
+// Products of query rows, one by one or a few at a time, with keys and values where they lie, of
+// any element type, for one instruction set; included by vector_math.cpp. What is loaded and
+// converted serves all rows of a step, and a row's sums run in one order, whatever rows share the
+// step.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/vector/simd.h"
+#include "cpu/vector/vector_math.h"
+
+namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
+namespace {
+
+constexpr int kRowsAtOnce = kLanes == 16 ? 4 : 2;    // whose sums the registers hold
+constexpr int kKeys = 4;                             // that a step of scores takes
+constexpr int kValueVectors = kLanes == 16 ? 4 : 2;  // that a step of values takes
+
+/// Elements of type `kElement`, read as float vectors.
+template <Element kElement>
+struct Loader {
+  static constexpr int kBytes = kElement == Element::kFloat32 ? 4 : 2;
+  static const char* at(const void* data, int64_t i) {
+    return static_cast<const char*>(data) + i * kBytes;
+  }
+  static Floats full(const void* data, int64_t i) {
+    if constexpr (kElement == Element::kFloat32) return load<Floats>(at(data, i));
+    if constexpr (kElement == Element::kFloat16) return float_of_float16(load<Halves>(at(data, i)));
+    if constexpr (kElement == Element::kBFloat16) {
+      return float_of_bfloat16(load<Halves>(at(data, i)));
+    }
+  }
+  /// `count` elements, then zeros.
+  static Floats part(const void* data, int64_t i, int64_t count) {
+    alignas(64) char buffer[kLanes * 4] = {};
+    __builtin_memcpy(buffer, at(data, i), count * kBytes);
+    return full(buffer, 0);
+  }
+};
+
+/// Calls `f` with the loader of the element type.
+template <class F>
+void with_loader(Element element, const F& f) {
+  if (element == Element::kFloat32) f(Loader<Element::kFloat32>());
+  if (element == Element::kFloat16) f(Loader<Element::kFloat16>());
+  if (element == Element::kBFloat16) f(Loader<Element::kBFloat16>());
+}
+
+inline Floats load_part(const float* source, int64_t count, float rest) {
+  Floats x = broadcast(rest);
+  __builtin_memcpy(&x, source, count * 4);
+  return x;
+}
+
+/// Stores the first `count` elements.
+template <class Element, class Vector>
+inline void store_part(Element* target, Vector x, int64_t count) {
+  if (count == kLanes) {
+    store(target, x);
+  } else {
+    __builtin_memcpy(target, &x, count * sizeof(Element));
+  }
+}
+
+/// The sums of the lanes of four vectors.
+inline Four sums_of_four(const Floats (&x)[kKeys]) {
+  Four parts[4];
+  for (int k = 0; k < 4; ++k) {
+    Four quarter[kLanes / 4];
+    __builtin_memcpy(quarter, &x[k], sizeof(x[k]));
+    parts[k] = quarter[0];
+    for (int i = 1; i < kLanes / 4; ++i) parts[k] += quarter[i];
+  }
+  Four transposed[4];
+  transpose_four(reinterpret_cast<const float*>(parts), 4, reinterpret_cast<float*>(transposed), 4);
+  return (transposed[0] + transposed[1]) + (transposed[2] + transposed[3]);
+}
+
+/// The scores of kRows queries with the kKeys keys that begin at `first`: each a sum of vectors in
+/// the order of the head dim, then of their lanes.
+template <int kRows, class RowLoader>
+void scores_of_keys(const float* query, int64_t query_stride, const void* keys,
+                    const int64_t (&first)[kKeys], int32_t head_dim, RowLoader loader,
+                    Floats (&sums)[kRows][kKeys]) {
+  int32_t d = 0;
+  auto step = [&](auto load_query, auto load_key) {
+    Floats key[kKeys];
+    for (int k = 0; k < kKeys; ++k) key[k] = load_key(first[k] + d);
+    for (int row = 0; row < kRows; ++row) {
+      Floats x = load_query(query + row * query_stride + d);
+      for (int k = 0; k < kKeys; ++k) sums[row][k] += x * key[k];
+    }
+  };
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    step([](const float* x) { return load<Floats>(x); },
+         [&](int64_t i) { return loader.full(keys, i); });
+  }
+  if (d < head_dim) {
+    const int32_t rest = head_dim - d;
+    step([&](const float* x) { return load_part(x, rest, 0); },
+         [&](int64_t i) { return loader.part(keys, i, rest); });
+  }
+}
+
+template <int kRows, class RowLoader>
+void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, int64_t n,
+                   int32_t head_dim, float* scores, int64_t stride, RowLoader loader) {
+  for (int64_t j = 0; j < n; j += kKeys) {
+    const int64_t count = n - j < kKeys ? n - j : kKeys;
+    int64_t first[kKeys];  // the last key again where there are fewer
+    for (int k = 0; k < kKeys; ++k) first[k] = (j + (k < count ? k : count - 1)) * keys.stride;
+    Floats sums[kRows][kKeys] = {};
+    scores_of_keys<kRows>(query, query_stride, keys.data, first, head_dim, loader, sums);
+    for (int row = 0; row < kRows; ++row) {
+      const Four four = sums_of_four(sums[row]);
+      __builtin_memcpy(scores + row * stride + j, &four, count * sizeof(float));
+    }
+  }
+}
+
+/// Calls take(integral constant of rows, first row) for `rows` rows, kRowsAtOnce at a time.
+template <class Take>
+void by_rows(int32_t rows, const Take& take) {
+  int32_t row = 0;
+  for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce) {
+    take(std::integral_constant<int, kRowsAtOnce>(), row);
+  }
+  for (; row < rows; ++row) take(std::integral_constant<int, 1>(), row);
+}
+
+void row_scores(const float* query, int64_t query_stride, int32_t rows, Rows keys, int64_t n,
+                int32_t head_dim, float* scores, int64_t stride) {
+  with_loader(keys.element, [&](auto loader) {
+    by_rows(rows, [&](auto at_once, int32_t row) {
+      row_scores_of<at_once()>(query + row * query_stride, query_stride, keys, n, head_dim,
+                               scores + row * stride, stride, loader);
+    });
+  });
+}
+
+/// out[row, 0 to kVectors * kLanes) += sum over i of weights[row, i] * values[i], of elements that
+/// begin at `offset`.
+template <int kRows, int kVectors, class RowLoader>
+void add_values(const float* weights, int64_t stride, int64_t n, const Rows& values, int64_t offset,
+                int64_t out_stride, float* out, RowLoader loader) {
+  Floats sums[kRows][kVectors] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    float weight[kRows];
+    bool all = true, any = false;
+    for (int row = 0; row < kRows; ++row) {
+      weight[row] = weights[row * stride + i];
+      all &= weight[row] != 0;
+      any |= weight[row] != 0;
+    }
+    if (!any) continue;
+    Floats value[kVectors];
+    for (int k = 0; k < kVectors; ++k) {
+      value[k] = loader.full(values.data, i * values.stride + offset + k * kLanes);
+    }
+    for (int row = 0; row < kRows; ++row) {
+      if (!all && weight[row] == 0) continue;
+      for (int k = 0; k < kVectors; ++k) sums[row][k] += weight[row] * value[k];
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int k = 0; k < kVectors; ++k) {
+      float* target = out + row * out_stride + k * kLanes;
+      store(target, load<Floats>(target) + sums[row][k]);
+    }
+  }
+}
+
+/// The same for the last elements, fewer than a vector's; columns null: 0, 1, ...
+template <class RowLoader>
+void add_rest(const float* weights, const int32_t* columns, int64_t n, const Rows& values,
+              int32_t begin, int32_t count, float* out, RowLoader loader) {
+  Floats x = load_part(out, count, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t first = (columns == nullptr ? i : columns[i]) * values.stride + begin;
+    if (weights[i] != 0) x += weights[i] * loader.part(values.data, first, count);
+  }
+  store_part(out, x, count);
+}
+
+void row_values(const float* weights, int64_t stride, int32_t rows, Rows values, int64_t n,
+                int32_t head_dim, float* out) {
+  with_loader(values.element, [&](auto loader) {
+    by_rows(rows, [&](auto at_once, int32_t row) {
+      const float* weight = weights + row * stride;
+      float* target = out + int64_t{row} * head_dim;
+      int32_t d = 0;
+      for (; d + kValueVectors * kLanes <= head_dim; d += kValueVectors * kLanes) {
+        add_values<at_once(), kValueVectors>(weight, stride, n, values, d, head_dim, target + d,
+                                             loader);
+      }
+      for (; d + kLanes <= head_dim; d += kLanes) {
+        add_values<at_once(), 1>(weight, stride, n, values, d, head_dim, target + d, loader);
+      }
+      if (d == head_dim) return;
+      for (int r = 0; r < at_once(); ++r) {
+        add_rest(weight + r * stride, nullptr, n, values, d, head_dim - d,
+                 target + int64_t{r} * head_dim + d, loader);
+      }
+    });
+  });
+}
+
+/// out[0, kVectors * kLanes) += sum over i of weights[i] * values[columns[i]]
+template <int kVectors, class RowLoader>
+void accumulate_block(const float* weights, const int32_t* columns, int64_t n, const Rows& values,
+                      int64_t offset, float* out, RowLoader loader) {
+  Floats sum[kVectors] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    if (weights[i] == 0) continue;
+    int64_t first = columns[i] * values.stride + offset;
+    for (int k = 0; k < kVectors; ++k) {
+      sum[k] += weights[i] * loader.full(values.data, first + k * kLanes);
+    }
+  }
+  for (int k = 0; k < kVectors; ++k) {
+    store(out + k * kLanes, load<Floats>(out + k * kLanes) + sum[k]);
+  }
+}
+
+void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Rows values,
+                    int32_t head_dim, float* out) {
+  with_loader(values.element, [&](auto loader) {
+    int32_t d = 0;
+    for (; d + 8 * kLanes <= head_dim; d += 8 * kLanes) {
+      accumulate_block<8>(weights, columns, n, values, d, out + d, loader);
+    }
+    for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
+      accumulate_block<2>(weights, columns, n, values, d, out + d, loader);
+    }
+    for (; d + kLanes <= head_dim; d += kLanes) {
+      accumulate_block<1>(weights, columns, n, values, d, out + d, loader);
+    }
+    if (d < head_dim) add_rest(weights, columns, n, values, d, head_dim - d, out + d, loader);
+  });
+}
+
+}  // namespace
+}  // namespace sparse_attn::cpu::SPARSE_ATTN_ISA
