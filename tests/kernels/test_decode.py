@@ -195,3 +195,51 @@ def test_graph_follows_a_growing_cache(split, device):
         graph.replay()
         assert torch.equal(out, split(*tensors, pattern, **common))
         assert_close_to_reference(out, *tensors, pattern, **common)
+
+
+@pytest.mark.parametrize("Sq", [1, 5, 12])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("Skv", [1, 128, 129, 1000, 2049, 4096, 17000])
+def test_who_merges_changes_no_bit(split, device, Skv, head_dim, Sq):
+    """Small batches merge their chunks in the launch that wrote them, others in one of its own."""
+    query, key, value = Shape(40, 8, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
+    bounds = torch.tensor([0, Skv], dtype=torch.int32, device=device).expand(40, 1, Sq, 2)
+    for common in (dict(is_causal=True), dict(key_bounds=bounds)):
+        common["return_lse"] = True
+        many = split(query, key, value, sa.Full(), **common)
+        for batch in (1, 3):
+            if "key_bounds" in common:
+                common["key_bounds"] = bounds[:batch]
+            few = split(query[:batch], key[:batch], value[:batch], sa.Full(), **common)
+            assert torch.equal(few[0], many[0][:batch]) and torch.equal(few[1], many[1][:batch])
+
+
+def test_calls_on_two_streams_do_not_meet(split, device):
+    calls = []
+    for _ in range(2):
+        tensors = Shape(1, 32, 8, 1, 4000, 128).make(device, torch.bfloat16)
+        calls.append((tensors, split(*tensors, sa.Full()), torch.cuda.Stream()))
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(50):
+        for tensors, want, stream in calls:
+            with torch.cuda.stream(stream):
+                results.append((split(*tensors, sa.Full()), want))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out, want in results)
+
+
+@pytest.mark.parametrize("Skv", [100, 1000, 4096, 40000])
+def test_a_graph_of_many_calls_repeats_its_bits(split, device, Skv):
+    """Each call may begin before the one in front of it has ended, and takes over its workspace."""
+    tensors = [Shape(1, 32, 8, 1, Skv, 128).make(device, torch.bfloat16) for _ in range(2)]
+    want = [split(*three, sa.Full()) for three in tensors]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [split(*three, sa.Full()) for _ in range(10) for three in tensors]
+    for _ in range(20):
+        for out in outs:
+            out.zero_()
+        graph.replay()
+        assert all(torch.equal(out, want[i % 2]) for i, out in enumerate(outs))

@@ -24,31 +24,39 @@ Status allow_shared_bytes(Kernel* kernel, int bytes) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+/// Whether the code that the device runs a kernel by knows dependent launches and clusters.
+template <typename Kernel>
+bool knows_clusters(Kernel* kernel) {
+  constexpr int kLeastLevel = 90;
+  cudaFuncAttributes code;
+  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= kLeastLevel;
+}
+
 /// A one-dimensional launch.
 struct LaunchShape {
   uint32_t blocks, threads;
   size_t shared_bytes;
   cudaStream_t stream;
+  uint32_t cluster = 1;  // thread blocks of a cluster
 };
 
 /// Launches a kernel that may begin before the one in front of it in the stream has ended, and that
 /// calls ptx::wait_for_primary() in every thread block before it touches anything of that one's.
-/// Code that was made for a level without that instruction is launched as any other.
+/// Code that does not know that instruction is launched as any other, and has no clusters.
 template <typename... Parameters, typename... Values>
 Status launch_dependent(void (*kernel)(Parameters...), LaunchShape shape, const Values&... values) {
-  constexpr int kLeastLevel = 90;
-  cudaFuncAttributes code;
-  if (cudaError_t error = cudaFuncGetAttributes(&code, kernel)) return to_status(error);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
-  config.attrs = &early;
-  config.numAttrs = code.ptxVersion >= kLeastLevel ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = knows_clusters(kernel) ? 1 + (shape.cluster > 1) : 0;
   return to_status(cudaLaunchKernelEx(&config, kernel, values...));
 }
 

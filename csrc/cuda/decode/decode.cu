@@ -36,6 +36,7 @@ SplitGrid grid_of(const AttentionParams& params) {
     DeviceShape device;
     device.resident =
         attribute(cudaDevAttrMultiProcessorCount, params.device) * Shape::kBlocksPerSm;
+    device.clusters = has_clusters();
     const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
@@ -75,7 +76,7 @@ Status run(const AttentionParams& params) {
   Status status = with_config(params.problem.widest_dim(), [&](auto config) {
     return launch<decltype(config)::HEAD_DIM>(params, plan);
   });
-  return status.ok() ? merge_chunks(params, plan.partials) : status;
+  return status.ok() && !plan.grid.merged ? merge_chunks(params, plan.partials) : status;
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 // The split kernel (Dao et al. 2023, Flash-Decoding): thread blocks share out the chunks of a row
 // tile. A chunk's steps go to the warps in turn; each runs the online softmax over its own, from a
 // ring of its own that cp.async fills ahead, and no warp waits for another before the chunk's end.
-// There the warps add up, in their order, and the chunk's result goes to the workspace. Launched as
-// a dependent, as the merge after it is.
+// There the warps add up, in their order, and the chunk's result goes to the workspace. The thread
+// blocks of a row tile merge their chunks if they are one cluster; else a kernel after this one
+// does. Both are launched as dependents.
 #pragma once
 
-#include "../common/partial.cuh"
+#include "../common/merge_row.cuh"
+#include "../common/ptx/cluster.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/state.cuh"
 #include "codes.cuh"
@@ -225,35 +227,15 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
   sum.init();
 }
 
+/// Sums up the chunks from `chunk` to `end`; the thread block calls it.
 template <typename Config, Kind kKind>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    split_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ SplitGrid grid, const Partials partials, bool aligned) {
-  constexpr int kStages = Config::kStages;
-  using State = TileState<Config>;
+__device__ __forceinline__ void sum_chunks(const AttentionParams& params, const Pattern& pattern,
+                                           TileState<Config>& state, const Partials& partials,
+                                           bool aligned, int32_t chunk, int32_t end, char* smem) {
   using Loader = KeyLoader<Config, kKind>;
+  constexpr int kStages = Config::kStages;
   constexpr bool kPlain = kKind == Kind::kPlain;
-  static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
-                "fits every device it serves");
-  ptx::wait_for_primary();
-  ptx::launch_dependents();
-  extern __shared__ __align__(128) char smem[];
-  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
-  State& state = *reinterpret_cast<State*>(state_memory);
-  const Pattern pattern = pattern_of<kKind>(params);
-  if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
-  __syncthreads();
   const Work& work = state.work;
-  if (work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
-    partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = state.walk.chunks;
-  }
-
-  if (work.rows <= 0) return;
-  const int32_t chunks = state.walk.chunks;
-  int32_t chunk = static_cast<uint32_t>(work.split) * chunks / grid.splits;
-  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / grid.splits;
-  if (chunk == end) return;
-
   const int warp = threadIdx.x / 32;
   // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
@@ -328,6 +310,64 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     slot = slot + 1 == kStages ? 0 : slot + 1;
   }
   ptx::cp_async_wait<0>();
+}
+
+/// Merges the rows of the tile, whose chunks the thread blocks of the cluster have stored.
+template <typename Config>
+__device__ __forceinline__ void merge_tile(const AttentionParams& params,
+                                           const TileState<Config>& state,
+                                           const Partials& partials) {
+  constexpr int kColumns = imax(1, Config::HEAD_DIM / Config::kThreads);
+  const Work& work = state.work;
+  const int32_t threads = threads_of_row<kColumns>(params);
+  const int32_t rows_at_once = Config::kThreads / threads;
+  const int32_t of_block = static_cast<int32_t>(threadIdx.x) / threads;
+  if (of_block >= rows_at_once) return;
+  const auto blocks = static_cast<int32_t>(ptx::cluster_size());
+  const auto rank = static_cast<int32_t>(ptx::cluster_rank());
+#pragma unroll 1
+  for (int r = of_block * blocks + rank; r < work.rows; r += rows_at_once * blocks) {
+    const TileRow& row = state.rows[r];
+    merge_row<typename Config::T, kColumns>(
+        params, partials, work.sequence,
+        {work.batch, row.head, row.query, row_index(params, work, row), state.walk.chunks},
+        static_cast<int32_t>(threadIdx.x) % threads);
+  }
+}
+
+template <typename Config, Kind kKind>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    split_kernel(const __grid_constant__ AttentionParams params,
+                 const __grid_constant__ SplitGrid grid, const Partials partials, bool aligned) {
+  using State = TileState<Config>;
+  static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
+                "fits every device it serves");
+  extern __shared__ __align__(128) char smem[];
+  __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
+  State& state = *reinterpret_cast<State*>(state_memory);
+  const Pattern pattern = pattern_of<kKind>(params);
+  ptx::launch_dependents();
+  // What the host knows is prepared before the kernel in front has ended.
+  const bool early = kKind == Kind::kPlain && !params.sequences.offsets_on_device();
+  if (!early) ptx::wait_for_primary();
+  if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
+  __syncthreads();
+  if (early) ptx::wait_for_primary();
+  const Work& work = state.work;
+  if (!grid.merged && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
+    partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = state.walk.chunks;
+  }
+
+  if (work.rows <= 0) return;
+  const int32_t chunks = state.walk.chunks;
+  const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / grid.splits;
+  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / grid.splits;
+  if (chunk < end) {
+    sum_chunks<Config, kKind>(params, pattern, state, partials, aligned, chunk, end, smem);
+  }
+  if (!grid.merged) return;
+  ptx::sync_cluster();
+  merge_tile<Config>(params, state, partials);
 }
 
 }  // namespace sparse_attn::cuda::decode

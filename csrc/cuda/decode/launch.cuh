@@ -15,8 +15,14 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   if (error != cudaSuccess) return to_status(error);
   int64_t blocks =
       int64_t{params.problem.batch} * params.problem.heads_kv * plan.grid.tiles * plan.grid.splits;
-  const LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
-                             to_stream(params.stream)};
+  LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
+                       to_stream(params.stream)};
+  if (plan.grid.merged) shape.cluster = plan.grid.splits;
+  constexpr uint32_t kPortableCluster = 8;
+  if (shape.cluster > kPortableCluster) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) return to_status(error);
+  }
   return launch_dependent(kernel, shape, params, plan.grid, plan.partials, plan.aligned);
 }
 

@@ -16,6 +16,9 @@ struct LaunchPlan {
 template <int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchPlan& plan);
 
+/// Whether the device runs code that knows clusters.
+bool has_clusters();
+
 extern template Status launch<64>(const AttentionParams&, const LaunchPlan&);
 extern template Status launch<128>(const AttentionParams&, const LaunchPlan&);
 extern template Status launch<256>(const AttentionParams&, const LaunchPlan&);

@@ -13,6 +13,7 @@ namespace sparse_attn::cuda::decode {
 constexpr int32_t kFragmentRows = 16;  // of mma
 constexpr int32_t kTallRows = 32;      // packed query rows of a tile where there are more than that
 constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies at once
+constexpr int32_t kMostMerged = 16;    // thread blocks of a cluster
 
 /// The grid of a call.
 struct SplitGrid {
@@ -23,7 +24,8 @@ struct SplitGrid {
   int32_t tiles = 1;         // row tiles that read one key head
   int32_t chunk_steps = 1;   // steps of a chunk
   int32_t max_chunks = 1;    // chunks that a row tile may visit, at most
-  int32_t splits = 1;        // thread blocks that share the chunks of a row tile
+  int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
+  bool merged = false;       // whether they are a cluster, which merges the chunks
 };
 
 /// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list.
@@ -44,8 +46,8 @@ SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
 /// count little beside its keys, short enough that few rows on few keys still fill a device. A
 /// multiple of every number of warps.
 SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 2048;
-  int32_t chunk = keys <= kFewKeys ? 128 : imin(imax(keys / 8, 256), 1024);
+  constexpr int32_t kMostChunks = 32, kUnit = 4;
+  int32_t chunk = imin(imax(ceil_div(keys, kMostMerged), 128), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
@@ -62,8 +64,8 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
 constexpr int32_t most_chunks(int32_t keys) {
-  constexpr int32_t kSmallest = 128, kLarge = 1024, kFew = 16, kMost = 33;
-  const int32_t large = imax(kFew, imin(ceil_div(keys, kLarge), kMost));
+  constexpr int32_t kSmallest = 128, kLarge = 1024, kMost = 33;
+  const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), kMost));
   return imin(ceil_div(keys, kSmallest), large);
 }
 
@@ -94,6 +96,7 @@ inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
 struct DeviceShape {
   int32_t resident = 1;  // thread blocks that it holds at once
   bool tall = false;     // room for tiles of kTallRows
+  bool clusters = false;
 };
 
 /// The grid of a call on a device.
@@ -146,6 +149,14 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
       list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
   while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < chunks) {
     plan.splits *= 2;
+  }
+  // One thread block merges what it has stored. Several wait for each other, which costs little
+  // where all of them run at once; a few of them may have a chunk more.
+  const int32_t some = imin(plan.splits, kMostMerged);
+  plan.merged = plan.splits == 1;
+  if (device.clusters && chunks <= kMostMerged * 5 / 4 && blocks * some <= device.resident) {
+    plan.splits = some;
+    plan.merged = true;
   }
   return plan;
 }

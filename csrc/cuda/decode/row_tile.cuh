@@ -59,10 +59,10 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
                                           const SplitGrid& grid) {
   Work work;
   uint32_t block = blockIdx.x;
-  uint32_t tile = block % grid.tiles;
-  block /= grid.tiles;
   work.split = block % grid.splits;
   block /= grid.splits;
+  uint32_t tile = block % grid.tiles;
+  block /= grid.tiles;
   work.key_head = block % params.problem.heads_kv;
   work.batch = block / params.problem.heads_kv;
   work.first_row = tile % grid.row_tiles * grid.tile_rows;

@@ -3,6 +3,10 @@
 
 namespace sparse_attn::cuda::decode {
 
+bool has_clusters() {
+  return knows_clusters(split_kernel<Config<__half, 64, kFragmentRows>, Kind::kPlain>);
+}
+
 template Status launch<64>(const AttentionParams&, const LaunchPlan&);
 template Status launch<128>(const AttentionParams&, const LaunchPlan&);
 template Status launch<256>(const AttentionParams&, const LaunchPlan&);

@@ -1,0 +1,104 @@
+// The merge of a row's chunks:
+//   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
+// Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
+// bits do not depend on which chunks the other rows of a tile visited, nor on how many columns a
+// thread has.
+#pragma once
+
+#include "launch.cuh"
+#include "partial.cuh"
+#include "state.cuh"
+#include "types.cuh"
+
+namespace sparse_attn::cuda {
+
+/// Threads of a row, kColumns columns each: whole warps.
+template <int kColumns>
+__host__ __device__ __forceinline__ int32_t threads_of_row(const AttentionParams& params) {
+  return ceil_div(ceil_div(params.problem.value_dim, kColumns), 32) * 32;
+}
+
+/// The largest m of the row; every warp finds it for itself.
+__device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t chunks) {
+  float top = -INFINITY;
+#pragma unroll 4
+  for (int32_t c = threadIdx.x % 32; c < chunks; c += 32) top = fmaxf(top, chunk_state[c].x);
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, lane));
+  }
+  return top;
+}
+
+/// A row to merge: query `query` of a head of the sequence, and what it has in Partials.
+struct MergedRow {
+  int64_t batch, head, query;
+  int64_t row;     // of Partials
+  int32_t chunks;  // that it visited
+};
+
+/// Merges a row; thread `thread` of threads_of_row() calls it.
+template <typename T, int kColumns>
+__device__ __forceinline__ void merge_row(const AttentionParams& params, const Partials& partials,
+                                          const Sequence& sequence, const MergedRow& merged,
+                                          int32_t thread) {
+  constexpr int kAtOnce = 32 / kColumns;  // chunks
+  const int64_t batch = merged.batch, head = merged.head;
+  int64_t i = merged.query;
+  if (params.outputs.rows != nullptr) i = params.outputs.rows[batch * sequence.rows + i];
+  if (i < 0) return;
+  const int32_t d = thread * kColumns;
+  const bool exists = d < params.problem.value_dim;
+  const int32_t chunks = merged.chunks;
+  const float2* chunk_state = partials.state + partials.at(merged.row, 0);
+  const float* chunk_out = partials.out + partials.at(merged.row, 0) * partials.columns;
+
+  SoftmaxState<1, false> state;
+  float& m = state.m[0][0];
+  float& l = state.l[0][0];
+  m = -INFINITY;
+  l = 0.0f;
+  struct alignas(kColumns * sizeof(float)) Columns {
+    float of[kColumns] = {};
+  } acc;
+  const float* from = chunk_out + (exists ? d : 0);
+#pragma unroll 1
+  for (int32_t begin = 0; begin < chunks; begin += kAtOnce) {
+    Columns parts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= chunks) continue;
+      parts[i] = *reinterpret_cast<const Columns*>(from + i * partials.columns);
+    }
+    from += kAtOnce * partials.columns;
+    if (begin == 0) m = find_maximum(chunk_state, chunks);
+    int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
+    float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
+    float weight = chunk.y == 0.0f ? 0.0f : ptx::exp2_approx(chunk.x - m);
+    float sum = weight * chunk.y;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float w = __shfl_sync(~0u, weight, i);
+      l += __shfl_sync(~0u, sum, i);
+      if (w == 0.0f) continue;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) acc.of[c] = fmaf(w, parts[i].of[c], acc.of[c]);
+    }
+  }
+
+  float sink = params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[head];
+  if (exists) {
+    T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
+             head * params.outputs.out.stride_h +
+             (sequence.first_row + i) * params.outputs.out.stride_s;
+    const float weight = state.weight(0, 0, sink) * params.value_scale(batch, head);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) out[d + c] = from_float<T>(acc.of[c] * weight);
+  }
+  if (params.outputs.lse != nullptr && d == 0) {
+    params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
+                       (sequence.first_row + i) * params.outputs.lse_stride_s] = state.lse(0, 0);
+  }
+}
+
+}  // namespace sparse_attn::cuda
