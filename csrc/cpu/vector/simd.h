@@ -22,6 +22,7 @@ constexpr int kLanes = 4;
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef float Four __attribute__((vector_size(16)));
 
 constexpr float kInfinity = __builtin_inff();
 
@@ -93,6 +94,36 @@ inline float horizontal_max(Floats x) {
     }
   }
   return lanes[0];
+}
+
+/// In every part of four lanes those of a (0 to 3) and of b (4 to 7) that are named.
+inline Floats pick(Floats a, Floats b, int first, int second, int third, int fourth) {
+  const int named[4] = {first, second, third, fourth};
+  Ints lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    lanes[i] = i / 4 * 4 + named[i % 4] % 4 + named[i % 4] / 4 * kLanes;
+  }
+  return __builtin_shuffle(a, b, lanes);
+}
+
+/// The sum of the parts of four lanes.
+inline Four sum_of_parts(Floats x) {
+#if defined(__AVX512F__)
+  __m256 halves =
+      _mm256_add_ps(_mm512_castps512_ps256(__m512(x)), _mm512_extractf32x8_ps(__m512(x), 1));
+  return Four(_mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+#elif defined(__AVX2__)
+  return Four(_mm_add_ps(_mm256_castps256_ps128(__m256(x)), _mm256_extractf128_ps(__m256(x), 1)));
+#else
+  return x;
+#endif
+}
+
+/// The sums of the lanes of four vectors, each in the same order.
+inline Four sums_of_lanes(Floats a, Floats b, Floats c, Floats d) {
+  const Floats ab = pick(a, b, 0, 4, 1, 5) + pick(a, b, 2, 6, 3, 7);
+  const Floats cd = pick(c, d, 0, 4, 1, 5) + pick(c, d, 2, 6, 3, 7);
+  return sum_of_parts(pick(ab, cd, 0, 1, 4, 5) + pick(ab, cd, 2, 3, 6, 7));
 }
 
 /// A bit per lane that is set.

@@ -21,7 +21,6 @@ constexpr bool kHasPanels = kLanes >= 8;
 constexpr int32_t kSumLength = 32;        // of scores
 constexpr int32_t kValueSumLength = 256;  // of values
 
-typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourLanes __attribute__((vector_size(16)));
 
 /// The transpose of 4 x 4 floats, `target_stride` apart.

@@ -62,45 +62,32 @@ inline void store_part(Element* target, Vector x, int64_t count) {
   }
 }
 
-/// The sums of the lanes of four vectors.
-inline Four sums_of_four(const Floats (&x)[kKeys]) {
-  Four parts[4];
-  for (int k = 0; k < 4; ++k) {
-    Four quarter[kLanes / 4];
-    __builtin_memcpy(quarter, &x[k], sizeof(x[k]));
-    parts[k] = quarter[0];
-    for (int i = 1; i < kLanes / 4; ++i) parts[k] += quarter[i];
-  }
-  Four transposed[4];
-  transpose_four(reinterpret_cast<const float*>(parts), 4, reinterpret_cast<float*>(transposed), 4);
-  return (transposed[0] + transposed[1]) + (transposed[2] + transposed[3]);
-}
+/// Sums of kRows queries with kKeys keys, by lanes.
+template <int kRows>
+struct KeySums {
+  Floats sum[kRows][kKeys];
 
-/// The scores of kRows queries with the kKeys keys that begin at `first`: each a sum of vectors in
-/// the order of the head dim, then of their lanes.
-template <int kRows, class RowLoader>
-void scores_of_keys(const float* query, int64_t query_stride, const void* keys,
-                    const int64_t (&first)[kKeys], int32_t head_dim, RowLoader loader,
-                    Floats (&sums)[kRows][kKeys]) {
-  int32_t d = 0;
-  auto step = [&](auto load_query, auto load_key) {
-    Floats key[kKeys];
-    for (int k = 0; k < kKeys; ++k) key[k] = load_key(first[k] + d);
+  KeySums() {
     for (int row = 0; row < kRows; ++row) {
-      Floats x = load_query(query + row * query_stride + d);
-      for (int k = 0; k < kKeys; ++k) sums[row][k] += x * key[k];
+      for (int k = 0; k < kKeys; ++k) sum[row][k] = Floats{};
     }
-  };
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    step([](const float* x) { return load<Floats>(x); },
-         [&](int64_t i) { return loader.full(keys, i); });
   }
-  if (d < head_dim) {
-    const int32_t rest = head_dim - d;
-    step([&](const float* x) { return load_part(x, rest, 0); },
-         [&](int64_t i) { return loader.part(keys, i, rest); });
+  void add(const Floats (&query)[kRows], const Floats (&key)[kKeys]) {
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kKeys; ++k) sum[row][k] += query[row] * key[k];
+    }
   }
-}
+  void store_to(float* scores, int64_t stride, int64_t count) const {
+    for (int row = 0; row < kRows; ++row) {
+      const Four all = sums_of_lanes(sum[row][0], sum[row][1], sum[row][2], sum[row][3]);
+      if (count == kKeys) {
+        store(scores + row * stride, all);
+      } else {
+        __builtin_memcpy(scores + row * stride, &all, count * sizeof(float));
+      }
+    }
+  }
+};
 
 template <int kRows, class RowLoader>
 void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, int64_t n,
@@ -109,12 +96,20 @@ void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, i
     const int64_t count = n - j < kKeys ? n - j : kKeys;
     int64_t first[kKeys];  // the last key again where there are fewer
     for (int k = 0; k < kKeys; ++k) first[k] = (j + (k < count ? k : count - 1)) * keys.stride;
-    Floats sums[kRows][kKeys] = {};
-    scores_of_keys<kRows>(query, query_stride, keys.data, first, head_dim, loader, sums);
-    for (int row = 0; row < kRows; ++row) {
-      const Four four = sums_of_four(sums[row]);
-      __builtin_memcpy(scores + row * stride + j, &four, count * sizeof(float));
+    KeySums<kRows> sums;
+    Floats row[kRows], key[kKeys];
+    int32_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) {
+      for (int k = 0; k < kKeys; ++k) key[k] = loader.full(keys.data, first[k] + d);
+      for (int r = 0; r < kRows; ++r) row[r] = load<Floats>(query + r * query_stride + d);
+      sums.add(row, key);
     }
+    if (const int32_t rest = head_dim - d; rest > 0) {
+      for (int k = 0; k < kKeys; ++k) key[k] = loader.part(keys.data, first[k] + d, rest);
+      for (int r = 0; r < kRows; ++r) row[r] = load_part(query + r * query_stride + d, rest, 0);
+      sums.add(row, key);
+    }
+    sums.store_to(scores + j, stride, count);
   }
 }
 
@@ -143,7 +138,10 @@ void row_scores(const float* query, int64_t query_stride, int32_t rows, Rows key
 template <int kRows, int kVectors, class RowLoader>
 void add_values(const float* weights, int64_t stride, int64_t n, const Rows& values, int64_t offset,
                 int64_t out_stride, float* out, RowLoader loader) {
-  Floats sums[kRows][kVectors] = {};
+  Floats sums[kRows][kVectors];
+  for (int row = 0; row < kRows; ++row) {
+    for (int k = 0; k < kVectors; ++k) sums[row][k] = Floats{};
+  }
   for (int64_t i = 0; i < n; ++i) {
     float weight[kRows];
     bool all = true, any = false;
