@@ -18,13 +18,14 @@ import torch
 import sparse_attn as sa
 
 from . import report, suites, summary
-from .bars import BARS, judge
+from .bars import judge
 from .budget import Budget
-from .cases import Case, Group
+from .cases import Case, Group, tiny
 from .crossover import crossovers
+from .floors import BARS
 from .machine import ceilings, describe, slug
 from .memory import reserved_over_calls
-from .precompile import flex_cases, precompile
+from .precompile import compiled_cases, precompile
 from .runner import GroupResult, Runner, progress
 from .store import RESULTS, Run, Store
 from .timing import Timer
@@ -43,18 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     for suite in options.suites:
-        if suite in suites.NEED_CUDA and device.type != "cuda":
+        if suite in suites.NEED_CUDA and device.type != "cuda" and not options.tiny:
             print(f"the {suite} suite needs a GPU", file=sys.stderr)
             return 2
     budget = Budget(60 * options.minutes)
     folder = Path(options.output or RESULTS)
-    groups = {suite: _groups(suite, options.only, device) for suite in options.suites}
-    left_out: dict[Case, str] = {}
+    groups = {suite: _groups(suite, options, device) for suite in options.suites}
+    left_out: dict[tuple[str, Case], str] = {}
     wrong = False
     with torch.no_grad():
         if options.compile != "never" and device.type == "cuda" and "flex" not in options.without:
-            cases = flex_cases(group for suite in groups.values() for group in suite)
-            left_out = precompile(cases, device, Budget(COMPILE_SHARE * budget.seconds), _say)
+            cases = compiled_cases(group for suite in groups.values() for group in suite)
+            part = 1.0 if options.compile == "only" else COMPILE_SHARE
+            left_out = precompile(cases, device, Budget(part * budget.seconds), _say)
         if options.compile == "only":
             return 0
         found = ceilings(Timer(device))
@@ -75,7 +77,7 @@ def measure(
     groups: list[Group],
     folder: Path,
     budget: Budget,
-    left_out: dict[Case, str],
+    left_out: dict[tuple[str, Case], str],
     found: dict[str, float],
 ) -> Run:
     """Run one suite's groups and everything that is measured around them, writing as it goes."""
@@ -116,8 +118,10 @@ def measure(
     return run
 
 
-def _groups(suite: str, only: str, device: torch.device) -> list[Group]:
-    return [group for group in suites.groups_of(suite, device.type) if only in group.name]
+def _groups(suite: str, options: argparse.Namespace, device: torch.device) -> list[Group]:
+    found = suites.groups_of(suite, device.type)
+    found = [group for group in found if options.only in group.name]
+    return [tiny(group) for group in found] if options.tiny else found
 
 
 def _say(line: str) -> None:
@@ -147,6 +151,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="how long a call is repeated for one figure",
     )
     parser.add_argument("--only", default="", help="run the groups with this in their names")
+    parser.add_argument(
+        "--tiny", action="store_true", help="every case small: shows that the suites run"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
     parser.add_argument("--output", help="folder for the results")
     parser.add_argument(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import Case, Inputs
-from .masks import Blocks, BlockTopK, TopK
+from .cases import Case, Inputs, blocks_of
+from .masks import TopK
 
 SAMPLED_ROWS = 64
 ABSOLUTE = {torch.float32: 2.0**-20, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -86,40 +86,55 @@ def allowed_rows(
     case: Case, inputs: Inputs, batch: int, head: int, rows: torch.Tensor
 ) -> torch.Tensor:
     """Return bool (rows, Skv) of what the rows may see, top-k's choice apart."""
-    p = (rows + case.length - case.rows)[:, None]
+    queries, keys = case.extent(batch)
+    p = (rows + keys - queries)[:, None]
     j = torch.arange(case.length, device=rows.device)[None]
-    causal = j <= p if case.causal else torch.ones_like(j <= p)
-    spec = case.spec
-    if isinstance(spec, TopK):
-        return causal
-    if isinstance(spec, Blocks | BlockTopK):
-        mask = inputs.block_mask(case)
-        assert mask is not None
-        block_q = spec.block_q if isinstance(spec, Blocks) else spec.block_size
-        block_kv = spec.block_kv if isinstance(spec, Blocks) else spec.block_size
-        listed = mask[batch % mask.shape[0], head % mask.shape[1], rows // block_q]
-        return causal & listed[:, j[0] // block_kv]
-    return causal & spec.allowed(p, j)
+    seen = j <= p if case.causal else torch.ones_like(j <= p)
+    if case.lengths or case.mask == "padding":
+        seen = seen & (j < inputs.used[batch])
+    if isinstance(case.spec, TopK):
+        return seen
+    mask = inputs.block_mask(case)
+    if mask is None:
+        return seen & case.spec.allowed(p, j)
+    blocks = blocks_of(case.spec)
+    head = head * mask.shape[1] // case.heads
+    listed = mask[batch % mask.shape[0], head, rows // blocks.block_q]
+    return seen & listed[:, j[0] // blocks.block_kv]
 
 
 def _problem(case: Case, inputs: Inputs, batch: int, head: int) -> _Problem | None:
     group = case.heads // (case.kv_heads or case.heads)
-    rows = sampled_rows(case.rows, inputs.device)
+    rows = sampled_rows(case.extent(batch)[0], inputs.device)
     query = inputs.query[batch, head, rows]
     key, value = inputs.key[batch, head // group], inputs.value[batch, head // group]
     scale = case.head_dim**-0.5
     allowed = allowed_rows(case, inputs, batch, head, rows)
-    score = (query.double() @ key.double().mT) * scale
+    bias = inputs.mask[0, 0, rows] if inputs.mask is not None and case.mask == "bias" else None
+    score = _scores(query.double(), key.double(), scale, case.softcap, bias)
     if isinstance(case.spec, TopK):
         allowed, clear = _highest(score, allowed, case.spec.k, query, key, scale)
         rows, query, score, allowed = rows[clear], query[clear], score[clear], allowed[clear]
         if len(rows) == 0:
             return None
     exact = torch.softmax(score.masked_fill(~allowed, -math.inf), -1) @ value.double()
-    rough = ((query @ key.mT) * scale).masked_fill(~allowed, -math.inf)
+    rough = _scores(query, key, scale, case.softcap, bias).masked_fill(~allowed, -math.inf)
     plain = torch.softmax(rough, -1, dtype=torch.float32).to(value.dtype) @ value
     math_error = (plain.double() - exact).abs().max().item()
     return _Problem(batch, head, rows, exact, math_error)
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+    softcap: float,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    score = (query @ key.mT) * scale
+    if softcap:
+        score = softcap * torch.tanh(score / softcap)
+    return score if bias is None else score + bias
 
 
 def _highest(

@@ -1,4 +1,4 @@
-"""The floors, as data: what must hold in a run, and what is aimed at.
+"""How a floor is judged: what must hold in a run, and what is aimed at (floors.py has them).
 
 A bar compares entries of one group. It holds when its figure, the median over the rounds, reaches
 the floor less 2 % (or stays within the ceiling plus 2 %). Absolute bars name their device.
@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .masks import Band
+from .peers import PEERS
 from .runner import GroupResult, Row
-from .suites import BREAK_EVEN, dense_name
+from .suites import BREAK_EVEN
 from .timing import ratio
 
 SLACK = 0.02
 TILE = 128
+
+BEST_PEER = "the best peer"
 
 Figure = Callable[[GroupResult, Row, Row, dict[str, float]], float]
 
@@ -30,9 +33,10 @@ class Bar:
     measure: str
     floor: float
     goal: float
-    against: str = ""
+    against: str = ""  # an entry, or BEST_PEER
     at_most: bool = False
     device: str = ""  # part of the device's name; empty for any
+    method: str = ""  # of timing; empty for the group's first
 
 
 @dataclass(frozen=True)
@@ -131,79 +135,30 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
     if bar.device and bar.device.lower() not in device.lower():
         return Verdict(bar, None, None, f"an absolute bar for the {bar.device}")
     rows = {row.name: row for row in group.rows}
-    subject, against = rows[bar.subject], rows[bar.against or bar.subject]
+    subject, told = rows[bar.subject], ""
+    if bar.against == BEST_PEER and not subject.failure:
+        against, told = _best_peer(group, bar.method)
+        if against is None:
+            return Verdict(bar, None, None, told)
+    else:
+        against = rows[bar.against or bar.subject]
     for row in (subject, against):
         if row.failure:
             return Verdict(bar, None, None, f"{row.name}: {row.failure}")
+    subject, against = subject.by(bar.method), against.by(bar.method)
     figure = MEASURES[bar.measure][1](group, subject, against, ceilings)
     if subject.error is not None and not subject.error <= (subject.error_limit or 0.0):
         return Verdict(bar, figure, False, "the result is wrong")
     held = figure <= bar.floor * (1 + SLACK) if bar.at_most else figure >= bar.floor * (1 - SLACK)
-    return Verdict(bar, figure, held)
+    return Verdict(bar, figure, held, told)
 
 
-def _dense_bars() -> list[Bar]:
-    table = {  # (head dim, length in K): floors full and causal, goals full and causal
-        (128, 1): (1.05, 1.10, 1.12, 1.20),
-        (128, 4): (1.07, 1.15, 1.14, 1.22),
-        (128, 16): (1.08, 1.15, 1.15, 1.22),
-        (64, 1): (1.00, 1.00, 1.10, 1.12),
-        (64, 4): (1.07, 1.07, 1.16, 1.16),
-        (64, 16): (1.13, 1.16, 1.22, 1.25),
-        (256, 16): (1.03, 1.07, 1.12, 1.16),
-        (192, 16): (1.08, 1.12, 1.15, 1.20),
-        (96, 16): (1.25, 1.24, 1.35, 1.35),
-    }
-    bars = []
-    for (dim, kilo), (full, causal, goal_full, goal_causal) in table.items():
-        for cut, floor, goal in ((False, full, goal_full), (True, causal, goal_causal)):
-            name = dense_name(dim, kilo * 1024, cut)
-            bars.append(Bar(name, "ours", "speed", floor, goal, "cudnn"))
-    return bars
-
-
-BARS = (
-    *_dense_bars(),
-    Bar("band 16K", "ours", "speed", 1.55, 1.75, "flex"),
-    Bar("band 16K", "ours", "speed", 4.2, 4.7, "cudnn full causal"),
-    Bar("band 32K", "ours", "speed", 1.52, 1.65, "flex"),
-    Bar("band 128K", "ours", "speed", 1.52, 1.65, "flex"),
-    Bar("dilated 32K", "ours", "pair cost", 1.05, 1.02, "band", at_most=True),
-    Bar("block 128, 16K", "density 0.50", "rate", 0.96, 0.98, "dense"),
-    Bar("block 128, 16K", "density 0.25", "rate", 0.94, 0.97, "dense"),
-    Bar("block 128, 16K", "density 0.10", "rate", 0.88, 0.94, "dense"),
-    Bar("block 128, 64K", "density 0.10", "rate", 0.94, 0.98, "dense"),
-    Bar("block 128, 64K", "density 0.05", "rate", 0.90, 0.95, "dense"),
-    Bar("block 128x64, 16K", "density 0.25", "TFLOP/s", 540, 600, device="H200"),
-    Bar("block 128x64, 16K", "density 0.10", "TFLOP/s", 520, 580, device="H200"),
-    Bar("block 64, 16K", "density 0.25", "TFLOP/s", 480, 540, device="H200"),
-    Bar("key blocks, 16K", "keys 32", "pair cost", 1.5, 1.2, "keys 64", at_most=True),
-    Bar("key blocks, 16K", "keys 16", "pair cost", 2.0, 1.5, "keys 64", at_most=True),
-    Bar("square blocks, 16K", "block 32", "L2 share", 0.60, 0.80),
-    Bar("square blocks, 16K", "block 16", "L2 share", 0.60, 0.80),
-    Bar("global tokens, 16K", "fused", "tile cost", 1.08, 1.03, "band", at_most=True),
-    Bar("list building, 16K", "from_mask", "us", 100, 30, at_most=True),
-    Bar("block selection, 128K", "select", "cost", 0.025, 0.010, "dense", at_most=True),
-    Bar("block selection, 128K", "select", "cost", 0.20, 0.20, "block top-k", at_most=True),
-    Bar("top-k, 16K", "ours", "cost", 2.0, 1.6, "dense", at_most=True),
-    Bar("break-even, 16K", "dense", "break-even", 0.10, 0.05, at_most=True),
-    Bar("decode batch 1, 128K", "ours", "TB/s", 3.85, 4.3, device="H200"),
-    Bar("decode batch 16, 32K", "ours", "TB/s", 4.35, 4.5, device="H200"),
-    Bar("decode batch 64, 8K", "ours", "TB/s", 4.30, 4.5, device="H200"),
-    Bar("sparse decode batch 64, 32K", "band", "byte rate", 0.85, 0.95, "dense"),
-    Bar("sparse decode batch 64, 32K", "blocks", "byte rate", 0.85, 0.95, "dense"),
-    Bar("portable 16K, full", "ours", "speed", 0.95, 1.10, "flash"),
-    Bar("portable 16K, causal", "ours", "speed", 0.95, 1.10, "flash"),
-    Bar("portable 16K, causal", "band (2047, 0)", "rate", 0.90, 0.97, "ours"),
-    Bar("portable 16K, full", "blocks 128, density 0.50", "rate", 0.90, 0.97, "ours"),
-    Bar("portable 16K, full", "blocks 128, density 0.25", "rate", 0.90, 0.97, "ours"),
-    Bar("cpu dense, float32", "ours", "speed", 0.85, 1.0, "sdpa"),
-    Bar("cpu dense, bfloat16", "ours", "speed", 0.85, 1.0, "sdpa"),
-    Bar("cpu variants, float32", "band", "rate", 0.75, 0.9, "dense"),
-    Bar("cpu variants, float32", "dilated", "rate", 0.75, 0.9, "dense"),
-    Bar("cpu variants, float32", "blocks", "rate", 0.75, 0.9, "dense"),
-    Bar("cpu variants, float32", "band 256", "rate", 0.75, 0.9, "dense"),
-    Bar("cpu variants, float32", "blocks 16", "rate", 0.75, 0.9, "dense"),
-    Bar("cpu variants, float32", "top-k 64", "speed", 1.0, 1.5, "sdpa"),
-    Bar("cpu variants, float32", "top-k 512", "speed", 1.0, 1.2, "sdpa"),
-)
+def _best_peer(group: GroupResult, method: str) -> tuple[Row | None, str]:
+    """Return the fastest peer of a group, and a sentence that names it and who was missing."""
+    peers = [row for row in group.rows if row.via in PEERS]
+    there = [row for row in peers if not row.failure]
+    told = "missing: " + (", ".join(row.name for row in peers if row.failure) or "none")
+    if not there:
+        return None, told
+    best = min(there, key=lambda row: row.by(method).ms)
+    return best, f"{best.name}; {told}"

@@ -34,7 +34,7 @@ class Spec:
         """Return the number of allowed keys for rows at positions ``p`` (0 <= p < keys)."""
         raise NotImplementedError(f"{type(self).__name__} is counted from its block mask")
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         """Return the package's pattern; ``mask`` is the case's block mask where it has one."""
         raise NotImplementedError
 
@@ -55,12 +55,12 @@ class Full(Spec):
     variant: ClassVar[str] = "fused"
 
     def allowed(self, p: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return (j >= 0) & (p >= 0)
+        return (j >= 0) | (p >= 0)
 
     def counts(self, p: np.ndarray, keys: int, causal: bool) -> np.ndarray:
         return _visible(p, keys, causal)
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         return sa.Full()
 
     @property
@@ -94,7 +94,7 @@ class Band(Spec):
         total = np.maximum(high - low, 0) + lead - both
         return np.where(p < self.global_tokens, visible, total)
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         tokens = self.global_tokens or None
         return sa.Band((self.left, self.right), sinks=self.sinks, global_tokens=tokens)
 
@@ -103,6 +103,35 @@ class Band(Spec):
         extra = f" + {self.sinks} sinks" if self.sinks else ""
         extra += f" + {self.global_tokens} global" if self.global_tokens else ""
         return f"band {_window(self.left, self.right)}{extra}"
+
+
+@dataclass(frozen=True)
+class Scattered(Spec):
+    """A window of ``side`` keys on both sides, and global tokens anywhere (Longformer)."""
+
+    variant: ClassVar[str] = "band"
+    side: int
+    tokens: tuple[int, ...]
+
+    def allowed(self, p: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        tokens = torch.tensor(self.tokens, device=p.device)
+        return ((j - p).abs() <= self.side) | torch.isin(p, tokens) | torch.isin(j, tokens)
+
+    def counts(self, p: np.ndarray, keys: int, causal: bool) -> np.ndarray:
+        visible = _visible(p, keys, causal)
+        low, high = np.maximum(p - self.side, 0), np.minimum(p + self.side + 1, visible)
+        total = high - low
+        for token in self.tokens:
+            total += (token < visible) & ((token < low) | (token >= high))
+        return np.where(np.isin(p, self.tokens), visible, total)
+
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
+        tokens = torch.tensor(self.tokens, dtype=torch.int32, device=device)
+        return sa.Band((self.side, self.side), global_tokens=tokens)
+
+    @property
+    def label(self) -> str:
+        return f"band {_window(self.side, self.side)} + {len(self.tokens)} scattered global"
 
 
 @dataclass(frozen=True)
@@ -124,7 +153,7 @@ class Dilated(Spec):
         taps_right = np.minimum(self.right, (keys - 1 - p) // self.dilation)
         return taps_left + 1 + (0 if causal else taps_right)
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         return sa.Dilated((self.left, self.right), self.dilation)
 
     @property
@@ -148,7 +177,7 @@ class Strided(Spec):
         low = np.maximum(p - self.local + 1, 0)
         return p - low + 1 + low // self.stride
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         return sa.Strided(self.local, self.stride)
 
     @property
@@ -166,7 +195,7 @@ class TopK(Spec):
     def counts(self, p: np.ndarray, keys: int, causal: bool) -> np.ndarray:
         return np.minimum(_visible(p, keys, causal), self.k)
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         return sa.TopK(self.k)
 
     @property
@@ -182,13 +211,22 @@ class Blocks(Spec):
     block_q: int
     block_kv: int
     density: float
-    per_head: bool = True
+    per: str = "query"  # a mask for each query head, for each "key" head, or "one" for all
 
     def block_mask(
-        self, heads: int, queries: int, keys: int, causal: bool, device: torch.device, seed: int
+        self,
+        counts: tuple[int, int],
+        queries: int,
+        keys: int,
+        causal: bool,
+        device: torch.device,
+        seed: int,
     ) -> torch.Tensor:
-        """Return bool (1, heads|1, NQ, NKV), ``ceil(density * visible)`` blocks of every row."""
-        heads = heads if self.per_head else 1
+        """Return bool (1, heads, NQ, NKV), ``ceil(density * visible)`` blocks of every row.
+
+        ``counts`` are the numbers of query and of key heads.
+        """
+        heads = {"query": counts[0], "key": counts[1], "one": 1}[self.per]
         rows, columns = math.ceil(queries / self.block_q), math.ceil(keys / self.block_kv)
         generator = torch.Generator(device).manual_seed(seed)
         score = torch.rand(heads, rows, columns, generator=generator, device=device)
@@ -222,7 +260,7 @@ class Blocks(Spec):
             total += int((seen.sum(0) * heads[cut]).sum())
         return total
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
         assert mask is not None
         return sa.BlockSparse(sa.BlockLayout.from_mask(mask, self.block_q, self.block_kv))
 
@@ -235,18 +273,44 @@ class Blocks(Spec):
 
 @dataclass(frozen=True)
 class BlockTopK(Spec):
-    """The best blocks of each query block by pooled means."""
+    """The best blocks of each query block by a selector: a share of them, or until a mass."""
 
     variant: ClassVar[str] = "block_topk"
     block_size: int
-    budget: float
+    budget: float | None = None
+    selector: str = "mean"
+    mass: float | None = None
+    settings: tuple[tuple[str, int], ...] = (("local_blocks", 1),)
 
-    def pattern(self, mask: torch.Tensor | None) -> Any:
-        return sa.BlockTopK(self.block_size, None, "mean", budget_share=self.budget, local_blocks=1)
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
+        settings: dict[str, Any] = dict(self.settings)
+        return sa.BlockTopK(
+            self.block_size, self.mass, self.selector, budget_share=self.budget, **settings
+        )
 
     @property
     def label(self) -> str:
-        return f"block top-k {self.block_size}, budget {self.budget:.2f}"
+        kept = f"mass {self.mass:.2f}" if self.budget is None else f"budget {self.budget:.2f}"
+        name = "" if self.selector == "mean" else f" by {self.selector}"
+        return f"block top-k {self.block_size}{name}, {kept}"
+
+
+@dataclass(frozen=True)
+class Sketched(Spec):
+    """The best blocks of ``tokens`` keys by a sketch of the keys: decoding, a query at a time."""
+
+    variant: ClassVar[str] = "block_topk"
+    block_kv: int = 16
+    tokens: int = 2048
+    bits: int = 2
+
+    def pattern(self, mask: Any = None, device: torch.device | None = None) -> Any:
+        sizes = {"block_size": self.block_kv, "budget_tokens": self.tokens}
+        return sa.BlockTopK(selector="sketch", group="kv", sketch=mask, **sizes)
+
+    @property
+    def label(self) -> str:
+        return f"sketch of {self.bits} bits, {self.tokens} tokens in blocks of {self.block_kv}"
 
 
 def _side(side: int | None) -> int:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,26 +20,14 @@ import sparse_attn as sa
 
 from .accuracy import allowed_rows
 from .cases import Case, Inputs, select_blocks
-from .masks import Band, Blocks, BlockTopK, Full
+from .contender import Build, Contender, Unavailable
+from .masks import Band, Blocks, BlockTopK, Full, Sketched
+from .storage import STORED
 
-Attention = Callable[[], torch.Tensor]
+PEERS = ("cudnn", "flash", "math", "sdpa", "flex", "fa3", "fa4")
 
 LONGEST_DENSE_MASK = 16384
 LONGEST_MASK_OF_PAIRS = 32768
-
-
-class Unavailable(RuntimeError):
-    """The peer cannot take part; the sentence says why."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A call to time."""
-
-    call: Attention
-    engine: str = ""  # which engine of the package serves it
-    setup_ms: float | None = None  # building a mask, timed apart
-    attends: bool = True  # the result is the case's attention, so its error can be measured
 
 
 def contender(via: str, case: Case, inputs: Inputs) -> Contender:
@@ -50,8 +36,8 @@ def contender(via: str, case: Case, inputs: Inputs) -> Contender:
     Parameters
     ----------
     via
-        ``ours``, ``ours/<engine>``, ``naive``, ``cudnn``, ``flash``, ``math``, ``sdpa``, ``flex``,
-        ``fa3``, ``merged``, ``select`` or ``list``.
+        A name of ``VIAS``; what follows a slash is a setting: an engine (``ours/portable``) or a
+        page size (``paged/16``).
     case
         What to compute.
     inputs
@@ -62,29 +48,49 @@ def contender(via: str, case: Case, inputs: Inputs) -> Contender:
     Contender
         The call and what was prepared for it.
     """
-    if via == "ours" or via.startswith("ours/"):
-        return _ours(case, inputs, via.partition("/")[2] or "auto")
-    return _VIA[via](case, inputs)
+    name, _, setting = via.partition("/")
+    if name == "ours":
+        return _ours(case, inputs, setting or "auto")
+    if name in STORED:
+        return STORED[name](case, inputs, int(setting or 0))
+    return _VIA[name](case, inputs)
 
 
 def _ours(case: Case, inputs: Inputs, engine: str) -> Contender:
     query, key, value = inputs.query, inputs.key, inputs.value
-    pattern = case.spec.pattern(inputs.block_mask(case))
-    served = sa.can_use(query, key, value, pattern, is_causal=case.causal, engine=engine)
+    pattern = inputs.pattern(case)
+    common: dict[str, Any] = {"is_causal": case.causal, "engine": engine}
+    common |= {"softcap": case.softcap} if case.softcap else {}
+    common |= {"attn_mask": inputs.mask} if case.mask else {}
+    served = sa.can_use(query, key, value, pattern, **common)
+    attend = partial(sa.sparse_attention, query, key, value, pattern, **common)
+    return Contender(attend, engine=str(served.engine))
 
-    def call() -> torch.Tensor:
-        out = sa.sparse_attention(query, key, value, pattern, is_causal=case.causal, engine=engine)
-        assert isinstance(out, torch.Tensor)
-        return out
 
-    return Contender(call, engine=str(served.engine))
+def _function(case: Case, inputs: Inputs) -> Contender:
+    """Call the pattern's own function, with the arguments that a user writes."""
+    spec, tensors = case.spec, (inputs.query, inputs.key, inputs.value)
+    if isinstance(spec, Full):
+        return Contender(partial(sa.fused_attention, *tensors, is_causal=case.causal))
+    assert isinstance(spec, Band)
+    window = (spec.left, spec.right)
+    return Contender(partial(sa.band_attention, *tensors, window, is_causal=case.causal))
+
+
+def _bounds(case: Case, inputs: Inputs) -> Contender:
+    """Give a padding mask as the interval of each row's keys instead of as a tensor."""
+    assert case.mask == "padding"
+    bounds = torch.stack([torch.zeros_like(inputs.used), inputs.used], -1)[:, None, None]
+    bounds = bounds.expand(-1, 1, case.rows, 2)
+    tensors = (inputs.query, inputs.key, inputs.value)
+    return Contender(partial(sa.fused_attention, *tensors, key_bounds=bounds))
 
 
 def _naive(case: Case, inputs: Inputs) -> Contender:
     query, key, value = inputs.query, inputs.key, inputs.value
-    if isinstance(case.spec, BlockTopK):
+    if isinstance(case.spec, BlockTopK | Sketched):
         raise Unavailable("the naive engine takes block top-k as a block list only")
-    pattern = case.spec.pattern(inputs.block_mask(case))
+    pattern = inputs.pattern(case)
 
     def call() -> torch.Tensor:
         out = sa.naive_attention(query, key, value, pattern, is_causal=case.causal)
@@ -123,9 +129,7 @@ def _merged(case: Case, inputs: Inputs) -> Contender:
 
 
 def _select(case: Case, inputs: Inputs) -> Contender:
-    spec = case.spec
-    assert isinstance(spec, BlockTopK)
-    return Contender(lambda: select_blocks(inputs, spec, case.causal).counts, attends=False)
+    return Contender(lambda: select_blocks(inputs, case).counts, attends=False)
 
 
 def _list(case: Case, inputs: Inputs) -> Contender:
@@ -148,10 +152,12 @@ def _list(case: Case, inputs: Inputs) -> Contender:
     return Contender(call, attends=False)
 
 
-def _sdpa(backend: SDPBackend | None) -> Callable[[Case, Inputs], Contender]:
+def _sdpa(backend: SDPBackend | None) -> Build:
     def build(case: Case, inputs: Inputs) -> Contender:
         query, key, value = inputs.query, inputs.key, inputs.value
-        mask = None if _plain(case) else _dense_mask(case, inputs)
+        if case.softcap:
+            raise Unavailable("SDPA has no softcap")
+        mask = inputs.mask if case.mask else None if _plain(case) else _dense_mask(case, inputs)
         causal = case.causal and mask is None and case.rows > 1
 
         def attend() -> torch.Tensor:
@@ -191,27 +197,34 @@ def _dense_mask(case: Case, inputs: Inputs) -> torch.Tensor:
     return torch.stack(heads)[None]
 
 
-def _fa3(case: Case, inputs: Inputs) -> Contender:
-    try:
-        flash = importlib.import_module("flash_attn_interface")
-    except ImportError as error:
-        raise Unavailable(f"flash-attn 3 is not installed ({error})") from error
-    spec = case.spec
-    window = (-1, -1)
-    if isinstance(spec, Band) and not (spec.sinks or spec.global_tokens):
-        left, right = (-1 if side is None else side for side in (spec.left, spec.right))
-        window = (left, 0 if case.causal else right)
-    elif not isinstance(spec, Full):
-        raise Unavailable("flash-attn 3 serves dense and windowed attention only")
-    query, key, value = (t.transpose(1, 2) for t in (inputs.query, inputs.key, inputs.value))
+def _flash_attn(name: str, module: str, unlimited: int | None) -> Build:
+    """Return what builds flash-attn's call; a window's open side is ``unlimited``."""
 
-    def call() -> torch.Tensor:
-        out = flash.flash_attn_func(query, key, value, causal=case.causal, window_size=window)
-        out = out[0] if isinstance(out, tuple) else out
-        assert isinstance(out, torch.Tensor)
-        return out.transpose(1, 2)
+    def build(case: Case, inputs: Inputs) -> Contender:
+        try:
+            flash = importlib.import_module(module)
+        except ImportError as error:
+            raise Unavailable(f"{name} is not installed ({error})") from error
+        spec = case.spec
+        window: tuple[int | None, int | None] = (unlimited, unlimited)
+        if isinstance(spec, Band) and not (spec.sinks or spec.global_tokens):
+            left, right = (unlimited if side is None else side for side in (spec.left, spec.right))
+            window = (left, 0 if case.causal else right)
+        elif not isinstance(spec, Full) or case.mask:
+            raise Unavailable(f"{name} serves dense and windowed attention only")
+        query, key, value = (t.transpose(1, 2) for t in (inputs.query, inputs.key, inputs.value))
+        settings: dict[str, Any] = {"causal": case.causal, "window_size": window}
+        settings |= {"softcap": case.softcap} if case.softcap else {}
 
-    return Contender(call)
+        def call() -> torch.Tensor:
+            out = flash.flash_attn_func(query, key, value, **settings)
+            out = out[0] if isinstance(out, tuple) else out
+            assert isinstance(out, torch.Tensor)
+            return out.transpose(1, 2)
+
+        return Contender(call)
+
+    return build
 
 
 @cache
@@ -231,10 +244,18 @@ def _flex(case: Case, inputs: Inputs) -> Contender:
     attend, create_block_mask = _compiled_flex()
     query, key, value = inputs.query, inputs.key, inputs.value
     spec, shift, on_gpu = case.spec, case.length - case.rows, inputs.device.type == "cuda"
+    used, bias = inputs.used, inputs.query if inputs.mask is None else inputs.mask[0, 0]
 
     def allowed(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        seen = spec.allowed(i + shift, j)
+        seen = j < used[b] if case.mask == "padding" else spec.allowed(i + shift, j)
         return seen & (j <= i + shift) if case.causal else seen
+
+    def score(
+        s: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+    ) -> torch.Tensor:
+        if case.mask == "bias":
+            return s + bias[i, j]
+        return case.softcap * torch.tanh(s / case.softcap)
 
     def build() -> Any:
         if isinstance(spec, Blocks) and not case.causal:
@@ -243,12 +264,13 @@ def _flex(case: Case, inputs: Inputs) -> Contender:
             return sa.BlockLayout.from_mask(mask, spec.block_q, spec.block_kv).to_flex()
         if isinstance(spec, Blocks) or spec.variant in ("topk", "block_topk"):
             raise Unavailable("no FlexAttention mask is made for this case")
-        if isinstance(spec, Full) and not case.causal:
+        if isinstance(spec, Full) and not case.causal and case.mask != "padding":
             return None
         # Compiled it takes little memory and tens of seconds once; as it is, a byte for each pair.
+        batch = case.batch if case.mask == "padding" else None
         lean = on_gpu and case.length > LONGEST_MASK_OF_PAIRS
         return create_block_mask(
-            allowed, None, None, case.rows, case.length, device=inputs.device, _compile=lean
+            allowed, batch, None, case.rows, case.length, device=inputs.device, _compile=lean
         )
 
     block_mask = build()  # compiles what builds the mask
@@ -259,15 +281,22 @@ def _flex(case: Case, inputs: Inputs) -> Contender:
         torch.cuda.synchronize(inputs.device)
     setup_ms = (time.perf_counter() - began) * 1e3
 
+    settings: dict[str, Any] = {}
+    if case.softcap or case.mask == "bias":
+        settings["score_mod"] = score
+    settings |= {"block_mask": block_mask, "enable_gqa": case.kv_heads is not None}
+
     def call() -> torch.Tensor:
-        out = attend(query, key, value, block_mask=block_mask, enable_gqa=case.kv_heads is not None)
+        out = attend(query, key, value, **settings)
         assert isinstance(out, torch.Tensor)
         return out
 
     return Contender(call, setup_ms=None if block_mask is None else setup_ms)
 
 
-_VIA: dict[str, Callable[[Case, Inputs], Contender]] = {
+_VIA: dict[str, Build] = {
+    "function": _function,
+    "bounds": _bounds,
     "naive": _naive,
     "merged": _merged,
     "select": _select,
@@ -276,6 +305,7 @@ _VIA: dict[str, Callable[[Case, Inputs], Contender]] = {
     "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "math": _sdpa(SDPBackend.MATH),
-    "fa3": _fa3,
+    "fa3": _flash_attn("flash-attn 3", "flash_attn_interface", -1),
+    "fa4": _flash_attn("flash-attn 4", "flash_attn.cute", None),
     "flex": _flex,
 }

@@ -1,4 +1,4 @@
-"""FlexAttention's kernels, compiled for all groups at once by processes side by side.
+"""Kernels that peers compile, compiled for all groups at once by processes side by side.
 
 A compile takes tens of seconds of one core. The processes leave their kernels in torch's cache on
 disk, where the run that times finds them; a case whose compile does not end in time is told as not
@@ -7,6 +7,7 @@ run. Nothing is timed while they work.
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import queue
@@ -16,25 +17,30 @@ from typing import Any
 
 import torch
 
-from .bars import BARS
 from .budget import NOT_RUN, Budget
 from .cases import Case, Group, Inputs
+from .floors import BARS
 from .peers import contender
 
 WORKERS = 12
+# Where flash-attn 4 is found, it leaves its kernels on disk as torch does; read on its import.
+os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+
+Compiled = tuple[str, Case]  # who compiles, and what
 
 
-def flex_cases(groups: Iterable[Group]) -> list[Case]:
-    """Return the cases that FlexAttention serves, each once, those that a floor needs first."""
+def compiled_cases(groups: Iterable[Group]) -> list[Compiled]:
+    """Return what peers compile, each case once, those that a floor needs first."""
+    vias = {"flex"} | ({"fa4"} if importlib.util.find_spec("flash_attn") else set())
     needed = {bar.group for bar in BARS if bar.against.startswith("flex")}
-    entries = [(g.name in needed, e) for g in groups for e in g.entries if e.via == "flex"]
-    first = [e.case for is_needed, e in entries if is_needed]
-    return list(dict.fromkeys([*first, *(e.case for _, e in entries)]))
+    entries = [(g.name in needed, e) for g in groups for e in g.entries if e.via in vias]
+    first = [(e.via, e.case) for is_needed, e in entries if is_needed]
+    return list(dict.fromkeys([*first, *((e.via, e.case) for _, e in entries)]))
 
 
 def precompile(
-    cases: Sequence[Case], device: torch.device, budget: Budget, say: Callable[[str], None]
-) -> dict[Case, str]:
+    cases: Sequence[Compiled], device: torch.device, budget: Budget, say: Callable[[str], None]
+) -> dict[Compiled, str]:
     """Compile the cases; return a sentence for each one that did not end within the budget."""
     if not cases:
         return {}
@@ -54,7 +60,8 @@ def precompile(
         try:
             case, told = ended.get(timeout=0.2)
             del open_cases[case]
-            say(f"[{budget.seconds - budget.left():5.1f} s] compile {case.label}: {told}")
+            via, problem = case
+            say(f"[{budget.seconds - budget.left():5.1f} s] compile {via}, {problem.label}: {told}")
         except queue.Empty:
             if not any(worker.is_alive() for worker in workers):
                 break
@@ -63,7 +70,7 @@ def precompile(
     for worker in workers:
         worker.join()
     took = budget.seconds - budget.left()
-    say(f"[{took:5.1f} s] {len(cases) - len(open_cases)} of {len(cases)} FlexAttention cases tried")
+    say(f"[{took:5.1f} s] {len(cases) - len(open_cases)} of {len(cases)} cases of peers tried")
     why = f"{NOT_RUN} (its compile did not end within {budget.seconds:.0f} s)"
     return dict.fromkeys(open_cases, why)
 
@@ -80,7 +87,8 @@ def _work(waiting: Any, ended: Any, device: str) -> None:
                 return
             began = time.monotonic()
             try:
-                contender("flex", case, Inputs(case, torch.device(device))).call()
+                via, problem = case
+                contender(via, problem, Inputs(problem, torch.device(device))).call()
                 told = f"{time.monotonic() - began:.1f} s"
             except Exception as error:
                 told = type(error).__name__

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from . import insights, plots
 from .bars import MEASURES, Bar, Verdict
+from .peers import PEERS
 from .runner import GroupResult, Row
 from .store import Run
 
@@ -15,8 +16,9 @@ COLUMNS = ("entry", "ms", "visited TFLOP/s", "share", "memory", "error", "limit"
 
 def is_wrong(row: Row) -> bool:
     """Whether a row of the package has an error beyond its limit."""
-    ours = row.via in ("naive", "merged") or row.via.startswith("ours")
-    return ours and row.error is not None and not row.error <= (row.error_limit or 0.0)
+    return (
+        row.via not in PEERS and row.error is not None and not row.error <= (row.error_limit or 0.0)
+    )
 
 
 def table(run: Run) -> str:
@@ -98,7 +100,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
                 figure,
                 f"{sign} {bar.floor:g}",
                 f"{bar.goal:g}",
-                mark(v),
+                mark(v) + (f": {v.why}" if v.why else ""),
             )
         )
     head = ("group", "entry", "figure is", "figure", "floor", "goal", "")
@@ -186,7 +188,8 @@ def _bar_text(v: Verdict) -> str:
 
 def measure_text(bar: Bar) -> str:
     """Return what a bar's figure is, in words."""
-    return MEASURES[bar.measure][0].format(against=bar.against)
+    text = MEASURES[bar.measure][0].format(against=bar.against)
+    return f"{text}, in bursts" if bar.method == "burst" else text
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -18,9 +18,10 @@ import torch
 from .accuracy import Reference
 from .budget import LEFT_OUT, NOT_RUN, Budget
 from .cases import Case, Entry, Group, Inputs
+from .contender import Contender
 from .masks import Full
 from .memory import peak_bytes
-from .peers import Contender, contender
+from .peers import contender
 from .timing import Timer, interleaved, ratio
 
 AGAIN = " (again)"
@@ -39,7 +40,10 @@ class Row:
     pattern: str = ""
     failure: str = ""
     engine: str = ""
+    method: str = "single"  # of timing: the group's first
     rounds_ms: list[float] = field(default_factory=list)
+    other_rounds_ms: dict[str, list[float]] = field(default_factory=dict)  # by the others
+    captured: bool = True  # its burst is a CUDA graph; else plain calls
     ms: float = 0.0
     visited_tflops: float = 0.0
     share: float = 0.0  # of the ceiling
@@ -56,6 +60,22 @@ class Row:
     def left_out(self) -> bool:
         """Whether it had no turn, for time or because the command left it out."""
         return self.failure.startswith((NOT_RUN, LEFT_OUT))
+
+    def by(self, method: str) -> Row:
+        """Return the row as another method than the group's first timed it."""
+        if method in ("", self.method):
+            return self
+        rounds = self.other_rounds_ms[method]
+        ms = statistics.median(rounds)
+        faster = self.ms / ms
+        return replace(
+            self,
+            rounds_ms=rounds,
+            ms=ms,
+            visited_tflops=self.visited_tflops * faster,
+            share=self.share * faster,
+            tb_s=self.tb_s * faster,
+        )
 
 
 @dataclass
@@ -90,7 +110,7 @@ class Runner:
         rounds: int,
         milliseconds: float,
         budget: Budget,
-        left_out: Mapping[Case, str] | None = None,
+        left_out: Mapping[tuple[str, Case], str] | None = None,
         without: Sequence[str] = (),
     ) -> None:
         self.timer = Timer(device)
@@ -98,7 +118,7 @@ class Runner:
         self.rounds = rounds
         self.milliseconds = milliseconds
         self.budget = budget
-        self.left_out = left_out or {}  # FlexAttention's cases that were not compiled, and why
+        self.left_out = left_out or {}  # peers' cases that were not compiled, and why
         self.without = without  # who takes no part
         self.compiling = 0.0  # seconds that FlexAttention's entries took to prepare
 
@@ -133,17 +153,25 @@ class Runner:
         first = next(iter(calls), None)
         if first is not None:
             calls[first + AGAIN] = calls[first]
-        repeats = self.timer.repeats(calls, self.milliseconds)
-        needed = self.rounds * sum(r.seconds for r in repeats.values())
-        if not self.budget.reaches(needed):
+        times: dict[str, dict[str, list[float]]] = {}
+        for method in group.methods:
+            samples = self.timer.samples(calls, self.milliseconds, method)
+            needed = self.rounds * sum(sample.seconds for sample in samples.values())
+            if not self.budget.reaches(needed):
+                for row in rows:
+                    row.failure = row.failure or self.budget.refusal(needed)
+                return GroupResult(group.name, group.sweep, group.x, rows)
+            times[method] = interleaved(samples, self.rounds)
             for row in rows:
-                row.failure = row.failure or self.budget.refusal(needed)
-            return GroupResult(group.name, group.sweep, group.x, rows)
-        times = interleaved(calls, repeats, self.timer, self.rounds)
-        noise = abs(ratio(times[first], times[first + AGAIN]) - 1) if first is not None else 0.0
+                row.captured &= row.name not in samples or samples[row.name].captured
+            samples.clear()
+        main, *others = group.methods
+        taken = times[main]
+        noise = abs(ratio(taken[first], taken[first + AGAIN]) - 1) if first is not None else 0.0
         for row, entry in zip(rows, group.entries, strict=True):
             if not row.failure:
-                self._figures(row, entry, times[entry.name], inputs[entry.case.shape], group)
+                self._figures(row, entry, taken[entry.name], inputs[entry.case.shape], group)
+                row.other_rounds_ms = {method: times[method][entry.name] for method in others}
         calls.clear()
         self._recover()
         return GroupResult(group.name, group.sweep, group.x, rows, noise, time.monotonic() - began)
@@ -154,8 +182,8 @@ class Runner:
             return f"{NOT_RUN} (FlexAttention's compiles took {self.compiling:.0f} s by then)"
         if entry.via in self.without:
             return LEFT_OUT
-        if entry.via == "flex" and entry.case in self.left_out:
-            return self.left_out[entry.case]
+        if (entry.via, entry.case) in self.left_out:
+            return self.left_out[entry.via, entry.case]
         return "" if self.budget.reaches() else self.budget.refusal()
 
     def _examine(
@@ -172,6 +200,7 @@ class Runner:
         if made.attends:
             if entry.case not in references:
                 references[entry.case] = Reference(entry.case, inputs)
+            out = made.arrange(out)
             found = references[entry.case].compare(out)
             row.error, row.error_limit = found.error, found.limit
             if entry.case.peaked:
@@ -186,12 +215,13 @@ class Runner:
         self, row: Row, entry: Entry, times: list[float], inputs: Inputs, group: Group
     ) -> None:
         case = entry.case
-        row.rounds_ms, row.ms = times, statistics.median(times)
+        row.method, row.rounds_ms, row.ms = group.methods[0], times, statistics.median(times)
         pairs = inputs.pairs(case)
-        every = case.batch * case.heads * case.rows * case.length
-        row.density = pairs / every
+        extents = [case.extent(batch) for batch in range(case.batch)]
+        row.density = pairs / (case.heads * sum(rows * keys for rows, keys in extents))
         row.visited_tflops = 4 * case.head_dim * pairs / row.ms / 1e9
-        row.tb_s = inputs.nbytes() * row.density / row.ms / 1e9
+        real = sum(keys for _, keys in extents) / (case.batch * case.length)
+        row.tb_s = inputs.nbytes() * real * row.density / row.ms / 1e9
         if group.flops_ceiling:
             row.share = row.visited_tflops / self.ceilings[f"tflops/{case.dtype}"]
         elif "read_tb_s" in self.ceilings:

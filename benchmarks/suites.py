@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from .cases import Case, Entry, Group
+from .cliffs import BOTH, beside, cliffs
+from .landscape import sweep
 from .masks import Band, Blocks, BlockTopK, Dilated, Full, Spec, Strided, TopK
+from .selection import selection
+from .serving import DECODE, decode_case, serving, size_name
 from .sweeps import CPU, GPU, fused_global, report
 
 # (head dim, heads, length, batch): BARS' dense table.
@@ -32,10 +36,11 @@ def dense() -> list[Group]:
     for dim, heads, length, batch in DENSE_SHAPES:
         for causal in (False, True):
             case = Case(Full(), length, batch=batch, heads=heads, head_dim=dim, causal=causal)
-            peers = ["cudnn", "flash", "fa3"]
+            peers = ["cudnn", "flash", "fa3", "fa4"]
             peers += ["flex"] if dim in (64, 128) else []
             peers += ["math"] if length == 1024 else []
-            groups.append(Group(dense_name(dim, length, causal), _beside(case, peers)))
+            name = dense_name(dim, length, causal)
+            groups.append(Group(name, beside(case, *peers), methods=BOTH))
     return groups
 
 
@@ -53,12 +58,16 @@ def sparse() -> list[Group]:
         groups.append(
             Group(
                 f"band {length // 1024}K",
-                (*_beside(band, ["flex", "fa3"]), Entry("cudnn full causal", full, "cudnn")),
+                (
+                    *beside(band, "flex", "fa3", "fa4"),
+                    Entry("cudnn full causal", full, "cudnn"),
+                ),
+                methods=BOTH,
             )
         )
     taps = Case(Dilated(4095, 0, 2), 32768, causal=True)
     groups.append(
-        Group("dilated 32K", (*_beside(taps, ["flex"]), Entry("band", _as(taps, Band(4095)))))
+        Group("dilated 32K", (*beside(taps, "flex"), Entry("band", _as(taps, Band(4095)))))
     )
     groups.append(_blocks("block 128, 16K", Case(Full(), 16384), (0.5, 0.25, 0.1)))
     groups.append(_blocks("block 128, 64K", Case(Full(), 65536, heads=8), (0.1, 0.05)))
@@ -116,18 +125,18 @@ def sparse() -> list[Group]:
 def decode() -> list[Group]:
     """List decode: one query row, the bytes of keys and values over time."""
     groups = []
-    for batch, length in ((1, 131072), (16, 32768), (64, 8192)):
-        case = _decode(Full(), batch, length)
-        name = f"decode batch {batch}, {length // 1024}K"
-        groups.append(Group(name, _beside(case, ["cudnn", "flash"]), flops_ceiling=False))
-    few = _decode(Full(), 64, 32768)
+    for batch, length in DECODE:
+        entries = beside(decode_case(batch, length), "cudnn", "flash", "fa3", "fa4")
+        name = f"decode {size_name(batch, length)}"
+        groups.append(Group(name, entries, flops_ceiling=False, methods=BOTH))
+    few = decode_case(64, 32768)
     groups.append(
         Group(
             "sparse decode batch 64, 32K",
             (
                 Entry("dense", few),
                 Entry("band", _as(few, Band(4095))),
-                Entry("blocks", _as(few, Blocks(128, 128, 0.125, per_head=False))),
+                Entry("blocks", _as(few, Blocks(128, 128, 0.125, per="one"))),
             ),
             flops_ceiling=False,
         )
@@ -135,7 +144,7 @@ def decode() -> list[Group]:
     groups.append(
         Group(
             "decode batch 1, window 4096",
-            (Entry("ours", _decode(Band(4095), 1, 131072)),),
+            (Entry("ours", _as(decode_case(1, 131072), Band(4095))),),
             flops_ceiling=False,
         )
     )
@@ -226,6 +235,10 @@ SUITES = {
     "sparse": sparse,
     "decode": decode,
     "portable": portable,
+    "cliffs": cliffs,
+    "serving": serving,
+    "selection": selection,
+    "sweep": sweep,
 }
 NAMES = (*SUITES, "report")
 # How suites of one run share its time: about the seconds that each takes on an H200.
@@ -236,9 +249,13 @@ WEIGHTS = {
     "portable": 15,
     "sparse": 90,
     "dense": 75,
+    "cliffs": 45,
+    "serving": 30,
+    "selection": 20,
+    "sweep": 40,
     "report": 120,
 }
-NEED_CUDA = ("dense", "sparse", "decode", "portable")
+NEED_CUDA = ("dense", "sparse", "decode", "portable", "cliffs", "serving", "selection", "sweep")
 
 
 def groups_of(suite: str, device_type: str) -> list[Group]:
@@ -248,16 +265,8 @@ def groups_of(suite: str, device_type: str) -> list[Group]:
     return SUITES[suite]()
 
 
-def _beside(case: Case, peers: Sequence[str]) -> tuple[Entry, ...]:
-    return (Entry("ours", case), *(Entry(via, case, via) for via in peers))
-
-
 def _as(case: Case, spec: Spec, **changes: Any) -> Case:
     return replace(case, spec=spec, **changes)
-
-
-def _decode(spec: Spec, batch: int, length: int) -> Case:
-    return Case(spec, length, queries=1, batch=batch, heads=32, kv_heads=8)
 
 
 def _blocks(name: str, full: Case, densities: Sequence[float], flex: bool = True) -> Group:

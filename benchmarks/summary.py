@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from .bars import BARS, Bar, Verdict
+from .bars import Bar, Verdict
+from .floors import BARS
 from .report import mark, markdown, measure_text
 from .store import Run, load
 from .suites import SUITES, groups_of

@@ -133,7 +133,7 @@ def measure(
     for result in results:
         result.peak = peak_bytes(calls[result.variant.name], timer.device)
         step()
-    times = interleaved(calls, timer.repeats(calls, 5.0), timer, rounds=3)
+    times = interleaved(timer.samples(calls, 5.0), rounds=3)
     for result in results:
         result.ms = statistics.median(times[result.variant.name])
     return statistics.median(times["sdpa"])

@@ -30,7 +30,7 @@ def main() -> None:
         before, after = own(tokens), swapped(tokens)
         difference = float((after - before).norm() / before.norm())
         calls = {"own": lambda x=tokens: own(x), "swapped": lambda x=tokens: swapped(x)}
-        times = interleaved(calls, timer.repeats(calls, 5.0), timer, rounds=5)
+        times = interleaved(timer.samples(calls, 5.0), rounds=5)
         one, other = (statistics.median(times[name]) for name in calls)
         print(
             f"{length} tokens: {one:.0f} ms before, {other:.0f} ms after ({one / other:.2f}x); "

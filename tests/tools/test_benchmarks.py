@@ -10,15 +10,28 @@ import torch
 from benchmarks import crossover, suites, summary, sweeps
 from benchmarks.__main__ import main
 from benchmarks.accuracy import Reference, allowed_rows
-from benchmarks.bars import BARS, Bar, Verdict, judge
+from benchmarks.bars import BEST_PEER, Bar, Verdict, judge
 from benchmarks.budget import Budget
 from benchmarks.cases import Case, Entry, Group, Inputs
-from benchmarks.masks import Band, Blocks, Dilated, Full, Spec, Strided, TopK
+from benchmarks.floors import BARS
+from benchmarks.masks import (
+    Band,
+    Blocks,
+    BlockTopK,
+    Dilated,
+    Full,
+    Scattered,
+    Sketched,
+    Spec,
+    Strided,
+    TopK,
+)
 from benchmarks.memory import peak_bytes, reserved_over_calls
+from benchmarks.peers import PEERS, contender
 from benchmarks.precompile import precompile
 from benchmarks.runner import GroupResult, Row, Runner
 from benchmarks.store import Run, Store, load
-from benchmarks.timing import Repeats, Timer, interleaved
+from benchmarks.timing import Sample, Timer, interleaved
 
 CPU = torch.device("cpu")
 SMALL = Case(Full(), 96, heads=2, head_dim=16, dtype="float32")
@@ -37,7 +50,9 @@ SPECS: list[tuple[Spec, bool]] = [
     (Blocks(16, 32, 0.4), False),
     (Blocks(16, 16, 0.3), True),
     (Blocks(32, 16, 0.3), True),
-    (Blocks(16, 16, 0.5, per_head=False), False),
+    (Blocks(16, 16, 0.5, per="one"), False),
+    (Scattered(9, (3, 50, 95)), False),
+    (Scattered(9, (3, 50, 95)), True),
 ]
 
 
@@ -112,9 +127,106 @@ def test_a_wrong_result_holds_no_bar():
 def test_every_bar_finds_its_entries():
     groups = {g.name: g for suite in suites.SUITES.values() for g in suite()}
     for bar in BARS:
-        names = [entry.name for entry in groups[bar.group].entries]
-        assert bar.subject in names and (bar.against or bar.subject) in names
+        group = groups[bar.group]
+        names = [entry.name for entry in group.entries]
+        peers = [entry.name for entry in group.entries if entry.via in PEERS]
+        assert bar.subject in names
+        assert peers if bar.against == BEST_PEER else (bar.against or bar.subject) in names
+        assert bar.method in ("", *group.methods)
         assert len(set(names)) == len(names)
+
+
+def _peers(**milliseconds):
+    group = _rows(ours=2.0, **milliseconds)
+    for row in group.rows[1:]:
+        row.via = row.name
+    return group
+
+
+def test_the_best_peer_is_the_fastest_that_took_part():
+    bar = Bar("g", "ours", "speed", 1.0, 1.0, BEST_PEER)
+    group = _peers(cudnn=3.0, flash=2.5, fa3=1.0)
+    group.rows[3].failure = "not installed"
+    verdict = judge([bar], [group], {}, "cpu")[0]
+    assert verdict == Verdict(bar, 1.25, True, "flash; missing: fa3")
+    for row in group.rows[1:]:
+        row.failure = "not installed"
+    verdict = judge([bar], [group], {}, "cpu")[0]
+    assert verdict == Verdict(bar, None, None, "missing: cudnn, flash, fa3")
+
+
+def test_a_bar_is_judged_by_its_own_method():
+    group = _rows(a=2.0, b=3.0)
+    for row, ms in zip(group.rows, (4.0, 5.0), strict=True):
+        row.other_rounds_ms = {"burst": [ms] * 3}
+    bars = [Bar("g", "a", m, 1.0, 1.0, "b", method="burst") for m in ("speed", "TFLOP/s")]
+    assert [v.figure for v in judge(bars, [group], {}, "cpu")] == [1.25, 6 / 4]
+
+
+STORAGE = {
+    "paged/16": {"lengths": (5, 70, 33)},
+    "packed": {"lengths": (5, 70, 33)},
+    "joined": {},
+    "joined pages/32": {},
+    "8 bits": {"coarse": True},
+    "8 bits/16": {"coarse": True},
+}
+
+
+@pytest.mark.parametrize("queries", [None, 1])
+@pytest.mark.parametrize("via", STORAGE)
+def test_keys_in_other_places_give_the_same_attention(via, queries):
+    case = replace(SMALL, length=70, batch=3, causal=True, dtype="bfloat16", queries=queries)
+    case = replace(case, heads=4, kv_heads=2, **STORAGE[via])
+    if via.startswith("paged") and queries is None:
+        case = replace(case, queries=5)
+    inputs = Inputs(case, CPU)
+    made = contender(via, case, inputs)
+    reference = Reference(case, inputs)
+    out = made.arrange(made.call())
+    assert reference.compare(out).holds
+    out[-1, -1, 0] += 0.1
+    assert not reference.compare(out).holds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"softcap": 1.0},
+        {"mask": "bias"},
+        {"mask": "padding"},
+        {"spec": Sketched(16, 64), "queries": 1, "length": 384},
+        {"spec": BlockTopK(16, selector="mixed", mass=0.5, settings=()), "causal": True},
+        {"queries": 200},
+    ],
+    ids=str,
+)
+def test_the_reference_knows_what_changes_scores(change):
+    case = replace(SMALL, batch=2, **change)
+    inputs = Inputs(case, CPU)
+    reference = Reference(case, inputs)
+    out = contender("ours", case, inputs).call()
+    assert reference.compare(out).holds
+    plain = replace(case, softcap=0.0, mask="", spec=Full(), causal=False)
+    if plain != case:
+        assert not reference.compare(contender("ours", plain, Inputs(plain, CPU)).call()).holds
+    rows = torch.arange(case.rows)
+    seen = [
+        allowed_rows(case, inputs, b, h, rows) for b in range(case.batch) for h in range(case.heads)
+    ]
+    assert inputs.pairs(case) == int(torch.stack(seen).sum())
+
+
+@pytest.mark.parametrize("suite", ["cliffs", "serving", "selection", "sweep"])
+def test_suites_for_a_gpu_run_small_on_the_cpu(suite, tmp_path):
+    groups = suites.groups_of(suite, "cuda")
+    only = {"cliffs": "17 queries, 4K keys, 8", "sweep": "64 x 256"}.get(suite, groups[0].name)
+    arguments = ["--tiny", "--device", "cpu", "--rounds", "1", "--milliseconds", "0.1"]
+    arguments += ["--without", "flex", "--only", only, "--output", str(tmp_path)]
+    assert main([suite, *arguments]) == 0
+    found = json.loads(next(tmp_path.glob(f"{suite}-*.json")).read_text())
+    row = found["results"][0]["rows"][0]
+    assert not row["failure"] and row["case"]["length"] <= 384
 
 
 def _runner(**settings):
@@ -142,7 +254,7 @@ def test_a_spent_budget_is_told():
 
 
 def test_rounds_that_would_overrun_the_budget_are_not_begun(monkeypatch):
-    monkeypatch.setattr(Timer, "repeats_for", lambda self, call, ms: Repeats(1, 3600.0))
+    monkeypatch.setattr(Timer, "sample", lambda self, *_: Sample(lambda: 1.0, 3600.0))
     result = _runner(seconds=60).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
     assert result.rows[0].failure.startswith("not run: time") and not result.rows[0].rounds_ms
 
@@ -150,7 +262,9 @@ def test_rounds_that_would_overrun_the_budget_are_not_begun(monkeypatch):
 def test_a_case_that_was_not_compiled_is_told():
     case = replace(SMALL, spec=Band(7))
     entries = (Entry("sdpa", SMALL, "sdpa"), Entry("flex", case, "flex"))
-    result = _runner(seconds=60, left_out={case: "not run: time (x)"}).run(Group("g", entries))
+    result = _runner(seconds=60, left_out={("flex", case): "not run: time (x)"}).run(
+        Group("g", entries)
+    )
     assert [row.failure for row in result.rows] == ["", "not run: time (x)"]
 
 
@@ -163,7 +277,7 @@ def test_compiles_leave_time_to_the_others():
 
 
 def test_compiles_end_with_their_budget():
-    causal_blocks = replace(SMALL, spec=Blocks(16, 16, 0.5), causal=True)
+    causal_blocks = ("flex", replace(SMALL, spec=Blocks(16, 16, 0.5), causal=True))
     said: list[str] = []
     assert precompile([causal_blocks], CPU, Budget(0.0), said.append) == {
         causal_blocks: "not run: time (its compile did not end within 0 s)"
@@ -211,16 +325,16 @@ def test_the_summary_names_every_floor_of_its_suites(tmp_path):
     run = _run_of([])
     run.machine["torch"] = "2"
     Store(tmp_path / "decode-gpu.json", "tree").save(run)
-    assert summary.write(tmp_path, "gpu") == "floors: 5 not judged, of 5"
+    assert summary.write(tmp_path, "gpu") == "floors: 8 not judged, of 8"
     page = (tmp_path / "bars-gpu.md").read_text()
-    assert page.count("not judged: not in the run") == 5
+    assert page.count("not judged: not in the run") == 8
 
 
 def test_rounds_time_every_call_equally_often():
     calls: list[str] = []
     timed = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     timer = Timer(CPU)
-    times = interleaved(timed, timer.repeats(timed, 0.0), timer, rounds=5)
+    times = interleaved(timer.samples(timed, 0.0), rounds=5)
     assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
 
 
