@@ -122,6 +122,11 @@ std::string head_dims_with(cuda::hopper::Tiling tiling) {
   return list.empty() ? "none" : list;
 }
 
+/// The Hopper kernel of sequences that differ in length.
+cuda::hopper::Tiling ragged_tiling(bool listed) {
+  return listed ? cuda::hopper::Tiling::kRaggedListed : cuda::hopper::Tiling::kRagged;
+}
+
 /// What the Hopper engine leaves out of sequences that differ in length.
 std::string ragged_refusal(const Case& c) {
   constexpr Features kPlain = Features::of(F::kQueryOffsets, F::kSinkLogits, F::kWindow,
@@ -143,9 +148,15 @@ std::string ragged_refusal(const Case& c) {
     return "hopper takes no few queries on many keys" + with +
            ", where a sequence alone would have its keys split";
   }
-  if (c.features.without(kRagged).within(kPlain) &&
-      !cuda::hopper::general_is_plain(c.problem.widest_dim())) {
-    return "hopper takes no head dim " + std::to_string(c.problem.widest_dim()) + with +
+  using cuda::hopper::tile_keys;
+  using cuda::hopper::Tiling;
+  const int32_t head_dim = c.problem.widest_dim();
+  const bool listed = c.features.has(F::kList);
+  const Tiling own = listed ? Tiling::kListed : Tiling::kGeneral;
+  const bool plain = c.features.without(kRagged).within(kPlain);
+  if (plain ? !cuda::hopper::ragged_is_plain(head_dim)
+            : tile_keys(head_dim, ragged_tiling(listed)) != tile_keys(head_dim, own)) {
+    return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
   }
   return "";
@@ -166,13 +177,14 @@ std::string hopper_refusal(const Case& c) {
              std::to_string(head_dim);
     }
   }
-  const Tiling least = c.features.has(F::kList) ? Tiling::kListed : Tiling::kGeneral;
+  const bool listed = c.features.has(F::kList), ragged = c.features.any(kRagged);
+  const Tiling least = ragged ? ragged_tiling(listed) : listed ? Tiling::kListed : Tiling::kGeneral;
   if (built_head_dim(head_dim, least) == 0) {
     return "hopper is built for head dims up to " +
            std::to_string(cuda::hopper::largest_head_dim(least)) + ", not " +
            std::to_string(head_dim);
   }
-  if (c.features.any(kRagged)) {
+  if (ragged) {
     const std::string reason = ragged_refusal(c);
     if (!reason.empty()) return reason;
   }

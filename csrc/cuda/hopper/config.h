@@ -27,16 +27,17 @@ struct Config {
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kTop = kKind == KernelKind::kTop;
   static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop;
-  static constexpr bool kListed = kKind == KernelKind::kListed;
+  // Sequences of any length, keys in pages.
+  static constexpr bool kRagged =
+      kKind == KernelKind::kRagged || kKind == KernelKind::kRaggedListed;
+  static constexpr bool kListed =
+      kKind == KernelKind::kListed || kKind == KernelKind::kRaggedListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kBiased = kKind == KernelKind::kBiased;
-  static constexpr bool kLeads =
-      kKind == KernelKind::kGeneral || kBiased;        // lead views and global rows
-  static constexpr bool kSplits = kLeads;              // takes chunks of keys
-  static constexpr bool kPacks = kSplits && !kBiased;  // takes tiles of several query heads
-  static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
-  // Sequences of any length, keys in pages.
-  static constexpr bool kRagged = !kPlain && !kHalf && !kBiased;
+  static constexpr bool kPacks = kKind == KernelKind::kGeneral;  // tiles of several query heads
+  static constexpr bool kSplits = kPacks || kBiased;             // takes chunks of keys
+  static constexpr bool kLeads = !kPlain && !kListed;            // lead views and global rows
+  static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;

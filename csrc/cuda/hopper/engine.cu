@@ -55,6 +55,9 @@ Choice choose(const Arguments& args) {
     return {tiling, built_head_dim(params.problem.widest_dim(), tiling)};
   };
   if (params.pattern.topk > 0) return least(Tiling::kTop);
+  if (!params.sequences.same_lengths()) {
+    return least(list.present() ? Tiling::kRaggedListed : Tiling::kRagged);
+  }
   // 64 rows are one row of the layout.
   if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
   if (!args.plain) return least(general_tiling(params));

@@ -36,6 +36,10 @@ Status launch_head_dim(Tiling tiling, const Arguments& args) {
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kTop>(args);
     case Tiling::kBiased:
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kBiased>(args);
+    case Tiling::kRagged:
+      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRagged>(args);
+    case Tiling::kRaggedListed:
+      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRaggedListed>(args);
   }
   return {};
 }

@@ -143,7 +143,7 @@ inline HeadPacking pack_heads(const AttentionParams& params, KernelTile tile,
   return rows < tile.block_q ? HeadPacking{tile.block_q / rows, rows, shift} : alone;
 }
 
-/// The kernel of calls that are neither plain nor listed.
+/// The kernel of calls that are neither plain nor listed, of sequences of one length.
 inline Tiling general_tiling(const AttentionParams& params) {
   constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
   return params.features.any(kBiases) ? Tiling::kBiased : Tiling::kGeneral;

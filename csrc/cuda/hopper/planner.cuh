@@ -24,7 +24,7 @@ class Planner {
 
   __device__ __forceinline__ void run() {
     int32_t num_tiles = args_.num_tiles;
-    if (has_tile_rows()) {
+    if (C::kRagged) {
       ptx::wait_for_primary();
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
@@ -51,12 +51,8 @@ class Planner {
   }
 
  private:
-  __device__ __forceinline__ bool has_tile_rows() const {
-    return C::kRagged && args_.tile_rows != nullptr;
-  }
-
   __device__ __forceinline__ Work decode(int32_t tile) {
-    if (has_tile_rows()) return decode_in_row(tile);
+    if (C::kRagged) return decode_in_row(tile);
     if (!C::kSplits) return decode_whole(tile);
     return tile < args_.split_items ? decode_split(tile) : decode_whole(tile - args_.split_items);
   }

@@ -18,12 +18,23 @@ constexpr int32_t kConsumerRows = 64;  // of a wgmma
 /// key later than that of the row above, of scores that are only scaled: full, causal, band,
 /// dilated. kTop is a plain one that keeps the scores above thresholds: the second pass of token
 /// top-k. A listed one serves lists, a biased one scores that attn_mask or ALiBi joins, a general
-/// one every other call.
-enum class KernelKind { kPlain, kGeneral, kListed, kTop, kBiased };
+/// one every other call. Sequences that differ in length have kernels of their own, whose keys may
+/// lie in pages: a ragged one, and one for lists.
+enum class KernelKind { kPlain, kGeneral, kListed, kTop, kBiased, kRagged, kRaggedListed };
 
 /// The kernels that a head dim may have.
-enum class Tiling : int32_t { kWidePlain, kPlain, kGeneral, kListed, kHalfListed, kTop, kBiased };
-constexpr int32_t kTilings = 7;
+enum class Tiling : int32_t {
+  kWidePlain,
+  kPlain,
+  kGeneral,
+  kListed,
+  kHalfListed,
+  kTop,
+  kBiased,
+  kRagged,
+  kRaggedListed
+};
+constexpr int32_t kTilings = 9;
 
 /// A kind, and how many consumers of 64 query rows work on a tile.
 struct TilingShape {
@@ -33,7 +44,7 @@ struct TilingShape {
 constexpr TilingShape kTilingShapes[kTilings] = {
     {KernelKind::kPlain, 3},  {KernelKind::kPlain, 2},  {KernelKind::kGeneral, 2},
     {KernelKind::kListed, 2}, {KernelKind::kListed, 1}, {KernelKind::kTop, 2},
-    {KernelKind::kBiased, 2},
+    {KernelKind::kBiased, 2}, {KernelKind::kRagged, 2}, {KernelKind::kRaggedListed, 2},
 };
 constexpr TilingShape shape_of(Tiling tiling) {
   return kTilingShapes[static_cast<int32_t>(tiling)];
@@ -55,18 +66,18 @@ struct HeadDimKernels {
 /// ends with its slabs (config.h); CMake reads the rows, a line each.
 constexpr HeadDimKernels kTable[] = {
     // head dim, keys of: three consumers, two, general, lists, lists of low query blocks, top-k,
-    // biased
-    {32, {128, 0, 128, 0, 0, 0, 0}},            // 1 x 32
-    {48, {128, 0, 128, 0, 0, 0, 0}},            // 1 x 64
-    {64, {128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
-    {80, {96, 128, 128, 0, 0, 0, 0}},           // 3 x 32
-    {96, {96, 128, 128, 128, 128, 0, 0}},       // 3 x 32
-    {112, {0, 128, 128, 0, 0, 0, 0}},           // 2 x 64
-    {128, {0, 128, 128, 128, 128, 128, 96}},    // 2 x 64
-    {160, {0, 128, 128, 0, 0, 0, 0}},           // 5 x 32
-    {192, {0, 112, 112, 64, 0, 0, 0}},          // 3 x 64
-    {224, {0, 96, 80, 0, 0, 0, 0}},             // 7 x 32
-    {256, {0, 80, 80, 64, 0, 0, 0}},            // 4 x 64
+    // biased, ragged, ragged lists
+    {32, {128, 0, 128, 0, 0, 0, 0, 0, 0}},                // 1 x 32
+    {48, {128, 0, 128, 0, 0, 0, 0, 0, 0}},                // 1 x 64
+    {64, {128, 128, 128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
+    {80, {96, 128, 128, 0, 0, 0, 0, 0, 0}},               // 3 x 32
+    {96, {96, 128, 128, 128, 128, 0, 0, 0, 0}},           // 3 x 32
+    {112, {0, 128, 128, 0, 0, 0, 0, 0, 0}},               // 2 x 64
+    {128, {0, 128, 128, 128, 128, 128, 96, 128, 128}},    // 2 x 64
+    {160, {0, 128, 128, 0, 0, 0, 0, 128, 0}},             // 5 x 32
+    {192, {0, 112, 112, 64, 0, 0, 0, 112, 0}},            // 3 x 64
+    {224, {0, 96, 80, 0, 0, 0, 0, 0, 0}},                 // 7 x 32
+    {256, {0, 80, 80, 64, 0, 0, 0, 80, 0}},               // 4 x 64
 };
 
 /// The kernels of a head dim; none where the table has no row of it.
@@ -99,10 +110,14 @@ constexpr PlainKernels plain_kernels(int32_t head_dim) {
                                                      : PlainKernels{0, narrow};
 }
 
-/// Whether the general kernel takes keys in the tiles of every plain one, and so gives its bits.
-constexpr bool general_is_plain(int32_t head_dim) {
-  const int32_t keys =
-      kernels_of(built_head_dim(head_dim, Tiling::kGeneral)).keys_of(Tiling::kGeneral);
+/// Keys of a tile of the kernel that serves a call; 0 where there is none.
+constexpr int32_t tile_keys(int32_t head_dim, Tiling tiling) {
+  return kernels_of(built_head_dim(head_dim, tiling)).keys_of(tiling);
+}
+
+/// Whether the ragged kernel takes keys in the tiles of every plain one, and so gives its bits.
+constexpr bool ragged_is_plain(int32_t head_dim) {
+  const int32_t keys = tile_keys(head_dim, Tiling::kRagged);
   const PlainKernels plain = plain_kernels(head_dim);
   return (plain.wide == 0 || kernels_of(plain.wide).keys_of(Tiling::kWidePlain) == keys) &&
          (plain.narrow == 0 || kernels_of(plain.narrow).keys_of(Tiling::kPlain) == keys);
