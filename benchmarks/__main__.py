@@ -8,6 +8,7 @@ suites share the minutes; FlexAttention's kernels are compiled first, side by si
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from .timing import Timer
 MIXED_LENGTHS = {"cuda": (128, 1000, 2048, 3333, 4096, 8192), "cpu": (64, 100, 256, 333, 512)}
 COMPILE_SHARE = 0.25  # of the budget, at most
 RESERVED_SHARE = 0.2  # of the report's
+SAVE_EVERY_S = 2.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     groups = {suite: _groups(suite, options, device) for suite in options.suites}
     left_out: dict[tuple[str, Case], str] = {}
     wrong = False
+    gc.freeze()  # what is imported stays: groups free their tensors by a collection each
     with torch.no_grad():
         if options.compile != "never" and device.type == "cuda" and "flex" not in options.without:
             cases = compiled_cases(group for suite in groups.values() for group in suite)
@@ -101,13 +104,17 @@ def measure(
         left_out=left_out,
         without=options.without,
     )
+    saved = time.monotonic()
     for group in groups:
         result: GroupResult = store.finished.get(group.name) or runner.run(group)
         run.results.append(result)
         run.seconds = time.monotonic() - budget.began
-        run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
-        store.save(run)
         _say(progress(result))
+        if time.monotonic() > saved + SAVE_EVERY_S:
+            run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
+            store.save(run)
+            saved = time.monotonic()
+    run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
     if suite == "report":
         run.crossovers = crossovers(run.results, run.noise())
     run.seconds = time.monotonic() - budget.began

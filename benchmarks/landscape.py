@@ -6,14 +6,37 @@ group; its floors stand in floors.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from .cases import Case, Group
 from .cliffs import beside
 from .masks import Full
+from .peers import PEERS
+from .runner import GroupResult
+from .timing import ratio
 
 HEAD_DIMS = tuple(range(8, 257, 8))
 QUERIES = (1, 4, 16, 17, 64, 128, 512, 2048, 8192)
 KEYS = (64, 256, 1024, 4096, 16384, 65536, 131072)
 METHOD = ("burst",)
+SWEEPS = ("head dims", "sizes")
+MARKED = 0.95  # what lies under it is marked, and told in the text
+
+
+@dataclass(frozen=True)
+class Point:
+    """A group's figure: the time of the best peer over ours."""
+
+    name: str
+    sweep: str
+    queries: int
+    keys: int
+    head_dim: int
+    ratio: float
+    peer: str
+    ms: float
+    engine: str
 
 
 def sweep() -> list[Group]:
@@ -43,3 +66,25 @@ def _sizes(queries: int, keys: int) -> Group:
     case = Case(Full(), keys, queries=queries, heads=32, kv_heads=8)
     name = size_name(queries, keys)
     return Group(name, beside(case, "cudnn", "flash", "fa3"), "sizes", keys, methods=METHOD)
+
+
+def points(results: Iterable[GroupResult]) -> list[Point]:
+    """Return the points that have a figure: ours and a peer were there."""
+    found = []
+    for result in results:
+        ours = result.row("ours")
+        peers = [row for row in result.rows if row.via in PEERS and not row.failure]
+        if result.sweep in SWEEPS and ours is not None and peers:
+            best = min(peers, key=lambda row: row.ms)
+            case = ours.case
+            rows = case["length"] if case["queries"] is None else case["queries"]
+            figure = ratio(best.rounds_ms, ours.rounds_ms)
+            place = (rows, case["length"], case["head_dim"])
+            whose = (best.name, ours.ms, ours.engine)
+            found.append(Point(result.name, result.sweep, *place, figure, *whose))
+    return found
+
+
+def points_behind(results: Iterable[GroupResult]) -> list[Point]:
+    """Return the points under ``MARKED``, the farthest behind first."""
+    return sorted((p for p in points(results) if p.ratio < MARKED), key=lambda p: p.ratio)

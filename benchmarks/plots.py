@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import landscape
 from .runner import Row
 from .store import Run
 
@@ -40,6 +41,7 @@ def draw(run: Run, path: Path) -> list[tuple[str, str]]:
     for name, title, painter in (
         ("length", "Time and memory over length", _length),
         ("density", "Time and accuracy over density", _density),
+        ("sizes", "Time of the best peer over ours", _landscape),
     ):
         if any(result.sweep == name for result in run.results):
             figure, axes = pyplot.subplots(1, 2, figsize=(15, 5))
@@ -108,6 +110,48 @@ def _density(run: Run, axes: Any) -> None:
         title="accuracy, inputs with locality and sinks",
         xlim=(0, 1),
     )
+
+
+def _landscape(run: Run, axes: Any) -> None:
+    """Draw the best peer's time over ours by head dim, and by queries and keys; mark the low."""
+    found = landscape.points(run.results)
+    dims = [point for point in found if point.sweep == "head dims"]
+    axes[0].plot([p.head_dim for p in dims], [p.ratio for p in dims], color="0.6", zorder=1)
+    for peer in sorted({p.peer for p in dims}):
+        its = [p for p in dims if p.peer == peer]
+        axes[0].scatter([p.head_dim for p in its], [p.ratio for p in its], label=peer, zorder=2)
+    low = [p for p in dims if p.ratio < landscape.MARKED]
+    axes[0].scatter(
+        [p.head_dim for p in low],
+        [p.ratio for p in low],
+        s=120,
+        facecolors="none",
+        edgecolors="red",
+        label=f"under {landscape.MARKED:g}",
+    )
+    axes[0].axhline(1.0, color="black", linewidth=0.8)
+    axes[0].set(xlabel="head dim", ylabel="best peer's time / ours", title="8K, causal, 16 heads")
+    axes[0].set_ylim(bottom=0)
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+
+    sizes = {(p.queries, p.keys): p.ratio for p in found if p.sweep == "sizes"}
+    queries, keys = (sorted({size[side] for size in sizes}) for side in (0, 1))
+    missing = float("nan")
+    grid = [[sizes.get((row, column), missing) for column in keys] for row in queries]
+    axes[1].imshow(grid, cmap="RdYlGn", vmin=0.5, vmax=1.5, aspect="auto", origin="lower")
+    for y, row in enumerate(grid):
+        for x, value in enumerate(row):
+            marked = value < landscape.MARKED
+            look = {"color": "red", "weight": "bold"} if marked else {"color": "black"}
+            axes[1].text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, **look)
+    axes[1].set_xticks(range(len(keys)), [_size(n) for n in keys])
+    axes[1].set_yticks(range(len(queries)), [_size(n) for n in queries])
+    axes[1].set(xlabel="keys", ylabel="queries", title="all keys, 32 / 8 heads of 128, batch 1")
+
+
+def _size(number: int) -> str:
+    return f"{number // 1024}K" if number % 1024 == 0 else str(number)
 
 
 def _lines(axis: Any, points: Curve, log_x: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import insights, plots
+from . import insights, landscape, plots
 from .bars import MEASURES, Bar, Verdict
 from .peers import PEERS
 from .runner import GroupResult, Row
@@ -52,6 +52,9 @@ def write(run: Run, path: Path) -> None:
     text = insights.sentences(run)
     if text:
         parts.append("## What it shows\n\n" + "\n".join(f"* {line}" for line in text) + "\n")
+    behind = landscape.points_behind(run.results)
+    if behind:
+        parts.append(_behind_table(behind))
     if run.crossovers:
         parts.append(_crossover_table(run))
     parts.append("## Every row\n")
@@ -105,6 +108,13 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         )
     head = ("group", "entry", "figure is", "figure", "floor", "goal", "")
     return "## Floors\n\n" + markdown(head, rows)
+
+
+def _behind_table(points: Sequence[landscape.Point]) -> str:
+    rows = [(p.name, f"{p.ratio:.2f}", p.peer, f"{p.ms:.4g}", p.engine) for p in points]
+    head = ("point", "best peer's time / ours", "the peer", "our ms", "our engine")
+    limit = f"under {landscape.MARKED:g}"
+    return f"## Points {limit}\n\n" + markdown(head, rows)
 
 
 def _crossover_table(run: Run) -> str:
@@ -170,7 +180,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 def mark(v: Verdict) -> str:
     """Return a verdict's word."""
     if v.held is None:
-        return "not judged"
+        return "peer missing" if "not installed" in v.why else "not judged"
     if not v.held:
         return "NOT HELD"
     reached = v.figure is not None and (

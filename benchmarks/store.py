@@ -1,6 +1,6 @@
 """The result file: JSON with the machine, the ceilings, every row, its rounds, and the verdicts.
 
-It is written after every group: a run that is cut off leaves what it had, and can be resumed. A
+It is written every few groups: a run that is cut off leaves what it had, and can be resumed. A
 full run on the same tree does not erase the one before it: its verdicts are kept in
 ``earlier_runs``, so that a run is not chosen for being the best.
 """

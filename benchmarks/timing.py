@@ -142,7 +142,7 @@ def _graph(call: Call, number: int) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a graph that caught nothing is told by a warning
+            warnings.filterwarnings("error", "The CUDA Graph is empty")
             with torch.cuda.graph(graph):
                 _repeat(call, number)
     except Exception:

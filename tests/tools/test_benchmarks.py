@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import crossover, suites, summary, sweeps
+from benchmarks import crossover, landscape, report, suites, summary, sweeps
 from benchmarks.__main__ import main
 from benchmarks.accuracy import Reference, allowed_rows
 from benchmarks.bars import BEST_PEER, Bar, Verdict, judge
@@ -29,7 +29,7 @@ from benchmarks.masks import (
 from benchmarks.memory import peak_bytes, reserved_over_calls
 from benchmarks.peers import PEERS, contender
 from benchmarks.precompile import precompile
-from benchmarks.runner import GroupResult, Row, Runner
+from benchmarks.runner import GroupResult, Row, Runner, _row
 from benchmarks.store import Run, Store, load
 from benchmarks.timing import Sample, Timer, interleaved
 
@@ -420,3 +420,27 @@ def test_every_point_of_the_report_stays_within_its_scale():
         )
         assert longest <= scale.longest_materialised
     assert np.all(np.diff(sweeps.GPU.lengths) > 0)
+
+
+def test_the_picture_marks_what_lies_behind_the_best_peer(tmp_path):
+    entries = suites.groups_of("sweep", "cuda")[3].entries[:3]
+    rows = [_row(entry) for entry in entries]
+    for row, ms in zip(rows, (2.0, 1.8, 1.9), strict=True):
+        row.rounds_ms, row.ms = [ms] * 3, ms
+    low, fine = (GroupResult(name, "head dims", 32.0, rows) for name in ("low", "fine"))
+    fine.rows = [replace(rows[0], rounds_ms=[1.0] * 3, ms=1.0), *rows[1:]]
+    assert [point.name for point in landscape.points_behind([low, fine])] == ["low"]
+    assert [(point.ratio, point.peer) for point in landscape.points([low])] == [(0.9, "cudnn")]
+    run = _run_of([low, fine])
+    run.machine |= {"torch": "2", "threads": 1}
+    report.write(run, tmp_path / "sweep-cpu.json")
+    page = (tmp_path / "sweep-cpu.md").read_text()
+    assert "## Points under 0.95" in page and "| low | 0.90 | cudnn |" in page
+    assert "| fine |" not in page
+
+
+def test_a_peer_that_is_not_installed_is_told_as_missing():
+    bar = Bar("g", "a", "speed", 1.0, 1.0, "b")
+    group = _rows(a=2.0, b=3.0)
+    group.rows[1].failure = "Unavailable: flash-attn 3 is not installed (x)"
+    assert report.mark(judge([bar], [group], {}, "cpu")[0]) == "peer missing"
