@@ -84,6 +84,8 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:
     """Raise ``TypeError`` unless `value` is one of `kinds`; a bool is no number."""
+    if type(value) is kinds:
+        return
     number = kinds in (Integer, Number)
     if not isinstance(value, kinds) or (number and isinstance(value, bool)):
         raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {kind_of(value)}")
@@ -105,6 +107,8 @@ def same_values(mine: torch.Tensor, other: torch.Tensor) -> bool:
 
 def check_integer(owner: str, name: str, value: Any, least: int) -> int:
     """Return `value` when it is an integer of at least `least`."""
+    if type(value) is int and value >= least:
+        return value
     check_kind(owner, name, value, Integer, "an int")
     if value < least:
         raise refuse(owner, f"{name} of at least {least}", value)
@@ -153,16 +157,16 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         what = "an int or a pair (left, right)"
         check_kind(owner, name, window, Integer, what)
         left = right = window
-    sides = (("left", left), ("right", right))
-    for side, value in sides:
-        if isinstance(value, Integer) and value == -1:  # "no limit", as others write it
-            what = f"{name}'s {side} side of at least 0"
-            raise refuse(owner, what, f"{value}; None means no limit")
-    left, right = (
-        None if value is None else check_integer(owner, f"{name}'s {side} side", value, 0)
-        for side, value in sides
-    )
-    return left, right
+    return _check_side(owner, name, "left", left), _check_side(owner, name, "right", right)
+
+
+def _check_side(owner: str, name: str, side: str, value: Any) -> int | None:
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    if isinstance(value, Integer) and value == -1:  # "no limit", as others write it
+        what = f"{name}'s {side} side of at least 0"
+        raise refuse(owner, what, f"{value}; None means no limit")
+    return check_integer(owner, f"{name}'s {side} side", value, 0)
 
 
 def named_by(owner: str, only: Any) -> Callable[[str], bool]:
@@ -176,8 +180,8 @@ def named_by(owner: str, only: Any) -> Callable[[str], bool]:
 
 def clamped(number: Any) -> Any:
     """Return `number` where the ops can take it, -LARGE or LARGE beyond; None stays None."""
-    if number is None:
-        return None
+    if number is None or (type(number) is int and -LARGE <= number <= LARGE):
+        return number
     return max(min(number, LARGE), -LARGE)
 
 

@@ -7,6 +7,7 @@ like is the ops' to check.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, TypedDict
 
 import torch
@@ -62,7 +63,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "engine": (str, "a str"),
 }
 #: Index tensors, int32 to the ops; others of whole numbers are converted.
-_INDICES = ("key_bounds", "query_offsets", "key_origin")
+_INDICES = ("key_bounds", "key_origin")
 #: Defaults of the functions' parameters, in their order: values that are one object wherever they
 #: are written, so that a glance tells whether an argument was given.
 _OTHER_DEFAULTS = {
@@ -73,7 +74,8 @@ _OTHER_DEFAULTS = {
     "return_lse": False,
     "engine": "auto",
 }
-_DEFAULTS = tuple((name, _OTHER_DEFAULTS.get(name)) for name in Common.__annotations__)
+_NAMES = tuple(Common.__annotations__)
+_DEFAULTS = tuple(map(_OTHER_DEFAULTS.get, _NAMES))
 
 
 def given(*values: Any) -> dict[str, Any]:
@@ -81,9 +83,11 @@ def given(*values: Any) -> dict[str, Any]:
 
     Those that are left at their defaults are left out: a call pays for what it says.
     """
+    if all(map(is_, values, _DEFAULTS)):
+        return {}
     return {
         name: value
-        for (name, default), value in zip(_DEFAULTS, values, strict=True)
+        for name, value, default in zip(_NAMES, values, _DEFAULTS, strict=True)
         if value is not default
     }
 
@@ -98,23 +102,22 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
         if name in _KINDS:
             kinds, what = _KINDS[name]
             check_kind(owner, name, value, kinds, what)
+            if name in _INDICES and value is not None:
+                arguments[name] = as_int32(value)
+            elif name == "softcap":
+                arguments[name] = as_float(value)
         elif name == "scale":
             if value is not None:
                 check_kind(owner, name, value, Number, "a float or None")
                 arguments[name] = as_float(value)
         elif name == "query_offset":
             if isinstance(value, torch.Tensor):
-                arguments["query_offsets"] = arguments.pop(name)
+                arguments["query_offsets"] = as_int32(arguments.pop(name))
             elif value is not None:
                 check_kind(owner, name, value, Integer, "an int or a tensor")
                 arguments[name] = clamped(value)
         else:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
-    if "softcap" in arguments:
-        arguments["softcap"] = as_float(arguments["softcap"])
-    for name in _INDICES:
-        if isinstance(arguments.get(name), torch.Tensor):
-            arguments[name] = as_int32(arguments[name])
     if arguments.pop("dropout_p", 0) != 0:
         raise refuse(owner, "dropout_p of 0 (inference only)", common["dropout_p"])
     arguments.pop("enable_gqa", None)
@@ -155,7 +158,7 @@ def attend(
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
     else:
         arguments = with_mask_of(pattern, query, key, arguments)
-    result = call_op(f"{op or pattern._op}", query, key, value, arguments)
+    result = call_op(str(op or pattern._op), query, key, value, arguments)
     # A traced call has no shapes to ask about.
     if not torch.compiler.is_compiling() and query.shape[2] > key.shape[2]:
         _ask_about_layout(owner, pattern, query, key, common)

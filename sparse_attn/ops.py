@@ -26,6 +26,11 @@ _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 _NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' backend")
 #: What torch's own classes of tensors raise where they have no rule for the op: its name.
 _NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
+_WITH_TWIN = (*ATTENTION_OPS, "merge_states")
+_OPS = {
+    name: overload(name)
+    for name in (*ATTENTION_OPS, *TOOL_OPS, *(f"{name}_out" for name in _WITH_TWIN))
+}
 
 
 def _check_meta(name: str, tensors: dict[str, Any]) -> None:
@@ -123,11 +128,10 @@ def _register() -> None:
     fakes["merge_states"] = _merge_states_fake
     for name, fake in fakes.items():
         torch.library.register_fake(add_op_namespace_prefix(name), fake)
-    with_twin = (*ATTENTION_OPS, "merge_states")
-    writing = {f"{name}_out": name for name in with_twin} | {name: name for name in WRITING_OPS}
+    writing = {f"{name}_out": name for name in _WITH_TWIN} | {name: name for name in WRITING_OPS}
     for op, name in writing.items():
         torch.library.register_fake(add_op_namespace_prefix(op), _writing_fake(name, overload(op)))
-    register_refusals(with_twin, writing)
+    register_refusals(_WITH_TWIN, writing)
     register_autocast((*ATTENTION_OPS, "select_blocks"))
 
 
@@ -164,11 +168,12 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     RuntimeError
         A call under forward-mode differentiation: the ops are for inference.
     """
-    op = overload(name)
     if torch.compiler.is_compiling():
-        return op(*args, **kwargs)
+        return overload(name)(*args, **kwargs)
+    op = _OPS[name]
     try:
-        if is_tracked((*args, *kwargs.values())):
+        # Inference mode leaves the autograd kernels out by itself.
+        if torch.is_inference_mode_enabled() or is_tracked((*args, *kwargs.values())):
             return op(*args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)

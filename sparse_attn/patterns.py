@@ -66,15 +66,16 @@ class BlockSparse(Pattern):
 
     def _arguments(self) -> dict[str, Any]:
         layout = self.layout
-        return {
+        arguments = {
             "counts": layout.counts,
             "indices": layout.indices,
-            "partial": layout.partial,
-            "bits": layout.bits,
             "block_q": layout.block_q,
             "block_kv": layout.block_kv,
             "num_kv_blocks": layout.num_kv_blocks,
         }
+        if layout.partial is None and layout.bits is None:
+            return arguments
+        return arguments | {"partial": layout.partial, "bits": layout.bits}
 
     @property
     def _device(self) -> torch.device | None:

@@ -35,6 +35,19 @@ def _is_sink(key: torch.Tensor, sinks: int) -> torch.Tensor:
     return (key >= 0) & (key < clamped(sinks))
 
 
+def _window_arguments(sides: Sides, sinks: int) -> dict[str, Any]:
+    """Arguments of the ops that take a window and sinks."""
+    arguments = {}
+    left, right = sides
+    if left is not None:
+        arguments["left"] = clamped(left)
+    if right is not None:
+        arguments["right"] = clamped(right)
+    if sinks:
+        arguments["sinks"] = clamped(sinks)
+    return arguments
+
+
 def _in_window(offset: torch.Tensor, sides: Sides) -> torch.Tensor:
     """``-left <= offset <= right``."""
     left, right = (LARGE if side is None else clamped(side) for side in sides)
@@ -167,16 +180,13 @@ class Band(Pattern):
         return hash((self.window, self.sinks, key))
 
     def _arguments(self) -> dict[str, Any]:
-        left, right = self.sides
+        arguments = _window_arguments(self.sides, self.sinks)
         tokens = self.global_tokens
-        scattered = isinstance(tokens, torch.Tensor)
-        return {
-            "left": clamped(left),
-            "right": clamped(right),
-            "sinks": clamped(self.sinks),
-            "num_global": 0 if scattered or tokens is None else clamped(tokens),
-            "global_tokens": tokens if scattered else None,
-        }
+        if isinstance(tokens, torch.Tensor):
+            arguments["global_tokens"] = tokens
+        elif tokens is not None:
+            arguments["num_global"] = clamped(tokens)
+        return arguments
 
     @property
     def _ahead(self) -> int | None:
@@ -210,7 +220,7 @@ class Band(Pattern):
 
     def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
         arguments = self._arguments()
-        columns = (0, 1, max(arguments.pop("sinks"), arguments["num_global"]))
+        columns = (0, 1, max(arguments.pop("sinks", 0), arguments.get("num_global", 0)))
         return tile_runs(Sq, Skv, is_causal, tile, columns=columns, **arguments)
 
 
@@ -259,13 +269,7 @@ class Dilated(Pattern):
         return cast(Sides, self.window)
 
     def _arguments(self) -> dict[str, Any]:
-        left, right = self.sides
-        return {
-            "left": clamped(left),
-            "right": clamped(right),
-            "dilation": clamped(self.dilation),
-            "sinks": clamped(self.sinks),
-        }
+        return _window_arguments(self.sides, self.sinks) | {"dilation": clamped(self.dilation)}
 
     @property
     def _ahead(self) -> int | None:
@@ -287,7 +291,7 @@ class Dilated(Pattern):
 
     def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
         arguments = self._arguments()
-        columns = (0, 1, arguments.pop("sinks"))
+        columns = (0, 1, arguments.pop("sinks", 0))
         return tile_runs(Sq, Skv, is_causal, tile, columns=columns, **arguments)
 
 

@@ -37,7 +37,7 @@ def test_the_files_are_what_the_script_writes():
 
 def test_one_table_of_arguments():
     rows = [(row.name, eval(row.default)) for row in (*SDPA, *COMMON)]
-    assert rows == list(_common._DEFAULTS)
+    assert rows == list(zip(_common._NAMES, _common._DEFAULTS, strict=True))
     assert all(row.words.startswith(f"{row.name} : ") for row in (*SDPA, *COMMON))
 
 
