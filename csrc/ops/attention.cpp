@@ -7,6 +7,7 @@
 
 #include "../call_features.h"
 #include "../cuda/hopper/key_split.h"
+#include "allocate.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "schema.h"
@@ -73,23 +74,44 @@ void set_outputs(const Tensor& out, const MaybeTensor& lse, AttentionParams* par
   if (params->sequences.packed()) params->outputs.lse_stride_b = 0;
 }
 
+/// Whether these strides place the elements in one piece of memory, in any order of dimensions.
+bool is_dense(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1) axes.push_back({strides[d], sizes[d]});
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : axes) {
+    if (stride != extent) return false;
+    extent *= size;
+  }
+  return true;
+}
+
 /// An empty tensor of query's dtype and order of strides, with value's head dim.
 Tensor empty_output(const Tensor& query, const Tensor& value) {
   const int64_t last = query.dim() - 1, columns = value.size(value.dim() - 1);
-  if (columns == query.size(last)) return torch::stable::empty_like(query);
-  std::vector<int64_t> order(last), sizes;  // dimensions, those of large strides first
+  std::vector<int64_t> sizes(query.sizes().begin(), query.sizes().end());
+  std::vector<int64_t> strides(query.strides().begin(), query.strides().end());
+  if (columns == query.size(last) && !query.is_contiguous() && !is_dense(sizes, strides)) {
+    return torch::stable::empty_like(query);
+  }
+  sizes[last] = columns;
+  if (columns == query.size(last)) {
+    return empty_strided(query, query.scalar_type(), sizes, strides);
+  }
+  std::vector<int64_t> order(last);  // dimensions, those of large strides first
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return query.stride(a) > query.stride(b); });
-  for (int64_t d : order) sizes.push_back(query.size(d));
-  sizes.push_back(columns);
-  Tensor out = torch::stable::new_empty(query, sizes);
-  for (int64_t d = 0; d < last; ++d) {
-    const int64_t place = std::find(order.begin(), order.end(), d) - order.begin();
-    out = torch::stable::transpose(out, d, place);
-    std::swap(order[d], order[place]);
+  strides[last] = 1;
+  int64_t extent = std::max<int64_t>(columns, 1);
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    strides[*d] = extent;
+    extent *= std::max<int64_t>(sizes[*d], 1);
   }
-  return out;
+  return empty_strided(query, query.scalar_type(), sizes, strides);
 }
 
 /// Reads an op's arguments from the stack.
@@ -174,7 +196,7 @@ void functional(StableIValue* stack, uint64_t, uint64_t) {
   std::vector<int64_t> sizes = {0};
   if (args.return_lse && packed) sizes = {query.size(1), query.size(0)};
   if (args.return_lse && !packed) sizes = {query.size(0), query.size(1), query.size(2)};
-  Tensor lse = torch::stable::new_empty(query, sizes, ScalarType::Float);
+  Tensor lse = empty(query, ScalarType::Float, sizes);
   MaybeTensor wanted_lse;
   if (args.return_lse) wanted_lse = view_of_output(packed, lse);
   run(op, args, std::move(prepared), view_of_output(packed, out), wanted_lse);

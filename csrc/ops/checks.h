@@ -55,9 +55,14 @@ inline std::string device_of(const Tensor& tensor) {
                          : text(tensor.is_cuda() ? "cuda:" : "device ", tensor.get_device_index());
 }
 
+inline bool on_same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() &&
+         (a.is_cpu() || a.get_device_index() == b.get_device_index());
+}
+
 inline void check_same_device(const std::string& op, const char* name, const Tensor& tensor,
                               const Tensor& first, const char* first_name = "query") {
-  if (device_of(tensor) != device_of(first)) {
+  if (!on_same_device(tensor, first)) {
     fail_expected(op, text(name, " on ", first_name, "'s device ", device_of(first)),
                   device_of(tensor));
   }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "allocate.h"
 #include "checks.h"
 #include "sketch_arguments.h"
 
@@ -31,7 +32,7 @@ void fill_window(const std::string& op, const CallArguments& args, Pattern* patt
 /// int64 positions as int32, those beyond 32 bits as ones that name no key.
 Tensor narrowed(const Tensor& positions) {
   auto limit = [&](double value) {
-    Tensor one = torch::stable::new_empty(positions, {1}, ScalarType::Long);
+    Tensor one = empty(positions, ScalarType::Long, {1});
     return torch::stable::fill_(one, value);
   };
   std::array<StableIValue, 3> stack = {

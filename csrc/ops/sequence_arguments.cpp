@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "allocate.h"
 #include "checks.h"
 
 namespace sparse_attn {
@@ -159,7 +160,7 @@ Sequences check_sequences(const std::string& op, const Problem& problem, const C
   if (args.query_offsets) fail_expected(op, "query_offset as an int or as a tensor", "both");
   if (!sequences.same_lengths()) {
     // Where lengths are on the device an offset that no tensor gives follows from them.
-    *offsets = torch::stable::new_empty(query, {problem.batch}, ScalarType::Int);
+    *offsets = empty(query, ScalarType::Int, {problem.batch});
     torch::stable::fill_(**offsets, sequences.query_offset);
     sequences.query_offsets = static_cast<const int32_t*>((*offsets)->const_data_ptr());
   }

@@ -1,4 +1,5 @@
 // Block selection, list building and merging as ops; scratch and registration for all.
+#include "allocate.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "overlap.h"
@@ -75,7 +76,7 @@ std::tuple<Tensor, Tensor> merge_checked(const std::string& op, const Tensor& ou
 Scratch allocate_scratch(int64_t bytes, const Tensor& like) {
   Scratch scratch;
   if (bytes <= 0) return scratch;
-  scratch.owner = torch::stable::new_empty(like, {bytes + kScratchAlignment}, ScalarType::Byte);
+  scratch.owner = empty(like, ScalarType::Byte, {bytes + kScratchAlignment});
   auto address = reinterpret_cast<uintptr_t>(scratch.owner->mutable_data_ptr());
   address = (address + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
   scratch.address = reinterpret_cast<void*>(address);
@@ -83,7 +84,7 @@ Scratch allocate_scratch(int64_t bytes, const Tensor& like) {
 }
 
 Tensor empty_int32(std::initializer_list<int64_t> sizes, const Tensor& like) {
-  return torch::stable::new_empty(like, std::vector<int64_t>(sizes), ScalarType::Int);
+  return empty(like, ScalarType::Int, sizes);
 }
 
 void check_status(const std::string& op, const Status& status) {
@@ -153,9 +154,9 @@ std::tuple<Tensor, Tensor> list_from_mask(const Tensor& mask) {
   auto guard = backend().enter(mask.get_device_index());
   Tensor rows = torch::stable::contiguous(mask);
   std::vector<int64_t> sizes(mask.sizes().begin(), mask.sizes().end());
-  Tensor indices = torch::stable::new_empty(mask, sizes, ScalarType::Int);
+  Tensor indices = empty(mask, ScalarType::Int, sizes);
   sizes.pop_back();
-  Tensor counts = torch::stable::new_empty(mask, sizes, ScalarType::Int);
+  Tensor counts = empty(mask, ScalarType::Int, sizes);
   if (counts.numel() == 0) return {counts, indices};
   ListParams params;
   params.mask = static_cast<const uint8_t*>(rows.const_data_ptr());
