@@ -56,8 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = False
     gc.freeze()  # what is imported stays: groups free their tensors by a collection each
     with torch.no_grad():
-        if options.compile != "never" and device.type == "cuda" and "flex" not in options.without:
+        if options.compile != "never" and device.type == "cuda":
             cases = compiled_cases(group for suite in groups.values() for group in suite)
+            cases = [(via, case) for via, case in cases if via not in options.without]
             part = 1.0 if options.compile == "only" else COMPILE_SHARE
             left_out = precompile(cases, device, Budget(part * budget.seconds), _say)
         if options.compile == "only":

@@ -92,7 +92,7 @@ def _scores() -> list[Group]:
     return [
         Group(
             "softcap",
-            (*beside(capped, "flex", "fa3", "fa4"), Entry("plain", plain)),
+            (*beside(capped, "flex", "tuned flex", "fa3", "fa4"), Entry("plain", plain)),
             methods=BURST,
         ),
         Group("additive mask", beside(added, "cudnn"), methods=BURST),

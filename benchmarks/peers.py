@@ -24,7 +24,8 @@ from .contender import Build, Contender, Unavailable
 from .masks import Band, Blocks, BlockTopK, Full, Sketched
 from .storage import STORED
 
-PEERS = ("cudnn", "flash", "math", "sdpa", "flex", "fa3", "fa4")
+PEERS = ("cudnn", "flash", "math", "sdpa", "flex", "tuned flex", "fa3", "fa4")
+COMPILED = ("flex", "tuned flex")  # and their kernels are compiled ahead
 
 LONGEST_DENSE_MASK = 16384
 LONGEST_MASK_OF_PAIRS = 32768
@@ -228,7 +229,7 @@ def _flash_attn(name: str, module: str, unlimited: int | None) -> Build:
 
 
 @cache
-def _compiled_flex() -> tuple[Any, Any]:
+def _compiled_flex(mode: str) -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     # One kernel a shape, as a user gets who compiles for his own; without this torch.compile turns
@@ -236,12 +237,12 @@ def _compiled_flex() -> tuple[Any, Any]:
     settings: Any = torch._dynamo.config
     settings.recompile_limit = 1000
     settings.accumulated_recompile_limit = 10000
-    attend = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    attend = torch.compile(flex_attention, dynamic=False, fullgraph=True, mode=mode)
     return attend, create_block_mask
 
 
-def _flex(case: Case, inputs: Inputs) -> Contender:
-    attend, create_block_mask = _compiled_flex()
+def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
+    attend, create_block_mask = _compiled_flex(mode)
     query, key, value = inputs.query, inputs.key, inputs.value
     spec, shift, on_gpu = case.spec, case.length - case.rows, inputs.device.type == "cuda"
     used, bias = inputs.used, inputs.query if inputs.mask is None else inputs.mask[0, 0]
@@ -307,5 +308,6 @@ _VIA: dict[str, Build] = {
     "math": _sdpa(SDPBackend.MATH),
     "fa3": _flash_attn("flash-attn 3", "flash_attn_interface", -1),
     "fa4": _flash_attn("flash-attn 4", "flash_attn.cute", None),
-    "flex": _flex,
+    "flex": partial(_flex, "default"),
+    "tuned flex": partial(_flex, "max-autotune-no-cudagraphs"),
 }

@@ -20,7 +20,7 @@ import torch
 from .budget import NOT_RUN, Budget
 from .cases import Case, Group, Inputs
 from .floors import BARS
-from .peers import contender
+from .peers import COMPILED, contender
 
 WORKERS = 12
 # Where flash-attn 4 is found, it leaves its kernels on disk as torch does; read on its import.
@@ -31,7 +31,7 @@ Compiled = tuple[str, Case]  # who compiles, and what
 
 def compiled_cases(groups: Iterable[Group]) -> list[Compiled]:
     """Return what peers compile, each case once, those that a floor needs first."""
-    vias = {"flex"} | ({"fa4"} if importlib.util.find_spec("flash_attn") else set())
+    vias = {*COMPILED} | ({"fa4"} if importlib.util.find_spec("flash_attn") else set())
     needed = {bar.group for bar in BARS if bar.against.startswith("flex")}
     entries = [(g.name in needed, e) for g in groups for e in g.entries if e.via in vias]
     first = [(e.via, e.case) for is_needed, e in entries if is_needed]

@@ -21,7 +21,7 @@ from .cases import Case, Entry, Group, Inputs
 from .contender import Contender
 from .masks import Full
 from .memory import peak_bytes
-from .peers import contender
+from .peers import COMPILED, contender
 from .timing import Timer, interleaved, ratio
 
 AGAIN = " (again)"
@@ -146,7 +146,7 @@ class Runner:
                 self._recover()
                 continue
             finally:
-                if entry.via == "flex":
+                if entry.via in COMPILED:
                     self.compiling += time.monotonic() - started
             row.prepare_s = time.monotonic() - started
             calls[entry.name] = made.call
@@ -178,7 +178,7 @@ class Runner:
 
     def _refusal(self, entry: Entry) -> str:
         """Return why the entry has no turn, nothing when it has."""
-        if entry.via == "flex" and self.compiling > COMPILING_SHARE * self.budget.seconds:
+        if entry.via in COMPILED and self.compiling > COMPILING_SHARE * self.budget.seconds:
             return f"{NOT_RUN} (FlexAttention's compiles took {self.compiling:.0f} s by then)"
         if entry.via in self.without:
             return LEFT_OUT

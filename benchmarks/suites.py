@@ -59,7 +59,7 @@ def sparse() -> list[Group]:
             Group(
                 f"band {length // 1024}K",
                 (
-                    *beside(band, "flex", "fa3", "fa4"),
+                    *beside(band, "flex", "tuned flex", "fa3", "fa4"),
                     Entry("cudnn full causal", full, "cudnn"),
                 ),
                 methods=BOTH,
