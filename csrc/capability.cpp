@@ -35,7 +35,7 @@ constexpr EngineLimits kEngines[] = {
     {"tiled", false, 0, kContiguous.with(kSequences)},
     {"naive", false, 0, kContiguous.with(kSequences)},
     {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kRagged)},
+     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kSequences)},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
@@ -136,8 +136,9 @@ std::string ragged_refusal(const Case& c) {
   // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
   // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
   // scores, those of the next sequence too.
-  Features served = kContiguous.with(kRagged).without(Features::of(
-      F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows, F::kGlobalIndices, F::kColumns, F::kSoftcap));
+  Features served = kContiguous.with(kSequences)
+                        .without(Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows,
+                                              F::kGlobalIndices, F::kColumns, F::kSoftcap));
   if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
@@ -158,6 +159,20 @@ std::string ragged_refusal(const Case& c) {
             : tile_keys(head_dim, ragged_tiling(listed)) != tile_keys(head_dim, own)) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
+  }
+  return "";
+}
+
+/// What the Hopper engine leaves out of calls whose keys have 8 bits: kernels that know no scales
+/// by head.
+std::string float8_refusal(const Case& c) {
+  const std::string with = " with keys of float8";
+  const Features served =
+      kContiguous.with(kSequences).without(Features::of(F::kMask, F::kAlibi, F::kTopK));
+  const std::string words = unlisted(c.features, served);
+  if (!words.empty()) return "hopper takes no " + words + with;
+  if (c.block_q % 128 != 0) {
+    return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
   }
   return "";
 }
@@ -184,6 +199,10 @@ std::string hopper_refusal(const Case& c) {
            std::to_string(cuda::hopper::largest_head_dim(least)) + ", not " +
            std::to_string(head_dim);
   }
+  if (c.features.has(F::kFloat8Keys)) {
+    const std::string reason = float8_refusal(c);
+    if (!reason.empty()) return reason;
+  }
   if (ragged) {
     const std::string reason = ragged_refusal(c);
     if (!reason.empty()) return reason;
@@ -200,7 +219,8 @@ std::string hopper_refusal(const Case& c) {
   // Gathered with the sinks, global keys are one lead view for all batch entries, whose positions a
   // bias would need.
   if (c.features.has(F::kGlobalIndices)) {
-    const Features served = kContiguous.without(Features::of(F::kMask, F::kAlibi, F::kKeyOrigins));
+    const Features served = kContiguous.with(Features::of(F::kFloat8Keys))
+                                .without(Features::of(F::kMask, F::kAlibi, F::kKeyOrigins));
     const std::string words = unlisted(c.features, served);
     if (!words.empty()) return "hopper takes no " + words + " with global_tokens given as indices";
   }
@@ -243,14 +263,20 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
   constexpr int32_t kManyKeys = 1024;
-  const bool hopper = std::string(engine.name) == "hopper";
-  const bool few = c.problem.seq_q <= kFewQueries && c.problem.seq_kv >= kManyKeys;
-  constexpr Features kNotOfDecode = Features::of(F::kTopK, F::kGlobalIndices);
-  if (hopper && few && !c.features.any(kNotOfDecode)) {
-    return "hopper leaves up to " + std::to_string(kFewQueries) + " queries on " +
-           std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
+  if (std::string(engine.name) != "hopper") return "";
+  if (c.cut_small) {
+    return "hopper leaves windows that reach little of a large cache of float8 to engines that "
+           "read it in place";
   }
-  return "";
+  const bool float8 = c.features.has(F::kFloat8Keys);
+  const Features not_of_decode =
+      Features::of(F::kTopK, F::kGlobalIndices)
+          .with(float8 ? Features::of(F::kDilation, F::kColumns) : Features());
+  if (c.problem.seq_q > kFewQueries || c.features.any(not_of_decode)) return "";
+  const std::string few = "hopper leaves up to " + std::to_string(kFewQueries) + " queries on ";
+  if (float8) return few + "keys of float8 to decode, which reads them in place";
+  if (c.problem.seq_kv < kManyKeys) return "";
+  return few + std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
 }
 
 /// What slows the engine that serves the case; mostly nothing.

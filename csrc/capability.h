@@ -20,6 +20,7 @@ struct Case {
   Features features;
   int32_t block_q = 0;     // of a block list; 0 without
   bool may_split = false;  // some sequence may be one that hopper would split (key_split.h)
+  bool cut_small = false;  // hopper would lay out keys in many small sections (sections.h)
 };
 
 /// The engine's name, empty when none serves the case; one sentence for each that was skipped, and

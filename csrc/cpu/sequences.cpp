@@ -10,6 +10,7 @@
 #include "call_features.h"
 #include "cpu/tiled/keys.h"
 #include "float8.h"
+#include "part.h"
 #include "torch_host.h"
 
 namespace sparse_attn::cpu {
@@ -17,15 +18,6 @@ namespace {
 
 constexpr int32_t kRowsPerTurn = 256;  // that a thread copies
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-
-void* moved(void* data, int64_t elements, int64_t size) {
-  return static_cast<char*>(data) + elements * size;
-}
-
-/// Bytes of an entry of attn_mask.
-int64_t size_of(MaskKind kind) {
-  return kind == MaskKind::kBool ? 1 : kind == MaskKind::kFloat32 ? 4 : 2;
-}
 
 /// Copies rows [begin, end) of a key head's keys or values to rows of `columns` elements.
 class Gatherer {
@@ -116,45 +108,28 @@ int64_t place_keys(void* workspace, AttentionParams* one) {
 }
 
 AttentionParams alone(const AttentionParams& params, const Sequence& sequence, int64_t b) {
-  AttentionParams one = params;
-  const int64_t size = sparse_attn::size_of(params.problem.dtype);
-  one.problem.batch = 1;
+  const auto entry = static_cast<int32_t>(b);
+  AttentionParams one = part_of(params, {entry, entry + 1}, {0, params.problem.heads_kv});
   one.problem.seq_q = sequence.rows;
   one.problem.seq_kv = sequence.keys;
+  const int32_t* origins = one.sequences.key_origins;
   one.sequences = {};
   one.sequences.rows = sequence.rows;
   one.sequences.keys = sequence.keys;
   one.sequences.query_offset = sequence.offset;
-  if (params.sequences.key_origins != nullptr) {
-    one.sequences.key_origins = params.sequences.key_origins + b;
-  }
-  auto move = [&](TensorView* view, int32_t first) {
-    view->data = moved(view->data, b * view->stride_b + first * view->stride_s, size);
+  one.sequences.key_origins = origins;
+  const int64_t size = sparse_attn::size_of(params.problem.dtype);
+  auto skip = [&](TensorView* view, int32_t rows) {
+    view->data = moved(view->data, rows * view->stride_s, size);
   };
-  move(&one.query, sequence.first_row);
-  move(&one.outputs.out, sequence.first_row);
+  skip(&one.query, sequence.first_row);
+  skip(&one.outputs.out, sequence.first_row);
   if (one.outputs.lse != nullptr) {
-    one.outputs.lse += b * one.outputs.lse_stride_b + sequence.first_row * one.outputs.lse_stride_s;
+    one.outputs.lse += sequence.first_row * one.outputs.lse_stride_s;
   }
   if (!is_gathered(params)) {
-    move(&one.keys.key, sequence.first_key);
-    move(&one.keys.value, sequence.first_key);
-  }
-  for (ScaleView* scale : {&one.keys.key_scale, &one.keys.value_scale}) {
-    if (scale->data != nullptr) scale->data += b * scale->stride_b;
-  }
-  MaskView& mask = one.scores.mask;
-  if (mask.kind != MaskKind::kNone) {
-    mask.data = static_cast<const char*>(mask.data) + b * mask.stride_b * size_of(mask.kind);
-  }
-  AlibiView& alibi = one.scores.alibi;
-  if (alibi.slopes != nullptr) alibi.slopes += b * alibi.stride_b;
-  if (one.scores.bounds.data != nullptr) one.scores.bounds.data += b * one.scores.bounds.stride_b;
-  BlockList& list = one.pattern.list;
-  if (list.present()) {
-    list.counts += b * list.count_stride_b;
-    list.indices += b * list.index_stride_b;
-    if (list.has_bits()) list.partial += b * list.index_stride_b;
+    skip(&one.keys.key, sequence.first_key);
+    skip(&one.keys.value, sequence.first_key);
   }
   return one;
 }

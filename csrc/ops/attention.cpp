@@ -7,6 +7,7 @@
 
 #include "../call_features.h"
 #include "../cuda/hopper/key_split.h"
+#include "../cuda/hopper/sections.h"
 #include "allocate.h"
 #include "checks.h"
 #include "dispatch.h"
@@ -43,6 +44,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
   c.may_split = cuda::hopper::may_split(params);
+  c.cut_small = cuda::hopper::is_cut_small(params);
   return c;
 }
 

@@ -34,10 +34,11 @@ struct Config {
       kKind == KernelKind::kListed || kKind == KernelKind::kRaggedListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kBiased = kKind == KernelKind::kBiased;
-  static constexpr bool kPacks = kKind == KernelKind::kGeneral;  // tiles of several query heads
-  static constexpr bool kSplits = kPacks || kBiased;             // takes chunks of keys
-  static constexpr bool kLeads = !kPlain && !kListed;            // lead views and global rows
-  static constexpr bool kRawValues = !kPlain || kTop;            // V may hold rows of no key
+  static constexpr bool kPacks = kKind == KernelKind::kGeneral;   // tiles of several query heads
+  static constexpr bool kSplits = kPacks || kBiased;              // takes chunks of keys
+  static constexpr bool kLeads = !kPlain && !kListed;             // lead views and global rows
+  static constexpr bool kRawValues = !kPlain || kTop;             // V may hold rows of no key
+  static constexpr bool kScaled = !kPlain && !kHalf && !kBiased;  // keys may have scales by head
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -127,6 +128,11 @@ struct Work {
 struct RaggedWork : Work {
   int32_t sequence_row = 0, sequence_key = 0;  // its first ones
 };
+
+/// The factor of a query tile's keys or values; 1 where there are no scales.
+__device__ __forceinline__ float scale_of(const ScaleView& scales, const Work& work) {
+  return scales.data == nullptr ? 1.0f : scales.at(work.batch, work.head_kv, 1);
+}
 
 /// Elements of the views whose keys exist for some row of a query tile.
 struct ExistingKeys {

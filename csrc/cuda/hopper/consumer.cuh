@@ -94,8 +94,8 @@ class Consumer {
     prepare_scores();
     find_maxima<true, true>();
     keep_top();
-    exponentiate<0>(s_, state_, args_.scale_log2);
-    exponentiate<1>(s_, state_, args_.scale_log2);
+    exponentiate<0>(s_, state_, scale_log2());
+    exponentiate<1>(s_, state_, scale_log2());
     pack_probabilities();
     clear_out();
   }
@@ -151,8 +151,8 @@ class Consumer {
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
-    exponentiate<0>(s_, state_, args_.scale_log2);
-    exponentiate<1>(s_, state_, args_.scale_log2);
+    exponentiate<0>(s_, state_, scale_log2());
+    exponentiate<1>(s_, state_, scale_log2());
   }
 
   __device__ __forceinline__ void finish_products() {
@@ -316,8 +316,9 @@ class Consumer {
   }
 
   __device__ __forceinline__ void transform_scores() {
+    const float rate = ptx::clamp(args_.score_rate * key_scale(), FLT_MAX);
 #pragma unroll
-    for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= args_.score_rate;
+    for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= rate;
     if (!args_.capped) return;
     cap_scores<!C::kEarlyRescale && !C::kBiased>(s_, info_.mask == TileMask::kNone);
     if constexpr (C::kBiased) {
@@ -330,14 +331,24 @@ class Consumer {
   template <bool kFirst, bool kMasked>
   __device__ __forceinline__ void find_maxima() {
     if (kMasked && args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
-      take_maxima_off<kFirst>(s_, state_, args_.scale_log2);
+      take_maxima_off<kFirst>(s_, state_, scale_log2());
     } else {
-      update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, args_.scale_log2);
+      update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, scale_log2());
     }
+  }
+
+  /// The factor of the keys of the query tile that begins or runs.
+  __device__ __forceinline__ float key_scale() const {
+    return scale_of(args_.params.keys.key_scale, smem_.work[work_.index]);
+  }
+  /// What makes exponents of 2 of its scores.
+  __device__ __forceinline__ float scale_log2() const {
+    return C::kScaled ? scale_log2_ : args_.scale_log2;
   }
 
   /// What is to be known of the rows of the query tile that begins.
   __device__ __forceinline__ void take_rows() {
+    if (C::kScaled) scale_log2_ = args_.scale_log2 * (args_.transform ? 1.0f : key_scale());
     const hopper::Work& work = smem_.work[work_.index];
     if (C::kBiased) bias_.begin(work);
     if (!C::kTop) return;
@@ -370,7 +381,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void finish_rows() {
-    epilogue_.finish_rows(state_, smem_.work[finished_], inverse_);
+    epilogue_.finish_rows(state_, scale_log2(), smem_.work[finished_], inverse_);
   }
 
   __device__ __forceinline__ void write_out() {
@@ -449,6 +460,7 @@ class Consumer {
   Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
+  float scale_log2_;             // for kScaled
   int32_t finished_;             // slot of the finished tile ...
   float inverse_[2];             // ... and 1 / l of its rows
   float s_[C::BLOCK_KV / 2];     // S, then P in float32

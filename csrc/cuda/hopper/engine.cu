@@ -13,7 +13,9 @@
 #include "../engines.h"
 #include "config.h"
 #include "launch.h"
+#include "lay_out.h"
 #include "scattered.h"
+#include "sections.h"
 #include "softmax.cuh"
 #include "tensor_maps.h"
 #include "tile_order.h"
@@ -217,20 +219,42 @@ Status run_call(const AttentionParams& params) {
                                                  : launch<Dtype::kBFloat16>(choice, args, kRows);
 }
 
-int64_t workspace_bytes(const AttentionParams& params) {
+int64_t typed_bytes(const AttentionParams& params) {
   if (params.num_global_tokens == 0) return call_bytes(params);
   const ScatteredCalls calls = scattered_calls(params);
   return scattered_bytes(params) + std::max(call_bytes(calls.columns), call_bytes(calls.rows));
 }
 
-Status run(const AttentionParams& params) {
-  if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
-    return {};
+/// Runs a call whose keys are of query's dtype.
+Status run_typed(const AttentionParams& params) {
   if (params.num_global_tokens == 0) return run_call(params);
   const ScatteredCalls calls = scattered_calls(params);
   Status status = gather_globals(params, calls);
   if (status.ok()) status = run_call(calls.columns);
   return status.ok() ? run_call(calls.rows) : status;
+}
+
+int64_t workspace_bytes(const AttentionParams& params) {
+  if (!lays_out(params)) return typed_bytes(params);
+  const Sections sections(params);
+  auto bytes = [&](int32_t section) {
+    return typed_bytes(sections.laid_out(sections.part(section)));
+  };
+  return sections.bytes() + std::max(bytes(0), bytes(sections.count() - 1));  // the last is smaller
+}
+
+Status run(const AttentionParams& params) {
+  if (params.problem.batch == 0 || params.problem.heads_q == 0 || params.problem.seq_q == 0)
+    return {};
+  if (!lays_out(params)) return run_typed(params);
+  const Sections sections(params);
+  Status status;
+  for (int32_t section = 0; section < sections.count() && status.ok(); ++section) {
+    const AttentionParams part = sections.part(section), call = sections.laid_out(part);
+    status = lay_out(part, call);
+    if (status.ok()) status = run_typed(call);
+  }
+  return status;
 }
 
 }  // namespace

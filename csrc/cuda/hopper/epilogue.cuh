@@ -34,9 +34,10 @@ class Epilogue {
         row_(consumer * kConsumerRows + threadIdx.x % kWarpgroup / kWarp * kWarpRows),
         lane_(threadIdx.x % kWarp) {}
 
-  /// Writes lse, and finds 1 / l of both rows; of a chunk m and l, for the merge.
-  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, const Work& work,
-                                              float (&inverse)[2]) {
+  /// Writes lse, and finds 1 / l of both rows, times the values' scale; of a chunk m and l, for the
+  /// merge.
+  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, float scale_log2,
+                                              const Work& work, float (&inverse)[2]) {
     const AttentionParams& params = args_.params;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -44,7 +45,7 @@ class Epilogue {
       const int32_t row = row_of(work, r);
       if (is_chunk(work)) {
         if (lane_ % 4 == 0 && row < work.slice.rows.length) {
-          args_.partials.state[partial(work, row)] = {log2_of_maximum(rows.m[r]), l};
+          args_.partials.state[partial(work, row)] = {log2_of_maximum(rows.m[r], scale_log2), l};
           if (work.chunk == 0) {
             args_.partials.chunks[partial_row(args_, work, head_of(work), row)] = work.chunks;
           }
@@ -55,13 +56,13 @@ class Epilogue {
         params.outputs.lse[work.batch * params.outputs.lse_stride_b +
                            work.head * params.outputs.lse_stride_h +
                            tensor_row(work, row) * params.outputs.lse_stride_s] =
-            l == 0.0f ? -INFINITY : log2_of_maximum(rows.m[r]) * kLn2 + __logf(l);
+            l == 0.0f ? -INFINITY : log2_of_maximum(rows.m[r], scale_log2) * kLn2 + __logf(l);
       }
       if (params.scores.sink_logits != nullptr && l != 0.0f) {
-        l +=
-            exp2_approx(params.scores.sink_logits[work.head] * kLog2e - log2_of_maximum(rows.m[r]));
+        l += exp2_approx(params.scores.sink_logits[work.head] * kLog2e -
+                         log2_of_maximum(rows.m[r], scale_log2));
       }
-      inverse[r] = l == 0.0f ? 0.0f : 1.0f / l;
+      inverse[r] = l == 0.0f ? 0.0f : scale_of(params.keys.value_scale, work) * (1.0f / l);
     }
   }
 
@@ -113,8 +114,8 @@ class Epilogue {
   }
 
   /// m in log2 units; under masks of the lowest float it would overflow.
-  __device__ __forceinline__ float log2_of_maximum(float m) const {
-    const float exponent = m * args_.scale_log2;
+  __device__ __forceinline__ static float log2_of_maximum(float m, float scale_log2) {
+    const float exponent = m * scale_log2;
     if (!C::kBiased || m == -INFINITY) return exponent;
     return ptx::clamp(exponent, FLT_MAX);
   }

@@ -61,6 +61,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.copy_rows = all.box_rows;
     all.copies = all.boxes;
   }
+  if (!C::kScaled) all.params.keys.key_scale = all.params.keys.value_scale = {};
   if (!C::kLeads) {
     pattern.lead = {};
     pattern.global_count = 0;

@@ -1,0 +1,90 @@
+// Keys that the copy engine cannot bring as the kernels read them, those of 8 bits, are laid out
+// first (lay_out.h): each sequence's one after the other, in query's dtype, in the workspace. Where
+// that has no room for all of them a call is taken in sections of key heads or of batch entries.
+#pragma once
+
+#include "../../params.h"
+#include "../../part.h"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Whether a call's keys are laid out.
+inline bool lays_out(const AttentionParams& params) { return params.keys.dtype == Dtype::kFloat8; }
+
+/// The sections of a call, and of each the room for its keys at the start of the workspace.
+class Sections {
+  static constexpr int64_t kMostBytes = int64_t{256} << 20;  // or what a key head of an entry takes
+  static constexpr int64_t kAlignment = 256;
+
+ public:
+  explicit Sections(const AttentionParams& params)
+      : params_(params), packed_(params.sequences.first_keys != nullptr) {
+    const Problem& p = params.problem;
+    rows_ = packed_ ? params.sequences.packed_keys : p.seq_kv;
+    const int64_t row_bytes = int64_t{p.head_dim + p.value_dim} * size_of(p.dtype);
+    const int64_t most = kMostBytes / (imax(rows_, 1) * row_bytes);  // key heads that have room
+    heads_ = share_of(p.heads_kv, most);
+    entries_ = packed_ ? p.batch : heads_ < p.heads_kv ? 1 : share_of(p.batch, most / p.heads_kv);
+    const int64_t rows = int64_t{rows_} * heads_ * (packed_ ? 1 : entries_) * size_of(p.dtype);
+    key_bytes_ = ceil_div64(rows * p.head_dim, kAlignment) * kAlignment;
+    value_bytes_ = ceil_div64(rows * p.value_dim, kAlignment) * kAlignment;
+  }
+
+  int32_t count() const {
+    const Problem& p = params_.problem;
+    return ceil_div(p.heads_kv, heads_) * ceil_div(p.batch, entries_);
+  }
+  /// Bytes of the keys and values of a section, at most.
+  int64_t bytes() const { return key_bytes_ + value_bytes_; }
+
+  /// A section of the call, ...
+  AttentionParams part(int32_t section) const {
+    const Problem& p = params_.problem;
+    const int32_t of_entries = ceil_div(p.heads_kv, heads_);
+    const int32_t entry = section / of_entries * entries_, head = section % of_entries * heads_;
+    return part_of(params_, {entry, imin(entry + entries_, p.batch)},
+                   {head, imin(head + heads_, p.heads_kv)});
+  }
+  /// ... and the same on keys that are laid out.
+  AttentionParams laid_out(AttentionParams part) const {
+    const Problem& p = part.problem;
+    KeySource& keys = part.keys;
+    auto place = [&](void* data, int64_t columns) -> TensorView {
+      const int64_t head = rows_ * columns;
+      return {data, packed_ ? 0 : p.heads_kv * head, head, columns};
+    };
+    keys.key = place(part.workspace, p.head_dim);
+    keys.value = place(moved(part.workspace, key_bytes_, 1), p.value_dim);
+    keys.dtype = p.dtype;
+    keys.table = nullptr;
+    part.workspace = moved(part.workspace, bytes(), 1);
+    return part;
+  }
+
+ private:
+  static int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
+  /// The largest of the fewest equal shares of `items` that are no larger than `most`.
+  static int32_t share_of(int32_t items, int64_t most) {
+    const auto shares = static_cast<int32_t>(ceil_div64(items, most < 1 ? 1 : most));
+    return ceil_div(items, shares);
+  }
+
+  const AttentionParams& params_;
+  bool packed_;                      // keys: all sequences are laid out as one
+  int32_t rows_ = 0;                 // of a key head of an entry
+  int32_t entries_ = 1, heads_ = 1;  // of a section, at most
+  int64_t key_bytes_ = 0, value_bytes_ = 0;
+};
+
+/// Whether a call has so many sections, of which windows reach so few keys, that an engine which
+/// reads keys where they lie is faster.
+inline bool is_cut_small(const AttentionParams& params) {
+  constexpr int32_t kManySections = 4, kFewKeys = 4;  // one of so many
+  const Pattern& pattern = params.pattern;
+  if (!lays_out(params) || Sections(params).count() <= kManySections) return false;
+  const int64_t right = pattern.causal ? 0 : pattern.right;
+  const int64_t reach = int64_t{pattern.left} + right + params.problem.seq_q;
+  return reach * pattern.dilation * kFewKeys < params.problem.seq_kv;
+}
+
+}  // namespace sparse_attn::cuda::hopper
