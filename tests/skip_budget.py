@@ -27,7 +27,7 @@ BUDGET = {
         ("naive", "counts the memory of fused engines|shows what fused kernels do"): 40,
         ("hopper", "takes no float32"): 10,
         ("hopper", "takes no .* with (packed sequences|paged keys)"): None,
-        ("hopper", "takes no keys of float8"): None,
+        ("hopper", "takes no .* with keys of float8"): 40,
         ("decode", "takes (no keys of float8 with dilation|up to 16 queries)"): None,
         ("decode", "takes no (token top-k|global_tokens given as indices)"): None,
         ("hopper", "takes no block lists with token top-k"): None,

@@ -71,6 +71,30 @@ void test_few_queries_on_many_keys_are_split() {
   CHECK(engine_of(c) == "portable", "on 7.5");
 }
 
+void test_keys_of_float8_are_read_in_place_by_few_queries() {
+  for (int32_t rows : {1, 16, 17}) {
+    Case c = plain_case(90, 128);
+    c.problem.seq_q = rows;
+    c.features.add(Feature::kFloat8Keys);
+    CHECK(engine_of(c) == (rows <= 16 ? "decode" : "hopper"), engine_of(c));
+    CHECK(engine_of(c, "hopper") == "hopper", "by name");
+    c.features.add(Feature::kDilation);
+    CHECK(engine_of(c) == "hopper", "decode takes no strided keys of float8");
+  }
+  Case c = plain_case(90, 128);
+  c.features.add(Feature::kFloat8Keys);
+  c.cut_small = true;
+  CHECK(engine_of(c) == "portable" && engine_of(c, "hopper") == "hopper", "small sections");
+  for (Feature feature : {Feature::kMask, Feature::kAlibi, Feature::kTopK}) {
+    c = plain_case(90, 128);
+    c.features.add(Feature::kFloat8Keys);
+    c.features.add(feature);
+    const Choice choice = choose_engine(c, "auto");
+    CHECK(choice.engine == "portable", choice.engine);
+    CHECK(choice.reasons[0].find("with keys of float8") != std::string::npos, choice.reasons[0]);
+  }
+}
+
 void test_bfloat16_without_tensor_cores_is_told() {
   for (Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
     for (int32_t sm : {75, 80}) {
@@ -162,6 +186,7 @@ int main() {
   test_a_feature_that_nobody_has_listed_is_refused();
   test_every_feature_has_words();
   test_few_queries_on_many_keys_are_split();
+  test_keys_of_float8_are_read_in_place_by_few_queries();
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();
   test_hopper_takes_every_head_dim();

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ragged import Ragged, Serving, alone, make_pages, packed, split
+from ragged import Ragged, Serving, alone, make_pages, split
 from reference import Shape
 from test_float8 import assert_close
 
@@ -66,7 +66,9 @@ def test_patterns(serving, engine, device, dtype, name, is_causal):
     check(serving, device, Shape(2, 4, 2, rows, keys, 64), dtype, pattern, **common)
 
 
-@pytest.mark.parametrize("head_dim, value_dim", [(64, 64), (128, 128), (72, 72), (128, 64), (64, 96)])
+@pytest.mark.parametrize(
+    "head_dim, value_dim", [(64, 64), (128, 128), (72, 72), (128, 64), (64, 96)]
+)
 @pytest.mark.parametrize("rows, keys", [(100, 3000), (2000, 2100)])
 def test_sizes(serving, engine, device, rows, keys, head_dim, value_dim):
     shape = Shape(1, 2, 1, rows_for(engine, rows), keys, head_dim, Dv=value_dim)
@@ -100,9 +102,7 @@ def test_pages_have_the_bits_of_contiguous_keys(
     for b, call in enumerate(made):
         own = {name: scale[b] for name, scale in scales.items()}
         mine = alone(pattern, b, rows, ragged.keys[b])
-        want = serving(
-            sa.sparse_attention, *call, mine, is_causal=True, return_lse=True, **own
-        )
+        want = serving(sa.sparse_attention, *call, mine, is_causal=True, return_lse=True, **own)
         assert torch.equal(out[b : b + 1], want[0]) and torch.equal(lse[b : b + 1], want[1])
 
 
@@ -113,7 +113,9 @@ def test_packed_keys_have_the_bits_of_calls_of_their_own(serving, engine, device
         (query, key.to(FLOAT8), value.to(FLOAT8))
         for query, key, value in ragged.sequences(device, torch.bfloat16)
     ]
-    query, key, value = (torch.cat([t[0].transpose(0, 1) for t in part]) for part in zip(*made))
+    query, key, value = (
+        torch.cat([t[0].transpose(0, 1) for t in part]) for part in zip(*made, strict=True)
+    )
     starts = ragged.starts(device, lengths)
     given = {"is_causal": True, "key_scale": torch.full((), 0.7, device=device)}
     bounds = (starts, starts, max(lengths), max(lengths))

@@ -116,8 +116,9 @@ Status lay_out(const AttentionParams& part, const AttentionParams& to) {
   const int64_t heads = int64_t{p.heads_kv} * (packed ? 1 : p.batch);
   const int64_t turns = ceil_div(rows, kTurn), share = ceil_div64(kBlocks, heads);
   const auto of_head = static_cast<int32_t>(turns < share ? turns : share);
-  const bool half = p.dtype == Dtype::kFloat16;
+  const bool half = p.dtype == Dtype::kFloat16, float8 = part.keys.dtype == Dtype::kFloat8;
   auto* kernel = half ? lay_out_kernel<__half, true> : lay_out_kernel<__nv_bfloat16, true>;
+  if (!float8) kernel = half ? lay_out_kernel<__half, false> : lay_out_kernel<__nv_bfloat16, false>;
   kernel<<<static_cast<uint32_t>(heads * of_head), kThreads, 0, to_stream(part.stream)>>>(
       part, to.keys.key, to.keys.value, of_head);
   return launched();
