@@ -6,13 +6,16 @@ reference judges all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
 import sparse_attn as sa
+from sparse_attn.functional import _sequences
+from sparse_attn.ops import ask_engine
 
 from .cases import SEED, Case, Inputs
 from .contender import Contender
@@ -24,23 +27,19 @@ def _paged(case: Case, inputs: Inputs, page_size: int) -> Contender:
     """Lay keys and values in pages, shuffled."""
     table, pages = _table(case, inputs, page_size)
     caches = [_into_pages(t, table, pages, page_size) for t in (inputs.key, inputs.value)]
-    return _attend_pages(case, inputs, caches, table, {})
+    return _attend_pages(case, inputs, caches, table)
 
 
 def _joined_pages(case: Case, inputs: Inputs, page_size: int) -> Contender:
     """Lay keys and values side by side in one tensor of pages: two views of it."""
     table, pages = _table(case, inputs, page_size)
     both = _into_pages(torch.cat([inputs.key, inputs.value], -1), table, pages, page_size)
-    return _attend_pages(case, inputs, both.chunk(2, -1), table, {})
+    return _attend_pages(case, inputs, both.chunk(2, -1), table)
 
 
 def _joined(case: Case, inputs: Inputs, _: int) -> Contender:
     """Lay keys and values side by side in one tensor: a token is 2 D numbers after the last."""
-    key, value = torch.cat([inputs.key, inputs.value], -1).chunk(2, -1)
-    call = partial(
-        sa.sparse_attention, inputs.query, key, value, inputs.pattern(case), is_causal=case.causal
-    )
-    return Contender(call)
+    return _attend(case, inputs, *torch.cat([inputs.key, inputs.value], -1).chunk(2, -1))
 
 
 def _coarse(case: Case, inputs: Inputs, page_size: int) -> Contender:
@@ -52,10 +51,8 @@ def _coarse(case: Case, inputs: Inputs, page_size: int) -> Contender:
     if page_size:
         table, pages = _table(case, inputs, page_size)
         caches = [_into_pages(t, table, pages, page_size) for t in (key, value)]
-        return _attend_pages(case, inputs, caches, table, scales)
-    pattern, causal = inputs.pattern(case), case.causal
-    call = partial(sa.sparse_attention, inputs.query, key, value, pattern, is_causal=causal)
-    return Contender(partial(call, **scales))
+        return _attend_pages(case, inputs, caches, table, **scales)
+    return _attend(case, inputs, key, value, **scales)
 
 
 def _packed(case: Case, inputs: Inputs, _: int) -> Contender:
@@ -82,11 +79,24 @@ def _packed(case: Case, inputs: Inputs, _: int) -> Contender:
             whole[:, : part.shape[1]] = part
         return padded
 
-    return Contender(call, arrange=arrange)
+    return Contender(call, engine=_engine(call), arrange=arrange)
+
+
+def _attend(
+    case: Case, inputs: Inputs, key: torch.Tensor, value: torch.Tensor, **scales: Any
+) -> Contender:
+    call = (inputs.query, key, value, inputs.pattern(case))
+    served = sa.can_use(*call, is_causal=case.causal, **scales)
+    attend = partial(sa.sparse_attention, *call, is_causal=case.causal, **scales)
+    return Contender(attend, engine=str(served.engine))
 
 
 def _attend_pages(
-    case: Case, inputs: Inputs, caches: Any, table: torch.Tensor, scales: dict[str, Any]
+    case: Case,
+    inputs: Inputs,
+    caches: Sequence[torch.Tensor],
+    table: torch.Tensor,
+    **scales: torch.Tensor,
 ) -> Contender:
     call = partial(
         sa.paged_attention,
@@ -98,7 +108,21 @@ def _attend_pages(
         is_causal=case.causal,
         **scales,
     )
-    return Contender(call)
+    return Contender(call, engine=_engine(call))
+
+
+def _engine(call: Callable[[], torch.Tensor]) -> str:
+    """Ask which engine serves a call on packed or paged sequences; `can_use` takes no such call."""
+    told = []
+
+    def ask(op: str, *tensors: Any) -> torch.Tensor:
+        query, key, value, arguments = tensors
+        told.append(ask_engine(op, {"query": query, "key": key, "value": value, **arguments}))
+        return query
+
+    with mock.patch.object(_sequences, "call_op", ask):
+        call()
+    return told[0].partition("\n")[0]
 
 
 def _table(case: Case, inputs: Inputs, page_size: int) -> tuple[torch.Tensor, int]:

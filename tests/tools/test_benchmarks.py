@@ -182,6 +182,7 @@ def test_keys_in_other_places_give_the_same_attention(via, queries):
         case = replace(case, queries=5)
     inputs = Inputs(case, CPU)
     made = contender(via, case, inputs)
+    assert made.engine == "tiled"
     reference = Reference(case, inputs)
     out = made.arrange(made.call())
     assert reference.compare(out).holds
