@@ -38,7 +38,8 @@ struct SelectParams {
   TensorView query;                    // [B, Hq, Sq, D]
   TensorView key;                      // [B, Hkv, Skv, D]; [pages, Hkv, page_size, D]
   KeySource pages;                     // the table of paged keys, which the sketch alone selects by
-  const int32_t* used_keys = nullptr;  // [B], with pages: keys that exist; null: all
+  const int32_t* used_rows = nullptr;  // [B], queries that exist; null: all
+  const int32_t* used_keys = nullptr;  // [B], keys that exist; null: all
   int32_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
   Dtype dtype = Dtype::kFloat32;
   float scale = 1.0f;
@@ -69,16 +70,21 @@ struct SelectParams {
   void* stream = nullptr;
   int32_t device = 0;
 
-  // Lengths of all batch entries. Packed sequences, and paged ones unless a sketch selects, are
-  // those of selections of their own (cpu/select/select_blocks.cpp); lists count their blocks.
+  // Packed sequences, and paged ones unless a sketch selects, as the call has them. Selections that
+  // know nothing of either choose for them (cpu/select/select_blocks.cpp, cuda/select/gather.cu);
+  // lists count the blocks of their sequence.
   Sequences sequences;
 
+  /// Queries of a batch entry.
+  SPARSE_ATTN_HD int32_t rows(int64_t b) const {
+    return used_rows == nullptr ? seq_q : used_rows[b];
+  }
   /// Keys of a batch entry.
   SPARSE_ATTN_HD int32_t keys(int64_t b) const {
     return used_keys == nullptr ? seq_kv : imax(0, imin(used_keys[b], seq_kv));
   }
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
-    if (used_keys != nullptr && query_offsets == nullptr) return keys(b) - seq_q;
+    if (used_keys != nullptr && query_offsets == nullptr) return keys(b) - rows(b);
     int32_t offset = query_offsets == nullptr ? query_offset : query_offsets[b];
     return imax(-kMaxLength, imin(offset, kMaxLength));
   }
@@ -92,7 +98,7 @@ struct SelectParams {
   SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const { return i + offset(b); }
   /// How many keys may be read: under causal none past the last query.
   SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
-    return causal ? imax(0, imin(keys(b), seq_q + offset(b))) : keys(b);
+    return causal ? imax(0, imin(keys(b), rows(b) + offset(b))) : keys(b);
   }
   /// The keys that query i may see.
   SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
@@ -116,7 +122,7 @@ struct SelectParams {
     Interval all = {seq_kv, 0};
     const int32_t heads = bounds.data == nullptr || bounds.stride_h == 0 ? 1 : heads_q;
     for (int32_t head = 0; head < heads; ++head) {
-      Interval keys = keys_of_rows(b, head, {0, seq_q});
+      Interval keys = keys_of_rows(b, head, {0, rows(b)});
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
     }
     return all;
@@ -133,8 +139,13 @@ struct SelectParams {
   SPARSE_ATTN_HD static int32_t sketch_row(const SketchView& view, int32_t j) {
     return view.paged ? j % view.rows : j;
   }
-  SPARSE_ATTN_HD Interval rows_of_block(int32_t query_block) const {
-    return {query_block * block_q, imin((query_block + 1) * block_q, seq_q)};
+  /// The rows of query blocks of a batch entry, none past its end.
+  SPARSE_ATTN_HD Interval rows_of_blocks(int64_t b, Interval blocks) const {
+    const int32_t end = rows(b);
+    return {imin(blocks.begin * block_q, end), imin(blocks.end * block_q, end)};
+  }
+  SPARSE_ATTN_HD Interval rows_of_block(int64_t b, int32_t query_block) const {
+    return rows_of_blocks(b, {query_block, query_block + 1});
   }
   /// The blocks of `size` keys that hold the keys.
   SPARSE_ATTN_HD static Interval blocks_of(Interval keys, int32_t size) {
@@ -143,7 +154,7 @@ struct SelectParams {
 
   /// The forced key blocks around the positions of a query block, the diagonal among them.
   SPARSE_ATTN_HD Interval diagonal(int64_t b, int32_t query_block) const {
-    Interval rows = rows_of_block(query_block);
+    Interval rows = rows_of_block(b, query_block);
     int32_t low = floor_div(position(b, rows.begin), block_kv);
     int32_t high = floor_div(position(b, rows.end - 1), block_kv);
     int32_t after = causal ? 0 : local_blocks;

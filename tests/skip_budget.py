@@ -19,7 +19,6 @@ BUDGET = {
     },
     "cuda": {
         ("", "needs two CUDA devices"): 450,
-        ("", "of packed sequences is (not )?served on cuda"): None,
         ("", "examples make CPU tensors|threads are the CPU's"): 60,
         ("", "nvcc not found|compiler|nm \\(binutils\\)"): 20,
         ("", "auditwheel is not installed|setuptools is too old|reads no TOML"): 12,

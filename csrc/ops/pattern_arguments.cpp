@@ -387,10 +387,6 @@ void fill_selection(const std::string& op, const CallArguments& args, CheckedSel
     params.budget_count = check_at_least(op, "budget_blocks", *args.budget_count, 1);
   }
   if (args.budget_share) params.budget_share = check_share("budget_share", *args.budget_share);
-  const bool plain = params.sequences.same_lengths() && !params.pages.paged();
-  if (!plain && params.selector != Selector::kSketch && args.query->is_cuda()) {
-    fail_not_served(op, "block top-k of packed or paged sequences on CUDA, but selector sketch");
-  }
 }
 
 }  // namespace sparse_attn

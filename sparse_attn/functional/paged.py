@@ -162,8 +162,7 @@ def paged_attention(
         An upper bound of the packed sequences' numbers of queries.
     pattern : Pattern, optional
         All keys by default.
-        A `BlockTopK` chooses for each sequence as in a call of its
-        own; on CUDA by selector ``sketch`` alone, without `cu_seq_q`.
+        A `BlockTopK` chooses for each sequence as in a call of its own.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.

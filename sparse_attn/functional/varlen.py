@@ -156,7 +156,7 @@ def varlen_attention(
         Upper bounds of the lengths; larger ones change no bit, longer sequences are cut.
     pattern : Pattern, optional
         All keys by default. A `BlockSparse` layout is one for all sequences or has one for each.
-        A `BlockTopK` chooses for each sequence as in a call of its own; not on CUDA yet.
+        A `BlockTopK` chooses for each sequence as in a call of its own.
     seqused_k : Tensor, optional
         int32 ``(B,)``: how many of its keys each sequence has.
     attn_mask : Tensor, optional

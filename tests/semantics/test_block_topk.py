@@ -336,3 +336,31 @@ def test_what_the_op_refuses(device, change, words):
     query, key, _ = Shape(1, 2, 1, 32, 32, 16).make(device)
     with pytest.raises(RuntimeError, match=f"sparse_attn::select_blocks: expected {words}"):
         torch.ops.sparse_attn.select_blocks(query, key, block_size=16, **change)
+
+
+@pytest.mark.parametrize("budget", [{"mass": 0.5}, {"mass": None, "budget_share": 0.5}], ids=str)
+def test_lists_do_not_depend_on_the_batch(device, budget):
+    """Two heads have the same scores in other places, so that rounding decides between blocks."""
+    entries, rows, blocks = 9, 160, 1100  # few lists alone, many together
+    query = torch.zeros(entries, 2, 16 * rows, 16, device=device)
+    key = torch.zeros(entries, 1, 16 * blocks, 16, device=device)
+    scores = torch.randn(entries, 1, rows, blocks, device=device)
+    scores = torch.cat([scores, scores[..., torch.randperm(blocks, device=device)]], 1)
+
+    def lists(some):
+        pattern = sa.BlockTopK(16, selector=scores[some], group="kv", **budget)
+        return sa.select_blocks(query[some], key[some], pattern)
+
+    together = lists(slice(None))
+    for b in range(entries):
+        alone = lists(slice(b, b + 1))
+        assert torch.equal(together.counts[b], alone.counts[0])
+        assert torch.equal(together.indices[b], alone.indices[0])
+
+
+@pytest.mark.parametrize("op", ["block_topk", "select_blocks"])
+def test_ops_have_the_defaults_of_the_pattern(op):
+    schema = getattr(torch.ops.sparse_attn, op).default._schema
+    said = {argument.name: argument.default_value for argument in schema.arguments}
+    for name in ("block_size", "selector", "group", "groups", "sink_blocks", "row_step"):
+        assert said[name] == getattr(sa.BlockTopK(), name)

@@ -21,14 +21,7 @@ SELECTIONS = {
     "minmax": sa.BlockTopK((64, 16), mass=0.5, selector="minmax", local_blocks=1),
     "vertical_slash": sa.BlockTopK(16, mass=0.5, selector="vertical_slash", local_blocks=1),
 }
-#: What a device leaves out of packed and paged calls.
-LEFT_OUT = {"cuda": ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "scores")}
 PAGE_SIZES = [None, 16, 48]
-
-
-def needs(device, name):
-    if name.split("-")[0] in LEFT_OUT.get(device, ()):
-        pytest.skip(f"selector {name} of packed sequences is not served on {device}")
 
 
 @pytest.fixture
@@ -86,7 +79,6 @@ def assert_same(got, want):
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_lists_are_those_of_each_sequence_alone(device, dtype, name, is_causal, page_size):
-    needs(device, name)
     ragged, pattern = Ragged((3, 0, 170, 1, 33, 70), (5, 9, 350, 64, 0, 216)), SELECTIONS[name]
     sequences = ragged.sequences(device, dtype)
     layout = Batch(ragged, sequences, page_size).lists(pattern, is_causal=is_causal)
@@ -100,7 +92,6 @@ def test_lists_are_those_of_each_sequence_alone(device, dtype, name, is_causal, 
 def test_outputs_have_the_bits_of_each_sequence_alone(
     serving, engine, device, dtype, name, page_size
 ):
-    needs(device, name)
     ragged, pattern = ragged_for(engine), SELECTIONS[name]
     sequences = ragged.sequences(device, dtype)
     common = {"is_causal": True, "sink_logits": torch.randn(ragged.Hq, device=device)}
@@ -115,7 +106,6 @@ def test_outputs_have_the_bits_of_each_sequence_alone(
     "common", [{"softcap": 5.0}, {"scale": -0.3}, {"query_offset": 4}], ids=str
 )
 def test_common_arguments(device, common, page_size):
-    needs(device, "mixed")
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 40)), SELECTIONS["mixed"]
     sequences = ragged.sequences(device, torch.float32)
     layout = Batch(ragged, sequences, page_size).lists(pattern, **common)
@@ -125,7 +115,6 @@ def test_common_arguments(device, common, page_size):
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_positions_and_origins_of_each_sequence(device, page_size):
-    needs(device, "mean")
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 140)), SELECTIONS["mean"]
     sequences = ragged.sequences(device, torch.float32)
     places = {"query_offset": [70, 3, -5], "key_origin": [33, -2, 64]}
@@ -141,7 +130,6 @@ def test_positions_and_origins_of_each_sequence(device, page_size):
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("name", ["mixed", "mean", "vertical_slash"])
 def test_larger_bounds_change_no_list(device, name, page_size):
-    needs(device, name)
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 140)), SELECTIONS[name]
     sequences = ragged.sequences(device, torch.float32)
     least = Batch(ragged, sequences, page_size, slack=0).lists(pattern)
@@ -153,7 +141,6 @@ def test_larger_bounds_change_no_list(device, name, page_size):
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_used_keys_shorten_packed_sequences(device, page_size):
-    needs(device, "mixed")
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 140)), SELECTIONS["mixed"]
     sequences = ragged.sequences(device, torch.float32)
     batch = Batch(ragged, sequences, page_size)
@@ -167,7 +154,6 @@ def test_used_keys_shorten_packed_sequences(device, page_size):
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_scores_of_the_caller(device, page_size):
     """They count blocks of each sequence, up to the bounds."""
-    needs(device, "scores")
     ragged = Ragged((70, 1, 33), (150, 64, 140))
     sequences = ragged.sequences(device, torch.float32)
     batch = Batch(ragged, sequences, page_size, slack=0)
@@ -193,7 +179,6 @@ def test_scores_of_the_caller(device, page_size):
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("name", ["mixed", "mean-by-key-head"])
 def test_token_topk_inside_chosen_blocks(serving, engine, device, name, page_size):
-    needs(device, name)
     ragged, pattern = ragged_for(engine), sa.TopK(7, inside=SELECTIONS[name])
     sequences = ragged.sequences(device, main_dtype(device, engine))
     parts = Batch(ragged, sequences, page_size).attend(serving, pattern, is_causal=True)
@@ -205,7 +190,6 @@ def test_token_topk_inside_chosen_blocks(serving, engine, device, name, page_siz
 @pytest.mark.parametrize("rows", [(0, 0), (), (4, 2)], ids=["no-rows", "no-sequences", "no-keys"])
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_empty_batches(serving, device, rows, page_size):
-    needs(device, "mixed")
     ragged = Ragged(rows, tuple(0 for _ in rows), 2, 1, 16)
     query = torch.randn(sum(rows), 2, 16, device=device)
     starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
@@ -233,7 +217,6 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_lengths_and_tables_stay_inside_the_tensors(device, name, selection):
     """Lists stay inside the sequences that remain, and the next call is right."""
-    needs(device, selection)
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 140)), SELECTIONS[selection]
     sequences = ragged.sequences(device, torch.float32)
     wrong = torch.tensor(MALFORMED[name], dtype=torch.int32, device=device)
@@ -277,9 +260,6 @@ def test_wrong_calls(device):
         sa.select_blocks(*plain, pattern, max_q=2.0)
     with pytest.raises(NotImplementedError, match="selector sketch with packed queries"):
         batch.lists(sa.BlockTopK(16, selector="sketch", budget_tokens=16))
-    if device in LEFT_OUT:
-        with pytest.raises(NotImplementedError, match="not served: block top-k of packed or paged"):
-            batch.lists(pattern)
     with pytest.raises(NotImplementedError, match="not served: key_bounds with packed"):
         bounds = torch.zeros(2, 1, 4, 2, dtype=torch.int32, device=device)
         batch.lists(pattern, key_bounds=bounds)
@@ -287,7 +267,6 @@ def test_wrong_calls(device):
 
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_opcheck(device, page_size):
-    needs(device, "mixed")
     ragged = Ragged((70, 1, 33), (150, 64, 140))
     batch = Batch(ragged, ragged.sequences(device, torch.float32), page_size)
     arguments = SELECTIONS["mixed-by-key-head"]._arguments() | batch.placing
@@ -297,7 +276,6 @@ def test_opcheck(device, page_size):
 
 
 def test_one_graph_serves_all_lengths(device):
-    needs(device, "mixed")
     torch._dynamo.reset()
     compiles = []
 
@@ -340,13 +318,10 @@ def batches(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_fuzz(device, data):
-    names = [name for name in SELECTIONS if name.split("-")[0] not in LEFT_OUT.get(device, ())]
-    if not names:
-        pytest.skip(f"no selection of packed sequences is served on {device}")
     torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
     ragged = data.draw(batches(), label="batch")
     dtype = data.draw(st.sampled_from(list(DTYPES.values())), label="dtype")
-    pattern = SELECTIONS[data.draw(st.sampled_from(names), label="selection")]
+    pattern = SELECTIONS[data.draw(st.sampled_from(list(SELECTIONS)), label="selection")]
     page_size = data.draw(st.sampled_from([None, 16, 48, 128]), label="page size")
     common = {
         "is_causal": data.draw(st.booleans()),

@@ -23,7 +23,7 @@ void BlockEstimator::make_sketch(int64_t batch, int64_t head_kv) const {
 
 /// Each row against every key of the sketch; blocks with keys that it does not hold are kept.
 void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) const {
-  Interval rows = params_.rows_of_block(block.index);
+  Interval rows = params_.rows_of_block(block.batch, block.index);
   float* scores = scratch(block.worker).scores;
   const int32_t held = sketch_.held(block.batch, params_.keys(block.batch));
   Interval beyond = {params_.seq_kv, 0};

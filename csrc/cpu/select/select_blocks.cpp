@@ -63,7 +63,7 @@ class BlockSelection {
 
  private:
   Interval visible_to(const QueryBlock& block, int32_t heads) const {
-    Interval rows = params_.rows_of_block(block.index);
+    Interval rows = params_.rows_of_block(block.batch, block.index);
     Bounds keys = no_rows(params_.seq_kv);
     for (int32_t head = 0; head < heads; ++head) {
       keys.add(params_.keys_of_rows(block.batch, block.head_q + head, rows));

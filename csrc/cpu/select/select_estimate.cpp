@@ -192,7 +192,7 @@ Interval BlockEstimator::score_keys(const QueryBlock& block, int32_t row, float*
 
 /// Means of groups of queries against means of groups of keys.
 void BlockEstimator::add_groups(const QueryBlock& block, double* share) const {
-  Interval rows = params_.rows_of_block(block.index);
+  Interval rows = params_.rows_of_block(block.batch, block.index);
   KeyVectors keys = vectors(block.batch, block.head_q);
   float* scores = scratch(block.worker).scores;
   int32_t keys_a_group = params_.block_kv / groups_;
@@ -212,7 +212,7 @@ void BlockEstimator::add_groups(const QueryBlock& block, double* share) const {
 
 /// Rows row_step - 1, 2 row_step - 1, ... against every key.
 void BlockEstimator::add_sampled_rows(const QueryBlock& block, double* share) const {
-  Interval rows = params_.rows_of_block(block.index);
+  Interval rows = params_.rows_of_block(block.batch, block.index);
   float* scores = scratch(block.worker).scores;
   int32_t first = static_cast<int32_t>(round_up(rows.begin + 1, params_.row_step)) - 1;
   for (int64_t i = first; i < rows.end; i += params_.row_step) {
@@ -225,7 +225,7 @@ void BlockEstimator::add_sampled_rows(const QueryBlock& block, double* share) co
 /// exist, softmax over the squares of `stride` rows.
 void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) const {
   const int32_t stride = params_.stride;
-  Interval rows = params_.rows_of_block(block.index);
+  Interval rows = params_.rows_of_block(block.batch, block.index);
   Rows keys = rows_of(params_.key, params_.dtype, block.batch, block.head_q / params_.group());
   const uint8_t* exists = exists_ + block.batch * params_.seq_kv;
   float* scores = scratch(block.worker).scores;
@@ -263,7 +263,7 @@ void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) c
 
 /// The most that a row's score can be in a block: sum over d of max(q_d least_d, q_d greatest_d).
 void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
-  Interval rows = params_.rows_of_block(block.index);
+  Interval rows = params_.rows_of_block(block.batch, block.index);
   KeyVectors keys = vectors(block.batch, block.head_q);
   float* scores = scratch(block.worker).scores;
   const float sign = params_.scale < 0 ? -1.0f : 1.0f;
@@ -290,7 +290,7 @@ void BlockEstimator::score_means(const QueryBlock& block, Interval visible, doub
   KeyVectors keys = vectors(block.batch, block.head_q);
   float* scores = scratch(block.worker).scores;
   float query[kMaxHeadDim];
-  mean_query(block, params_.rows_of_block(block.index), query);
+  mean_query(block, params_.rows_of_block(block.batch, block.index), query);
   Rows vectors = {keys.data + int64_t{visible.begin} * width_, width_, Element::kFloat32};
   math_.row_scores(query, 0, 1, vectors, visible.size(), width_, scores, 0);
   math_.transform(scores, visible.size(), params_.scale, params_.softcap, nullptr);

@@ -1,6 +1,7 @@
 // How a call with few queries is cut: query heads of a group packed as rows of one tile, keys into
 // chunks, chunks shared out to thread blocks. Plain C++, from sizes alone: a chunk depends on the
-// pattern and the length of the keys, never on batch, heads or device, so neither do a row's bits.
+// pattern and the length of the keys or of the list, never on batch, heads or device, so neither do
+// a row's bits.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +29,19 @@ struct SplitGrid {
   bool merged = false;       // whether they are a cluster, which merges the chunks
 };
 
-/// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list.
+/// Keys of the blocks of a list, as far as a sequence may have that many.
+SPARSE_ATTN_HD int32_t keys_of_blocks(const BlockList& list, int32_t blocks) {
+  const int64_t keys = int64_t{blocks} * list.block_kv;
+  return static_cast<int32_t>(keys < kMaxLength ? keys : kMaxLength);
+}
+
+/// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list as
+/// it is expected.
 SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
   int32_t length = ceil_div(keys, pattern.dilation);
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
-    const int64_t blocks = list.expected > 0 ? list.expected : list.max_count;
-    return static_cast<int32_t>(blocks * list.block_kv < length ? blocks * list.block_kv : length);
+    return imin(length, keys_of_blocks(list, list.expected > 0 ? list.expected : list.max_count));
   }
   if (pattern.global_count > 0) return length;
   int64_t right = pattern.causal ? 0 : pattern.right;
@@ -55,11 +62,7 @@ SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
   const int32_t lead = pattern.most_lead(keys);
-  const int32_t steps = chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
-  // A list that holds more than expected has a bounded number of chunks too.
-  constexpr int32_t kMostListed = 1024, kUnit = 4;
-  const int32_t least = ceil_div(keys, kMostListed * kUnit * kStepKeys) * kUnit;
-  return pattern.list.expected > 0 ? imax(steps, least) : steps;
+  return chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
@@ -125,12 +128,11 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const int32_t lead = pattern.most_lead(seq_kv);
   plan.chunk_steps = chunk_steps(pattern, seq_kv, params.problem.seq_q);
   int32_t chunk = plan.chunk_steps * kStepKeys;
-  if (!params.sequences.same_lengths()) {
+  if (list.present()) {
+    plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count));  // as long as each list is
+  } else if (!params.sequences.same_lengths()) {
     // Each sequence's chunks follow from its own lengths; an interval touches up to two more.
     plan.max_chunks = most_chunks(reach) + 2 + most_chunks(lead);
-  } else if (list.present()) {
-    int64_t listed = int64_t{list.max_count} * list.block_kv;
-    plan.max_chunks = static_cast<int32_t>((listed + chunk - 1) / chunk);
   } else {
     // An interval off the chunks' edges touches one more of them than its length asks for.
     plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1,

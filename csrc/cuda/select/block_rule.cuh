@@ -10,7 +10,7 @@ namespace sparse_attn::cuda {
 /// thread block call it.
 __device__ inline Interval find_visible(const SelectParams& params, int64_t batch, int64_t head,
                                         int32_t heads, int32_t query_block, HullStorage& storage) {
-  const Interval rows = params.rows_of_block(query_block);
+  const Interval rows = params.rows_of_block(batch, query_block);
   return SelectParams::blocks_of(hull_of_rows(params, batch, head, heads, rows, storage),
                                  params.block_kv);
 }

@@ -15,13 +15,11 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kChooseThreads = 128;
-constexpr int kLongThreads = 1024;     // of few lists of many blocks
-constexpr int32_t kLongBlocks = 1024;  // from which on
+constexpr int32_t kLongBlocks = 1024;  // from which on few lists have kMostThreads
 constexpr int64_t kFewLists = 1024;    // up to which
-constexpr int kMostWarps = kLongThreads / 32;
-constexpr uint32_t kForced = ~0u;           // above the key of every score
-constexpr float kWholeWeight = 1ull << 40;  // of all shares together
+constexpr int kMostWarps = kMostThreads / 32;
+constexpr uint32_t kForced = ~0u;              // above the key of every score
+constexpr float kGreatestWeight = 1ull << 36;  // of a share; a list's fit 64 bits together
 
 using Weight = unsigned long long;
 
@@ -58,15 +56,13 @@ struct ChooseStorage {
 
 __device__ __forceinline__ int num_warps() { return static_cast<int>(blockDim.x / 32); }
 
-/// Reduces over the thread block, in one order whatever the values are; all threads get the result.
-template <typename Combine>
-__device__ float reduce(float x, ChooseStorage& storage, const Combine& combine) {
-  for (int step = 16; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
+/// The maximum over the thread block, for all threads.
+__device__ float greatest_of(float x, ChooseStorage& storage) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   __syncthreads();
   if (threadIdx.x % 32 == 0) storage.warps[threadIdx.x / 32] = x;
   __syncthreads();
-  x = storage.warps[0];
-  for (int warp = 1; warp < num_warps(); ++warp) x = combine(x, storage.warps[warp]);
+  for (int warp = 0; warp < num_warps(); ++warp) x = fmaxf(x, storage.warps[warp]);
   return x;
 }
 
@@ -74,42 +70,28 @@ __device__ float reduce(float x, ChooseStorage& storage, const Combine& combine)
 struct Estimates {
   const float* values;
   bool scores;
-  float highest = 0.0f;  // of the scores that are numbers
+  float highest = -INFINITY;  // of the values that are numbers
 
+  /// From 0 up to 1, the share of the highest.
   __device__ float share(int32_t j) const {
-    if (!scores) return values[j];
+    if (!scores) return highest > 0.0f ? values[j] / highest : 0.0f;
     return values[j] == -INFINITY ? 0.0f : expf(values[j] - highest);
   }
 };
 
 __device__ Estimates make_estimates(const float* values, bool scores, Interval visible,
                                     ChooseStorage& storage) {
-  Estimates estimates = {values, scores};
-  if (!scores) return estimates;
   float highest = -INFINITY;
   for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
     highest = fmaxf(highest, values[j]);
   }
-  estimates.highest = reduce(highest, storage, [](float a, float b) { return fmaxf(a, b); });
-  return estimates;
+  return {values, scores, greatest_of(highest, storage)};
 }
 
-/// The sum of the shares; those that are no numbers stand apart.
-__device__ float total_share(const Estimates& estimates, Interval visible, ChooseStorage& storage) {
-  float sum = 0.0f;
-  for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += blockDim.x) {
-    float share = estimates.share(j);
-    sum += isnan(share) ? 0.0f : share;
-  }
-  return reduce(sum, storage, [](float a, float b) { return a + b; });
-}
-
-/// The visible blocks of a list: keys that order them, and weights, integers that add up to
-/// kWholeWeight.
+/// The visible blocks of a list: keys that order them, and their shares as integers.
 struct Candidates {
   BlockRule rule;
   Estimates estimates;
-  float unit;      // weight of a share of 1; 0 where none counts
   uint32_t* keys;  // of the visible blocks, in shared memory; null where it has no room
   Weight* weights;
 
@@ -118,9 +100,8 @@ struct Candidates {
     return rule.forced(j) || isnan(value) ? kForced : ordered_key(value);
   }
   __device__ Weight make_weight(int32_t j) const {
-    if (unit == 0.0f) return 0;
     const float share = estimates.share(j);
-    return isnan(share) ? 0 : __float2ull_rn(share * unit);
+    return isnan(share) ? 0 : __float2ull_rn(share * kGreatestWeight);
   }
   __device__ void fill() const {
     if (keys == nullptr) return;
@@ -245,8 +226,7 @@ __device__ void write_kept(const SelectParams& params, const Candidates& blocks,
 
 /// `scores` tells whether the values are scores, whose softmax the shares are; `cached` whether
 /// shared memory has room for a key and a weight of each key block.
-template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMostThreads)
     choose_blocks(const SelectParams params, float* values, bool scores, bool cached) {
   extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
@@ -260,8 +240,7 @@ __global__ void __launch_bounds__(kThreads)
     scores = false;
   }
   const Estimates estimates = make_estimates(values, scores, visible, storage);
-  const float total = total_share(estimates, visible, storage);
-  const Candidates blocks = {rule, estimates, total > 0.0f ? kWholeWeight / total : 0.0f,
+  const Candidates blocks = {rule, estimates,
                              cached ? reinterpret_cast<uint32_t*>(cache + params.num_kv) : nullptr,
                              cache};
   blocks.fill();
@@ -290,13 +269,14 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const bool cached = bytes + static_cast<int64_t>(sizeof(ChooseStorage)) <= room;
   const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
   const bool wide = params.num_kv >= kLongBlocks && rows <= kFewLists;
-  const auto kernel = wide ? choose_blocks<kLongThreads> : choose_blocks<kChooseThreads>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
+  error =
+      cudaFuncSetAttribute(choose_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
-  const LaunchShape shape = {static_cast<uint32_t>(rows),
-                             static_cast<uint32_t>(wide ? kLongThreads : kChooseThreads),
-                             static_cast<size_t>(cache_bytes), to_stream(params.stream)};
-  return launch_dependent(kernel, shape, params, workspace.scores, scores, cached);
+  const LaunchShape shape = {
+      static_cast<uint32_t>(rows),
+      static_cast<uint32_t>(wide ? kMostThreads : threads_of_list(params.num_kv)),
+      static_cast<size_t>(cache_bytes), to_stream(params.stream)};
+  return launch_dependent(choose_blocks, shape, params, workspace.scores, scores, cached);
 }
 
 }  // namespace sparse_attn::cuda

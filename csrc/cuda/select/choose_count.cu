@@ -14,9 +14,6 @@
 namespace sparse_attn::cuda {
 namespace {
 
-constexpr int kFewThreads = 128;
-constexpr int kMostThreads = 1024;
-constexpr int kBlocksOfThread = 8;  // key blocks of a list, about
 constexpr int kBinsOfThread = 2;
 constexpr uint32_t kFirst = ~0u;  // of forced blocks, above the key of every score
 
@@ -209,9 +206,8 @@ Status launch_choose_count(const SelectParams& params, float* values, bool score
   error =
       cudaFuncSetAttribute(choose_count, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
-  uint32_t threads = kFewThreads;
-  while (threads < kMostThreads && int64_t{threads} * kBlocksOfThread < params.num_kv) threads *= 2;
-  const LaunchShape shape = {static_cast<uint32_t>(lists), threads,
+  const LaunchShape shape = {static_cast<uint32_t>(lists),
+                             static_cast<uint32_t>(threads_of_list(params.num_kv)),
                              static_cast<size_t>(cache_bytes), to_stream(params.stream)};
   return launch_dependent(choose_count, shape, params, values, scores, cached);
 }

@@ -91,7 +91,7 @@ struct BlockEstimate {
     return estimate.seen(params, batch, head, vector);
   }
   __device__ int32_t owner(int32_t vector) const {
-    return estimate.queries(params, vector).begin / params.block_q - blocks.begin;
+    return estimate.queries(params, batch, vector).begin / params.block_q - blocks.begin;
   }
 
   /// Counts the vectors of each query block that see a key.
@@ -117,7 +117,7 @@ struct BlockEstimate {
       if (vector < vectors.end) {
         seen = seen_by(vector);
         if (estimate.kind == Vectors::kAntidiagonal) {
-          bits = (1u << estimate.queries(params, vector).size()) - 1;
+          bits = (1u << estimate.queries(params, batch, vector).size()) - 1;
         }
       }
       storage.seen[threadIdx.x] = seen;
@@ -224,7 +224,8 @@ struct BlockEstimate {
         const int column = i % kVectorTile, block = i / kVectorTile;
         if (j0 + column >= params.num_kv) continue;
         const int32_t index = blocks.begin + block;
-        const Interval own = intersect(vectors, estimate.vectors(params, {index, index + 1}));
+        const Interval own =
+            intersect(vectors, estimate.vectors(params, batch, {index, index + 1}));
         float sum = 0.0f;
         for (int32_t v = own.begin; v < own.end; ++v) {
           sum += storage.products[column * kProductPitch + v - vectors.begin];
@@ -238,7 +239,7 @@ struct BlockEstimate {
   }
 
   __device__ void run(VectorTile<T> tile, float* shares) const {
-    const Interval all = estimate.vectors(params, blocks);
+    const Interval all = estimate.vectors(params, batch, blocks);
     count_live(all);
     for (int32_t first = all.begin; first == all.begin || first < all.end; first += kVectorTile) {
       tile.query_vectors = {first, imin(first + kVectorTile, all.end)};

@@ -21,21 +21,24 @@ struct Estimate {
   int32_t per_block = 1;  // key vectors of a key block
   bool adds = false;      // to the shares that are there
 
-  /// Query vectors of the blocks [begin, end).
-  __device__ Interval vectors(const SelectParams& params, Interval blocks) const {
-    const int32_t end = imin(blocks.end * params.block_q, params.seq_q);
-    const int32_t first = blocks.begin * params.block_q / rows;
-    return {first, kind == Vectors::kRows ? end / rows : ceil_div(end, rows)};
+  /// Query vectors of some blocks of `size` rows, of which `there` exist.
+  __device__ Interval vectors(Interval blocks, int32_t size, int32_t there) const {
+    const int32_t end = imin(blocks.end * size, there), first = blocks.begin * size / rows;
+    return {first, imax(first, kind == Vectors::kRows ? end / rows : ceil_div(end, rows))};
+  }
+  __device__ Interval vectors(const SelectParams& params, int64_t batch, Interval blocks) const {
+    return vectors(blocks, params.block_q, params.rows(batch));
   }
   /// The queries that a vector stands for.
-  __device__ Interval queries(const SelectParams& params, int32_t vector) const {
+  __device__ Interval queries(const SelectParams& params, int64_t batch, int32_t vector) const {
     if (kind == Vectors::kRows) return {(vector + 1) * rows - 1, (vector + 1) * rows};
-    return {vector * rows, imin((vector + 1) * rows, params.seq_q)};
+    return {vector * rows, imin((vector + 1) * rows, params.rows(batch))};
   }
   /// The key vectors that a query vector sees, from the first to the last.
   __device__ Interval seen(const SelectParams& params, int64_t batch, int64_t head,
                            int32_t vector) const {
-    return SelectParams::blocks_of(params.keys_of_rows(batch, head, queries(params, vector)), keys);
+    return SelectParams::blocks_of(params.keys_of_rows(batch, head, queries(params, batch, vector)),
+                                   keys);
   }
   /// Row of the tensor of queries, and of keys, that is a slice of a vector.
   __device__ int32_t query_row(int32_t vector, int32_t slice) const {
@@ -64,7 +67,7 @@ struct VectorTile {
     const int32_t vector = query_vectors.begin + row;
     if (vector >= query_vectors.end) return nullptr;
     const int32_t i = estimate.query_row(vector, slice);
-    if (estimate.kind == Vectors::kAntidiagonal && i >= params.seq_q) return nullptr;
+    if (estimate.kind == Vectors::kAntidiagonal && i >= params.rows(batch)) return nullptr;
     return query + i * estimate.query.stride_s;
   }
   __device__ const T* key_at(int column, int slice) const {

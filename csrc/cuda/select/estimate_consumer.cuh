@@ -181,19 +181,16 @@ struct Consumer {
     query = descriptor(tile);
     every = kUnlimited;
     for (int32_t v = unit.vectors.begin; v < unit.vectors.begin + kVectors; v += kVectors - 1) {
-      const int32_t end = unit.vectors.contains(v) ? seen(unit, v) : 0;
+      const int32_t end = unit.vectors.contains(v) ? unit.seen(args, v) : 0;
       every = imin(every, end);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t vector = unit.vectors.begin + row + 8 * r;
-      limits[r] = unit.vectors.contains(vector) ? seen(unit, vector) : 0;
+      limits[r] = unit.vectors.contains(vector) ? unit.seen(args, vector) : 0;
       highest[r] = -INFINITY;
       sum[r] = 0.0f;
     }
-  }
-  __device__ int32_t seen(const Unit& unit, int32_t vector) const {
-    return args.estimate.seen(args.params, unit.batch, unit.head, vector).end;
   }
 
   /// Walks over the tiles that the unit sees, and lets the others pass.
@@ -241,14 +238,13 @@ struct Consumer {
     const SelectParams& params = args.params;
     for (int32_t at = threadIdx.x % kWarpgroup; at < unit.blocks.size(); at += kWarpgroup) {
       const int32_t block = unit.blocks.begin + at;
-      const Interval own =
-          intersect(unit.vectors, args.estimate.vectors(params, {block, block + 1}));
+      const Interval own = intersect(unit.vectors, unit.vectors_of(args, {block, block + 1}));
+      const int32_t last = imin((block + 1) * params.block_q, unit.rows) - 1;
       int32_t live = 0;
-      for (int32_t v = own.begin; v < own.end; ++v) live += seen(unit, v) > 0;
-      const Interval keys = params.keys_of_rows(unit.batch, unit.head, params.rows_of_block(block));
+      for (int32_t v = own.begin; v < own.end; ++v) live += unit.seen(args, v) > 0;
       storage.owners[consumer][at] = {
           {own.begin - unit.vectors.begin, own.end - unit.vectors.begin},
-          SelectParams::blocks_of(keys, params.block_kv).end,
+          ceil_div(unit.end_of_row(args, last), params.block_kv),
           live > 0 ? 1.0f / static_cast<float>(live) : 0.0f};
     }
   }
@@ -305,7 +301,8 @@ struct Consumer {
     const SelectParams& params = args.params;
     const int32_t column = threadIdx.x % kChunk;
     const Owner* owners = storage.owners[consumer];
-    const int32_t there = imin(ceil_div(unit.end, args.estimate.per_block), params.num_kv);
+    const int32_t end = unit.vectors.empty() ? 0 : unit.seen(args, unit.vectors.end - 1);
+    const int32_t there = imin(ceil_div(end, args.estimate.per_block), params.num_kv);
     const int64_t list = int64_t{unit.batch} * params.heads_q + unit.head;
     float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
     const int32_t chunks = ceil_div(owners[unit.blocks.size() - 1].visible, kChunk);
@@ -332,15 +329,20 @@ struct Consumer {
     ptx::cp_async_wait<0>();
   }
 
+  __device__ __forceinline__ void begin_and_walk(int slot) {
+    const Unit unit(args, storage.item[slot], consumer);
+    const Unit other(args, storage.item[slot], 1 - consumer);
+    begin(unit, ptx::smem_address(storage.query[slot][consumer]));
+    walk(unit.tiles(args), imax(unit.tiles(args), other.tiles(args)));
+  }
+
   __device__ void run() {
     for (int turn = 0;; ++turn) {
       const int slot = turn % kItems;
       ptx::mbarrier_wait(ptx::smem_address(&storage.item_full[slot]), turn / kItems % 2);
-      const int64_t item = storage.item[slot];
-      if (item < 0) return;
-      const Unit unit(args, item, consumer), other(args, item, 1 - consumer);
-      begin(unit, ptx::smem_address(storage.query[slot][consumer]));
-      walk(unit.tiles(), imax(unit.tiles(), other.tiles()));
+      if (storage.item[slot] < 0) return;
+      begin_and_walk(slot);
+      const Unit unit(args, storage.item[slot], consumer);  // again, to hold nothing while it walks
       arrive(storage.item_empty[slot]);
       write_lse();
       write_owners(unit);

@@ -35,7 +35,7 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
 #pragma unroll 1
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       unit = Unit(args, item, consumer);
-      tiles = imax(tiles, unit.tiles());
+      tiles = imax(tiles, unit.tiles(args));
       for (int slab = 0; slab < C::kSlabs; ++slab) {
         ptx::tma_load(
             ptx::smem_address(storage.query[slot][consumer]) + slab * kVectors * kRowBytes,

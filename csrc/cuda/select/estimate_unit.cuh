@@ -68,8 +68,8 @@ struct Arguments {
 /// What a warpgroup works on: some query blocks of a head.
 struct Unit {
   int32_t batch, head;
+  int32_t rows, keys, offset;  // of the batch entry
   Interval blocks, vectors;
-  int32_t end;  // of the key vectors that some of the vectors see
 
   /// Items go by key head, so that its query heads find their keys in L2, the longest first.
   __device__ Unit(const Arguments& args, int64_t item, int consumer) {
@@ -80,13 +80,31 @@ struct Unit {
     const int32_t rest = static_cast<int32_t>(item % of_key_head);
     batch = static_cast<int32_t>(key_head / params.heads_kv);
     head = static_cast<int32_t>(key_head % params.heads_kv) * group + rest % group;
+    rows = params.rows(batch);
+    keys = params.keys(batch);
+    offset = params.offset(batch);
     const int32_t pair = args.pairs - 1 - rest / group;
     const int32_t first = (pair * kConsumers + consumer) * args.blocks_at_once;
-    blocks = {imin(first, params.num_q), imin(first + args.blocks_at_once, params.num_q)};
-    vectors = blocks.empty() ? Interval{} : args.estimate.vectors(params, blocks);
-    end = vectors.empty() ? 0 : args.estimate.seen(params, batch, head, vectors.end - 1).end;
+    const int32_t there = ceil_div(rows, params.block_q);
+    blocks = {imin(first, there), imin(first + args.blocks_at_once, there)};
+    vectors = vectors_of(args, blocks);
   }
-  __device__ int32_t tiles() const { return ceil_div(end, kKeys); }
+  __device__ Interval vectors_of(const Arguments& args, Interval some) const {
+    return args.estimate.vectors(some, args.params.block_q, rows);
+  }
+  /// Where the keys end that a row sees, of calls without bounds.
+  __device__ int32_t end_of_row(const Arguments& args, int32_t i) const {
+    return imax(0, args.params.causal ? imin(keys, i + offset + 1) : keys);
+  }
+  /// Where the key vectors end that a vector sees.
+  __device__ int32_t seen(const Arguments& args, int32_t vector) const {
+    const int32_t last = imin((vector + 1) * args.estimate.rows, rows) - 1;
+    return ceil_div(end_of_row(args, last), args.estimate.keys);
+  }
+  /// Tiles of key vectors that some of the vectors see.
+  __device__ int32_t tiles(const Arguments& args) const {
+    return vectors.empty() ? 0 : ceil_div(seen(args, vectors.end - 1), kKeys);
+  }
 };
 
 }  // namespace sparse_attn::cuda::estimates

@@ -13,6 +13,7 @@ struct HullStorage {
 /// For the rows of `heads` heads from `head` on; all threads call it.
 __device__ inline Interval hull_of_rows(const SelectParams& params, int64_t batch, int64_t head,
                                         int32_t heads, Interval rows, HullStorage& storage) {
+  if (rows.empty()) return {};
   __syncthreads();
   if (threadIdx.x == 0) storage = {params.seq_kv, 0};
   __syncthreads();

@@ -10,6 +10,18 @@
 
 namespace sparse_attn::cuda {
 
+constexpr int kFewThreads = 128;
+constexpr int kMostThreads = 1024;
+constexpr int kBlocksOfThread = 8;  // key blocks of a list, about
+
+/// Threads that add up the shares of a list of so many blocks: sums have an order of the list's
+/// own, whatever else a call holds.
+SPARSE_ATTN_HD constexpr int32_t threads_of_list(int32_t blocks) {
+  int32_t threads = kFewThreads;
+  while (threads < kMostThreads && int64_t{threads} * kBlocksOfThread < blocks) threads *= 2;
+  return threads;
+}
+
 constexpr int kMembers = 4;  // heads at once
 constexpr int kAtOnce = 4;   // values of a thread and head
 
@@ -53,15 +65,16 @@ struct HeadStorage {
 
 /// joined[j] = the greatest share of the list's heads in block visible.begin + j, or of scores its
 /// logarithm where `logarithms` are as good; NaN where one is no number. `rows` is the first head's
-/// row. All threads call it; each writes the entries j =
+/// row. All threads call it, threads_of_list(visible.size()) at least; each writes the entries j =
 /// threadIdx.x + i blockDim.x.
 __device__ inline void join_heads(const SelectParams& params, const BlockRule& rule, bool scores,
                                   bool logarithms, const float* rows, float* joined,
                                   HeadStorage& storage) {
   const int64_t stride = int64_t{params.num_q} * params.num_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto threads = static_cast<int32_t>(blockDim.x);
   const Interval visible = rule.visible;
+  const int32_t adding = threads_of_list(visible.size()), all = static_cast<int32_t>(blockDim.x);
+  const int32_t first_added = threadIdx.x < adding ? visible.begin + threadIdx.x : visible.end;
   logarithms = logarithms && scores;
 #pragma unroll 1
   for (int32_t first = 0; first < params.group(); first += kMembers, rows += kMembers * stride) {
@@ -77,9 +90,9 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
       if (threadIdx.x == 0) storage.own[member] = {own.begin, own.end};
     }
     __syncthreads();
-    // What the heads say about kAtOnce blocks from j on; -inf where there is nothing to say.
+    // What the heads say about kAtOnce blocks from j on, `threads` apart; -inf for nothing.
     float some[kMembers][kAtOnce];
-    auto read = [&](int32_t j) {
+    auto read = [&](int32_t j, int32_t threads) {
 #pragma unroll
       for (int member = 0; member < kMembers; ++member) {
         const int2 seen = member < members ? storage.own[member] : int2{};
@@ -93,8 +106,8 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
     };
     ShareSum sums[kMembers];
 #pragma unroll 1
-    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * threads) {
-      read(j);
+    for (int32_t j = first_added; j < visible.end; j += kAtOnce * adding) {
+      read(j, adding);
 #pragma unroll
       for (int member = 0; member < kMembers; ++member) sums[member].add(some[member], scores);
     }
@@ -106,7 +119,7 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
     __syncthreads();
     if (warp < members) {
       ShareSum sum;
-      if (lane < threads / 32) sum = {storage.warps[warp][lane].x, storage.warps[warp][lane].y};
+      if (lane < adding / 32) sum = {storage.warps[warp][lane].x, storage.warps[warp][lane].y};
       sum.join_lanes();
       constexpr float kLeastSum = 1e-30f;
       const float l = sum.l > kLeastSum ? sum.l : 1.0f;
@@ -115,11 +128,11 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
     }
     __syncthreads();
 #pragma unroll 1
-    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * threads) {
-      read(j);
+    for (int32_t j = visible.begin + threadIdx.x; j < visible.end; j += kAtOnce * all) {
+      read(j, all);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int32_t at = j + i * threads;
+        const int32_t at = j + i * all;
         if (at >= visible.end) break;
         float& best = joined[at - visible.begin];
         float greatest = first > 0 ? best : logarithms ? -INFINITY : 0.0f;

@@ -13,9 +13,9 @@ static_assert(kLastRows == kVectorTile, "the last rows are one tile");
 constexpr float kUnit = 4294967296.0f;
 constexpr int kLineThreads = 256;
 
-/// How many of the rows there are, and the first of them.
-__device__ int32_t first_row(const SelectParams& params) {
-  return imax(0, params.seq_q - kLastRows);
+/// The first of a batch entry's last rows.
+__device__ int32_t first_row(const SelectParams& params, int64_t batch) {
+  return imax(0, params.rows(batch) - kLastRows);
 }
 
 /// Where block sums, diagonal sums and the poison of a head lie.
@@ -36,8 +36,8 @@ struct LineTile {
   int32_t tile;
 
   __device__ Interval keys_of(int row) const {
-    const int32_t i = first_row(params) + row, j0 = tile * kVectorTile;
-    if (i >= params.seq_q) return {};
+    const int32_t i = first_row(params, batch) + row, j0 = tile * kVectorTile;
+    if (i >= params.rows(batch)) return {};
     const Interval keys = params.keys_of_row(batch, head, i);
     return intersect({keys.begin - j0, keys.end - j0}, {0, kVectorTile});
   }
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(Product::kThreads)
                         static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
                             head / params.group() * params.key.stride_h,
                         batch,
-                        {first_row(params), params.seq_q},
+                        {first_row(params, batch), params.rows(batch)},
                         {}};
   const Product product = {ptx::shared_address(smem), aligned};
   product.start(tile);
@@ -209,10 +209,11 @@ __global__ void __launch_bounds__(kLineThreads)
   for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < heads * num_slashes;
        at += int64_t{gridDim.x} * blockDim.x) {
     const LineSums sums(params, lines, at / num_slashes);
+    const int32_t first = first_row(params, at / num_slashes / params.heads_q);
     const int64_t difference = at % num_slashes * step - int64_t{params.num_kv} * params.block_kv;
     float sum = 0.0f;
     for (int32_t t = 1 - params.block_kv; t < params.block_q; ++t) {
-      const int64_t entry = difference + t - first_row(params) + params.seq_kv - 1;
+      const int64_t entry = difference + t - first + params.seq_kv - 1;
       if (entry < 0 || entry >= int64_t{params.seq_kv} + kLastRows) continue;
       const int32_t pairs = imin(params.block_q, params.block_kv + t) - imax(t, 0);
       sum += static_cast<float>(pairs) * static_cast<float>(sums.diagonals[entry]);
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(kLineThreads)
   const LineSums sums(params, lines, index);
   if (threadIdx.x == 0) poisoned = false;
   const Interval keys =
-      hull_of_rows(params, batch, head, 1, params.rows_of_block(query_block), hull);
+      hull_of_rows(params, batch, head, 1, params.rows_of_block(batch, query_block), hull);
   const Interval visible = SelectParams::blocks_of(keys, params.block_kv);
   if (threadIdx.x < kLastRows && isnan(lines.lse[index * kLastRows + threadIdx.x])) {
     poisoned = true;

@@ -17,7 +17,7 @@ constexpr int kScanThreads = 1024;
 struct Pools {
   TensorView tensor;
   bool of_keys;
-  int32_t heads, length, size, count;  // `count` pools a head
+  int32_t heads, size, count;  // `count` pools a head
   const int32_t* marks;
   bool aligned;  // rows begin at 16 bytes
 };
@@ -25,14 +25,8 @@ struct Pools {
 Pools pools_of(const SelectParams& params, bool of_keys, int32_t size, int32_t count,
                const int32_t* marks) {
   const TensorView& tensor = of_keys ? params.key : params.query;
-  return {tensor,
-          of_keys,
-          of_keys ? params.heads_kv : params.heads_q,
-          of_keys ? params.seq_kv : params.seq_q,
-          size,
-          count,
-          marks,
-          begins_at_16_bytes(tensor, size_of(params.dtype))};
+  return {tensor, of_keys, of_keys ? params.heads_kv : params.heads_q,       size,
+          count,  marks,   begins_at_16_bytes(tensor, size_of(params.dtype))};
 }
 
 /// A thread's elements of one pool.
@@ -61,7 +55,8 @@ struct PoolPart {
   __device__ int32_t walk(const Take& take) const {
     const int64_t head_index = pool / pools.count, batch = head_index / pools.heads;
     const int32_t begin = static_cast<int32_t>(pool % pools.count) * pools.size;
-    const int32_t end = imin(begin + pools.size, pools.length);
+    const int32_t end =
+        imin(begin + pools.size, pools.of_keys ? params.seq_kv : params.rows(batch));
     const T* rows = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
                     head_index % pools.heads * pools.tensor.stride_h + column;
     int32_t count = 0;

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kProductThreads)
   int64_t batch = head_index / params.heads_q;
   int64_t head = head_index % params.heads_q, head_kv = head / params.group();
   if (params.bounds.data == nullptr) {  // later rows see what earlier ones do
-    Interval rows = params.rows_of_block(imin(i0 + kProductTile, params.num_q) - 1);
+    Interval rows = params.rows_of_blocks(batch, {i0, imin(i0 + kProductTile, params.num_q)});
     if (j0 * params.block_kv >= params.keys_of_rows(batch, head, rows).end) return;
   }
   int32_t depth = params.head_dim;

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kShareThreads)
   const SelectParams& params = args.params;
   const int32_t head = static_cast<int32_t>(blockIdx.x / params.num_q);
   const int32_t block = static_cast<int32_t>(blockIdx.x % params.num_q);
-  const Interval own = args.estimate.vectors(params, {block, block + 1});
+  const Interval own = args.estimate.vectors(params, args.batch(head), {block, block + 1});
   const float* masses = args.masses + (int64_t{head} * args.num_queries + own.begin) * args.pitch;
   for (int v = threadIdx.x / 32; v < own.size(); v += kShareThreads / 32) {
     const float* of_row = masses + int64_t{v} * args.pitch;
@@ -167,12 +167,6 @@ Status launch_passes(const Arguments& args) {
   return launched();
 }
 
-/// How many vectors a tensor's rows make, and how many slices the last one has.
-void count_vectors(int32_t rows, int32_t slices, int32_t* vectors, int32_t* last) {
-  *vectors = ceil_div(rows, slices);
-  *last = rows - (*vectors - 1) * slices;
-}
-
 }  // namespace
 }  // namespace slices
 
@@ -182,17 +176,14 @@ bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) 
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
   if (major != 9 || params.dtype == Dtype::kFloat32 || params.bounds.data != nullptr ||
-      params.used_keys != nullptr || !begins_at_16_bytes(estimate.query, 2) ||
-      !begins_at_16_bytes(estimate.key, 2)) {
+      !begins_at_16_bytes(estimate.query, 2) || !begins_at_16_bytes(estimate.key, 2)) {
     return false;
   }
   if (estimate.kind == Vectors::kExtremes) return kTileRows % params.block_q == 0;
-  // The host counts the keys that exist.
-  const int32_t per_block = estimate.per_block, slices = estimate.slices;
-  return estimate.kind == Vectors::kAntidiagonal && params.query_offsets == nullptr &&
-         per_block >= 4 && kFragmentColumns % per_block == 0 &&
-         ceil_div(params.block_q, slices) <= kMostVectors && params.seq_q >= slices &&
-         params.num_keys(0) >= slices;
+  const int32_t per_block = estimate.per_block;
+  return estimate.kind == Vectors::kAntidiagonal && per_block >= 4 &&
+         kFragmentColumns % per_block == 0 &&
+         ceil_div(params.block_q, estimate.slices) <= kMostVectors;
 }
 
 Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate,
@@ -204,15 +195,21 @@ Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate
   args.masses = workspace.masses;
   args.shares = workspace.scores;
   const bool extremes = estimate.kind == Vectors::kExtremes;
-  const int32_t slices = estimate.slices, query_slices = extremes ? 1 : slices;
-  count_vectors(params.seq_q, query_slices, &args.num_queries, &args.last_query);
-  count_vectors(extremes ? 2 * params.num_kv : params.num_keys(0), slices, &args.num_keys,
-                &args.last_key);
+  const int32_t slices = estimate.slices, query_slices = estimate.rows;
+  // What was gathered has whole vectors; of other keys the host knows how many exist.
+  const bool gathered = params.used_rows != nullptr;
+  const int32_t num_keys = gathered ? params.seq_kv : params.num_keys(0);
+  const Count queries = Count::of(params.seq_q, query_slices);
+  const Count keys = Count::of(extremes ? slices * params.num_kv : num_keys, slices);
+  args.num_queries = queries.vectors;
+  args.num_keys = keys.vectors;
+  args.last_query = gathered ? query_slices : queries.last;
+  args.last_key = gathered ? slices : keys.last;
   for (int whole = 0; whole < 2; ++whole) {
     Status status = encode(params, estimate.query, query_slices, query_slices,
-                           args.num_queries - whole, params.heads_q, kTileRows, &args.query[whole]);
+                           queries.vectors - whole, params.heads_q, kTileRows, &args.query[whole]);
     if (status.ok()) {
-      status = encode(params, estimate.key, slices, slices, args.num_keys - whole, params.heads_kv,
+      status = encode(params, estimate.key, slices, slices, keys.vectors - whole, params.heads_kv,
                       kSliceKeys, &args.key[whole]);
     }
     if (!status.ok()) return status;

@@ -44,13 +44,22 @@ struct alignas(1024) Storage {
   uint64_t full[kStages], empty[kStages];
 };
 
+/// Vectors of so many rows, and how many of its slices the last one has.
+struct Count {
+  int32_t vectors, last;
+  SPARSE_ATTN_HD static Count of(int32_t rows, int32_t slices) {
+    const int32_t vectors = ceil_div(rows, slices);
+    return {vectors, rows - (vectors - 1) * slices};
+  }
+};
+
 struct Arguments {
   SelectParams params;
   Estimate estimate;
   // By slice: vectors that have a row there, and all but the last one, which has none.
   CUtensorMap query[2], key[2];
-  int32_t last_query, last_key;   // slices of the last vectors, 1 to `slices`
-  int32_t num_queries, num_keys;  // vectors
+  int32_t last_query, last_key;   // slices that the tensors have of their last vectors
+  int32_t num_queries, num_keys;  // vectors of a batch entry, at most
   int32_t first_head, heads;      // of the launch, among the heads of all batch entries
   int32_t pitch;
   float* masses;  // [heads, num_queries, pitch], log2
@@ -62,10 +71,18 @@ struct Arguments {
   __device__ int32_t seen(int32_t head, int32_t vector) const {
     return estimate.seen(params, batch(head), head_q(head), vector).end;
   }
-  /// The tiles of keys that some vector of a tile of queries sees.
-  __device__ int32_t columns(int32_t head, int32_t row) const {
-    const int32_t last = imin((row + 1) * kTileRows, num_queries) - 1;
-    return ceil_div(seen(head, last), kSliceKeys);
+  /// Vectors that exist.
+  __device__ Count queries(int32_t head) const {
+    return Count::of(params.rows(batch(head)), estimate.rows);
+  }
+  __device__ Count keys(int32_t head) const {
+    if (estimate.kind == Vectors::kExtremes) return {params.num_kv, estimate.slices};
+    return Count::of(params.num_keys(batch(head)), estimate.slices);
+  }
+  /// The tiles of keys that some vector of the tiles of queries sees: the last one, if any.
+  __device__ int32_t columns(int32_t head, Interval rows) const {
+    const int32_t end = imin(rows.end * kTileRows, queries(head).vectors);
+    return end <= rows.begin * kTileRows ? 0 : ceil_div(seen(head, end - 1), kSliceKeys);
   }
 };
 
@@ -84,7 +101,7 @@ struct TileOrder {
       ++head;
     }
     --band;
-    if (head < args.heads) columns = args.columns(head, imin((band + 1) * kBand, rows()) - 1);
+    if (head < args.heads) columns = args.columns(head, {band * kBand, (band + 1) * kBand});
   }
   /// The next one with a key that is seen.
   __device__ Tile take() {
@@ -97,7 +114,7 @@ struct TileOrder {
       const Tile tile = {head, band * kBand + static_cast<int32_t>(next % kBand),
                          static_cast<int32_t>(next / kBand)};
       next += gridDim.x;
-      if (tile.row < rows() && tile.column < args.columns(head, tile.row)) return tile;
+      if (tile.column < args.columns(head, {tile.row, tile.row + 1})) return tile;
     }
   }
 };

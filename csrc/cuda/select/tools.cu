@@ -7,10 +7,13 @@
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "../sketch/sketch.h"
+#include "gather.h"
 #include "slices_hopper.h"
 
 namespace sparse_attn::cuda {
 namespace {
+
+constexpr int64_t kGatheredBytes = 512 << 20;  // of a call's workspace, or as one entry needs
 
 void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspace) {
   auto take = [&](auto** pointer, int64_t elements) {
@@ -94,16 +97,14 @@ Status launch_estimates(const SelectParams& params, const SelectWorkspace& works
   }
 }
 
-}  // namespace
-
-int64_t select_workspace_bytes(const SelectParams& params) {
+int64_t walk_bytes(const SelectParams& params) {
   SelectWorkspace workspace;
   Arena arena(nullptr);
   lay_out(params, &arena, &workspace);
   return arena.used();
 }
 
-Status select_blocks(const SelectParams& params) {
+Status select_entries(const SelectParams& params) {
   SelectWorkspace workspace;
   Arena arena(params.workspace);
   lay_out(params, &arena, &workspace);
@@ -111,6 +112,41 @@ Status select_blocks(const SelectParams& params) {
   if (workspace.key_marks != nullptr) status = launch_marks(params, workspace.key_marks);
   if (status.ok()) status = launch_estimates(params, workspace);
   if (status.ok()) status = launch_choose(params, workspace);
+  return status;
+}
+
+/// Workspace of `count` gathered batch entries.
+int64_t gathered_bytes(const SelectParams& params, int32_t count) {
+  Arena arena(nullptr);
+  arena.take<char>(walk_bytes(gathered_entries(params, 0, count, &arena)));
+  return arena.used();
+}
+
+/// Batch entries that are gathered at once.
+int32_t entries_at_once(const SelectParams& params) {
+  const int64_t entries = kGatheredBytes / gathered_bytes(params, 1);
+  return static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(entries, params.batch)));
+}
+
+}  // namespace
+
+int64_t select_workspace_bytes(const SelectParams& params) {
+  if (!is_gathered(params)) return walk_bytes(params);
+  return gathered_bytes(params, entries_at_once(params));
+}
+
+Status select_blocks(const SelectParams& params) {
+  if (!is_gathered(params)) return select_entries(params);
+  const int32_t at_once = entries_at_once(params);
+  Status status;
+  for (int32_t first = 0; status.ok() && first < params.batch; first += at_once) {
+    Arena arena(params.workspace);
+    SelectParams entries =
+        gathered_entries(params, first, imin(at_once, params.batch - first), &arena);
+    entries.workspace = arena.take<char>(walk_bytes(entries));
+    status = gather_entries(params, first, entries);
+    if (status.ok()) status = select_entries(entries);
+  }
   return status;
 }
 

@@ -1,0 +1,118 @@
+// The copies of gather.h: a thread has 16 bytes of a row, zeros where the row does not exist.
+#include "../common/launch.cuh"
+#include "../common/swizzle.cuh"
+#include "gather.h"
+
+namespace sparse_attn::cuda {
+namespace {
+
+constexpr int kGatherThreads = 256;
+constexpr int32_t kGatheredRows =
+    16;  // lengths are multiples of it, as strides of squares divide it
+
+/// The numbers of a gathered selection, which its parameters read.
+struct LengthTables {
+  int32_t *rows, *keys, *offsets;
+};
+
+__global__ void __launch_bounds__(kGatherThreads)
+    find_lengths(const Sequences sequences, int32_t first, int32_t count, LengthTables tables) {
+  const int32_t b = static_cast<int32_t>(blockIdx.x * kGatherThreads + threadIdx.x);
+  if (b >= count) return;
+  const Sequence sequence = sequences.of(first + b);
+  tables.rows[b] = sequence.rows;
+  tables.keys[b] = sequence.keys;
+  tables.offsets[b] = sequence.offset;
+}
+
+/// Copies queries or keys to `to`, [count, heads, length, D].
+template <bool kKeys>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_rows(const SelectParams params, int32_t first, const SelectParams entries,
+                int32_t length, bool aligned, uint4* to) {
+  const int32_t element = size_of(params.dtype), chunks = params.head_dim * element / kChunkBytes;
+  const int32_t heads = kKeys ? params.heads_kv : params.heads_q;
+  const int64_t all = int64_t{entries.batch} * heads * length * chunks;
+  for (int64_t at = blockIdx.x * int64_t{kGatherThreads} + threadIdx.x; at < all;
+       at += int64_t{gridDim.x} * kGatherThreads) {
+    const int32_t chunk = static_cast<int32_t>(at % chunks);
+    const int32_t i = static_cast<int32_t>(at / chunks % length);
+    const int64_t b = at / chunks / length / heads, head = at / chunks / length % heads;
+    uint4 bits = {0, 0, 0, 0};
+    if (i < (kKeys ? entries.num_keys(b) : entries.rows(b))) {
+      const Sequence sequence = params.sequences.of(first + b);
+      const TensorView& view = kKeys ? params.key : params.query;
+      const int64_t place = kKeys ? params.pages.locate(view, sequence, first + b, head, i)
+                                  : (first + b) * view.stride_b + head * view.stride_h +
+                                        (int64_t{sequence.first_row} + i) * view.stride_s;
+      const auto* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(view.data) +
+                                                           place * element + chunk * kChunkBytes);
+      bits = aligned ? *reinterpret_cast<const uint4*>(from) : load_unaligned(from);
+    }
+    to[at] = bits;
+  }
+}
+
+template <bool kKeys>
+void launch_rows(const SelectParams& params, int32_t first, const SelectParams& entries) {
+  const TensorView& to = kKeys ? entries.key : entries.query;
+  const TensorView& from = kKeys ? params.key : params.query;
+  const int32_t element = size_of(params.dtype);
+  const int64_t chunks = entries.batch * to.stride_b * element / kChunkBytes;
+  gather_rows<kKeys>
+      <<<grid_for(chunks, kGatherThreads), kGatherThreads, 0, to_stream(params.stream)>>>(
+          params, first, entries, static_cast<int32_t>(to.stride_h / to.stride_s),
+          begins_at_16_bytes(from, element), static_cast<uint4*>(to.data));
+}
+
+}  // namespace
+
+bool is_gathered(const SelectParams& params) {
+  if (params.selector == Selector::kSketch || params.bounds.data != nullptr) return false;
+  if (!params.sequences.same_lengths() || params.pages.paged()) return true;
+  // Where the last squares end only the device knows, or no square is whole.
+  return params.selector == Selector::kAntidiagonal &&
+         (params.query_offsets != nullptr || params.seq_q < params.stride ||
+          params.num_keys(0) < params.stride);
+}
+
+SelectParams gathered_entries(const SelectParams& params, int32_t first, int32_t count,
+                              Arena* arena) {
+  SelectParams entries = params;
+  auto take = [&](TensorView* view, int32_t heads, int32_t length) {
+    const int64_t head = int64_t{ceil_div(length, kGatheredRows) * kGatheredRows} * params.head_dim;
+    *view = {arena->take<char>(count * heads * head * size_of(params.dtype)), heads * head, head,
+             params.head_dim};
+  };
+  if (params.selector != Selector::kScores) {
+    take(&entries.query, params.heads_q, params.seq_q);
+    take(&entries.key, params.heads_kv, params.seq_kv);
+  }
+  entries.used_rows = arena->take<int32_t>(count);
+  entries.used_keys = arena->take<int32_t>(count);
+  entries.query_offsets = arena->take<int32_t>(count);
+  entries.batch = count;
+  entries.pages = {};
+  entries.sequences = {};
+  if (params.key_origins != nullptr) entries.key_origins += first;
+  if (params.scores.data != nullptr) entries.scores.data += first * params.scores.stride_b;
+  const int64_t lists = int64_t{first} * params.lists() * params.num_q;
+  entries.counts += lists;
+  entries.indices += lists * params.num_kv;
+  return entries;
+}
+
+Status gather_entries(const SelectParams& params, int32_t first, const SelectParams& entries) {
+  const LengthTables tables = {const_cast<int32_t*>(entries.used_rows),
+                               const_cast<int32_t*>(entries.used_keys),
+                               const_cast<int32_t*>(entries.query_offsets)};
+  find_lengths<<<ceil_div(entries.batch, kGatherThreads), kGatherThreads, 0,
+                 to_stream(params.stream)>>>(params.sequences, first, entries.batch, tables);
+  if (params.selector != Selector::kScores) {
+    launch_rows<false>(params, first, entries);
+    launch_rows<true>(params, first, entries);
+  }
+  return launched();
+}
+
+}  // namespace sparse_attn::cuda
