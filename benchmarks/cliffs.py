@@ -36,6 +36,19 @@ FEW_QUERIES = (
     (512, 131072, 32, 8),
 )
 ONE_QUERY = (1024, 4096)
+_SMALL = Case(Full(), 2048, heads=4, head_dim=64, dtype="float32")
+_CACHE = replace(_SMALL, length=8192, heads=8, kv_heads=2)
+ON_CPU = {
+    **{
+        f"head dim {dim}": replace(_SMALL, head_dim=dim, causal=True)
+        for dim in (32, 48, 80, 96, 128, 192, 256)
+    },
+    "padding mask": replace(_SMALL, batch=2, length=1024, mask="padding"),
+    "additive mask": replace(_SMALL, mask="bias"),
+    "float16": replace(_SMALL, dtype="float16", causal=True),
+    **{f"{n} queries, 8K keys": replace(_CACHE, queries=n) for n in (16, 64, 256)},
+}
+FOUR_QUERIES = "4 queries, 8K keys"
 # (window, sinks, length)
 NARROW = ((128, 4, 32768), (1024, 4, 8192), (2048, 0, 16384))
 
@@ -61,6 +74,12 @@ def cliffs() -> list[Group]:
     for name, spec in (("fused", Full()), ("band", Band(31))):
         groups.append(_host(name, spec))
     return groups
+
+
+def cpu_cliffs() -> list[Group]:
+    """List what lies off the CPU's table, beside torch's SDPA."""
+    cases = ON_CPU | {FOUR_QUERIES: replace(_CACHE, queries=4)}
+    return [Group(f"cpu, {name}", beside(case, "sdpa")) for name, case in cases.items()]
 
 
 def beside(case: Case, *peers: str) -> tuple[Entry, ...]:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from . import landscape
 from .bars import BEST_PEER, Bar
-from .cliffs import FEW_QUERIES, ONE_QUERY, band_name, few_name, one_name
+from .cliffs import (
+    FEW_QUERIES,
+    FOUR_QUERIES,
+    ON_CPU,
+    ONE_QUERY,
+    band_name,
+    few_name,
+    one_name,
+)
 from .serving import DECODE, PAGE_SIZES, size_name
-from .suites import dense_name
+from .suites import TOP_K, dense_name
 
 
 def _dense_bars() -> list[Bar]:
@@ -168,7 +176,7 @@ BARS = (
     Bar("list building, 16K", "from_mask", "us", 15, 5, at_most=True),
     Bar("block selection, 128K", "select", "cost", 0.013, 0.008, "dense", at_most=True),
     Bar("block selection, 128K", "select", "cost", 0.12, 0.08, "block top-k", at_most=True),
-    Bar("top-k, 16K", "ours", "cost", 2.0, 1.6, "dense", at_most=True),
+    *(Bar("top-k, 16K", f"k {k}", "cost", 2.0, 1.6, "dense", at_most=True) for k in TOP_K),
     Bar("break-even, 16K", "dense", "break-even", 0.05, 0.02, at_most=True),
     Bar("decode batch 1, 128K", "ours", "TB/s", 4.05, 4.4, device="H200"),
     Bar("decode batch 16, 32K", "ours", "TB/s", 4.35, 4.6, device="H200"),
@@ -186,6 +194,8 @@ BARS = (
     Bar("portable 16K, full", "blocks 128, density 0.25", "rate", 0.93, 0.97, "ours"),
     Bar("cpu dense, float32", "ours", "speed", 1.0, 1.15, "sdpa"),
     Bar("cpu dense, bfloat16", "ours", "speed", 1.0, 1.3, "sdpa"),
+    *(Bar(f"cpu, {name}", "ours", "speed", 1.05, 1.1, "sdpa") for name in ON_CPU),
+    Bar(f"cpu, {FOUR_QUERIES}", "ours", "speed", 1.0, 1.05, "sdpa"),
     Bar("cpu variants, float32", "band", "rate", 0.75, 0.9, "dense"),
     Bar("cpu variants, float32", "dilated", "rate", 0.75, 0.9, "dense"),
     Bar("cpu variants, float32", "blocks", "rate", 0.75, 0.9, "dense"),

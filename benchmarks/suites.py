@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .cases import Case, Entry, Group
-from .cliffs import BOTH, beside, cliffs
+from .cliffs import BOTH, beside, cliffs, cpu_cliffs
 from .landscape import sweep
 from .masks import Band, Blocks, BlockTopK, Dilated, Full, Spec, Strided, TopK
 from .selection import selection
@@ -27,6 +27,7 @@ DENSE_SHAPES = (
     (96, 21, 16384, 1),
 )
 KEY_BLOCKS = (64, 32, 16)
+TOP_K = (64, 512, 2048)
 BREAK_EVEN = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 
 
@@ -116,8 +117,9 @@ def sparse() -> list[Group]:
             ),
         )
     )
-    exact = Case(TopK(2048), 16384, causal=True)
-    groups.append(Group("top-k, 16K", (Entry("ours", exact), Entry("dense", _as(exact, Full())))))
+    causal = Case(Full(), 16384, causal=True)
+    exact = (Entry(f"k {k}", _as(causal, TopK(k))) for k in TOP_K)
+    groups.append(Group("top-k, 16K", (*exact, Entry("dense", causal))))
     groups.append(_blocks("break-even, 16K", half, BREAK_EVEN, flex=False))
     return groups
 
@@ -205,7 +207,7 @@ def cpu() -> list[Group]:
     entries.append(Entry("sdpa with the band's mask", _as(full, Band(1023), causal=True), "sdpa"))
     entries.append(Entry("flex band", _as(full, Band(1023), causal=True), "flex"))
     groups.append(Group("cpu variants, float32", tuple(entries)))
-    return groups
+    return groups + cpu_cliffs()
 
 
 def quick() -> list[Group]:
