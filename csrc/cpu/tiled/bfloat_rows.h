@@ -51,6 +51,12 @@ inline void copy_bfloat_pairs(const Rows& values, int64_t count, int32_t head_di
   }
 }
 
+/// Writes zeros for the pairs of rows that follow `count` copied ones, to `end`.
+inline void clear_pairs(int64_t count, int64_t end, int32_t head_dim, uint16_t* pairs) {
+  const int64_t copied = (count + 1) / 2 * 2;
+  std::memset(pairs + copied * head_dim, 0, (end - copied) * head_dim * sizeof(uint16_t));
+}
+
 /// Copies the pairs that hold rows [begin, end) of a block, with zeros for its other rows.
 inline void copy_inside(const uint16_t* block, Span inside, int32_t block_rows, int32_t head_dim,
                         uint16_t* target) {

@@ -13,7 +13,8 @@ constexpr int32_t kChunkKeys = Chunk::kMaxColumns;
 constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
 constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
 constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
-constexpr int64_t kPackedFloats = int64_t{1} << 24;  // of a round, unless one head has more
+constexpr int64_t kCachedFloats = int64_t{1} << 21;  // of a round, unless its tiles are few ...
+constexpr int64_t kPackedFloats = int64_t{1} << 24;  // ... up to so many, or one head's
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's scores for token top-k
 constexpr int64_t kTopkRows = 24;                    // in steps: whole groups of 6 and of 12
 constexpr int64_t kWholeColumns = 4096;  // of whole rows of scores, where few of them are kept
@@ -119,7 +120,7 @@ bool is_packed(const AttentionParams& params, const TensorView& view, int32_t co
          view.stride_b % kLine == 0 && view.stride_h % kLine == 0;
 }
 
-PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
+PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t num_workers) {
   const Pattern& pattern = params.pattern;
   PackCut pack;
   int64_t heads = int64_t{params.problem.batch} * params.problem.heads_kv;
@@ -130,10 +131,10 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   // Panels that few rows share are made when a tile needs them, in the cache.
   int64_t sharing =
       int64_t{ceil_div(params.problem.seq_q, pattern.dilation)} * params.problem.group();
-  pack.key =
-      pack.bfloat || (pack.panels ? sharing > kPanelRows
-                                  : !is_packed(params, params.keys.key, params.problem.head_dim));
-  pack.value = !is_packed(params, params.keys.value, params.problem.value_dim);
+  pack.key = pack.panels ? sharing > kPanelRows
+                         : !is_packed(params, params.keys.key, params.problem.head_dim);
+  pack.value =
+      pack.bfloat ? pack.key : !is_packed(params, params.keys.value, params.problem.value_dim);
   // Classes start on even rows: two rows of a head dim that is a multiple of 8 fill cache lines.
   int32_t together = pack.panels ? kPanelKeys : 2;
   pack.class_rows = round_up(ceil_div(params.problem.seq_kv, pattern.dilation), together);
@@ -146,8 +147,11 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
   int64_t floats =
       (pack.key * pack.main_rows + pack.side_rows) * pack.row_floats(params.problem.head_dim) +
       (pack.value * pack.main_rows + pack.side_rows) * pack.row_floats(params.problem.value_dim);
-  int64_t fit = floats == 0 ? heads : kPackedFloats / floats;
-  pack.heads_per_round = fit < 1 ? 1 : fit < heads ? fit : heads;
+  const int64_t tiles = int64_t{query.num_tiles()} * params.problem.group() / query.heads_per_tile;
+  const int64_t busy = 2 * num_workers / std::max<int64_t>(tiles, 1) + 1;
+  int64_t fit = heads;
+  if (floats > 0) fit = std::min(std::max(kCachedFloats / floats, busy), kPackedFloats / floats);
+  pack.heads_per_round = std::clamp<int64_t>(fit, 1, heads);
   return pack;
 }
 
@@ -156,7 +160,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query) {
 Plan make_plan(const AttentionParams& params, int32_t num_workers) {
   Plan plan;
   plan.query = cut_queries(params);
-  plan.pack = cut_keys(params, plan.query);
+  plan.pack = cut_keys(params, plan.query, num_workers);
   plan.chunk_keys = chunk_keys(params);
   // One line more than a power of two keeps rows out of the same cache sets.
   plan.score_stride = round_up(plan.chunk_keys, 16) + 16;

@@ -1,6 +1,6 @@
 // How the tiled engine cuts a call: tiles of query rows, chunks of keys, what is packed to float32
 // rows beforehand, and where everything lies in the workspace. A function of the parameters and,
-// for the number of scratch areas alone, of the number of threads.
+// for the numbers of scratch areas and of heads packed at a time alone, of the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct PackCut {
   int64_t side_rows = 0;
   /// Floats' room that a packed row takes.
   int64_t row_floats(int32_t columns) const { return bfloat ? columns / 2 : columns; }
-  int64_t heads_per_round = 0;  // heads packed at a time, so that the space stays bounded
+  int64_t heads_per_round = 0;  // heads packed at a time, so that they stay in the cache
 };
 
 struct Plan {

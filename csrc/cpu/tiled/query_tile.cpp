@@ -27,12 +27,14 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   read = arena->take<Span>(max_rows);
   if (params.scores.mask.kind != MaskKind::kNone || params.scores.alibi.slopes != nullptr)
     mask = arena->take<float>(plan.chunk_keys);
+  const int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(plan.chunk_keys * head_dim);
-    value = arena->take<float>(plan.pack.panels ? 0 : plan.chunk_keys * value_dim);
+    const int64_t pairs = (plan.chunk_keys + runs * kBfloatRows) / 2;  // a float's room each
+    const int64_t rows = plan.pack.bfloat ? pairs : plan.pack.panels ? 0 : plan.chunk_keys;
+    value = arena->take<float>(rows * value_dim);
   }
   if (plan.pack.bfloat) {
-    int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
     edges = arena->take<uint16_t>(2 * runs * kBfloatRows * value_dim);
     int64_t blocks = plan.chunk_keys / kBfloatRows + 2 * runs;
     rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
