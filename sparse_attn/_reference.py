@@ -5,6 +5,7 @@ Written to be read, not to be fast. ``testing`` compares calls with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from .functional import sparse_attention
 from .patterns import Full, Pattern, TopK
 from .tools import with_lists
 
-__all__ = ["allowed_keys", "choice_of", "math_attention", "reference_attention", "repeated"]
+__all__ = [
+    "allowed_keys",
+    "choice_of",
+    "math_attention",
+    "reference_and_sizes",
+    "reference_attention",
+    "repeated",
+]
 
 #: Two scores nearer than this times sum |q_d k_d| are equal to a float32 sum.
 ROUNDING = 2.0**-20
@@ -125,18 +133,24 @@ def _top_keys(
 
 def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, common: Common) -> torch.Tensor:
     """Scores of all pairs, with one key head for each query head."""
-    softcap, attn_mask = common.get("softcap", 0.0), common.get("attn_mask")
-    slopes = common.get("alibi_slopes")
+    softcap = common.get("softcap", 0.0)
     scores = (query @ key.mT) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    for bias in _biases(query, key, common):
+        scores = scores + bias.to(scores.dtype)
+    return scores
+
+
+def _biases(query: torch.Tensor, key: torch.Tensor, common: Common) -> Iterator[torch.Tensor]:
+    """Yield what is added to the scores of all pairs."""
+    attn_mask, slopes = common.get("attn_mask"), common.get("alibi_slopes")
     if slopes is not None:
         distance = positions(query, key, common.get("query_offset"))
         distance = (distance - torch.arange(key.shape[2], device=key.device)).abs()
-        scores = scores - (slopes.double()[..., None, None] * distance).to(scores.dtype)
+        yield -slopes.double()[..., None, None] * distance
     if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask.to(scores.dtype)
-    return scores
+        yield attn_mask
 
 
 def _softmax(
@@ -207,12 +221,37 @@ def reference_attention(
     >>> reference_attention(q, k, v)[0].dtype
     torch.float64
     """
+    out, lse, _ = reference_and_sizes(query, key, value, pattern, choice=choice, **common)
+    return out, lse
+
+
+def reference_and_sizes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None = None,
+    *,
+    choice: torch.Tensor | None = None,
+    **common: Unpack[Common],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `reference_attention`, and the size of what the scores of each row are sums of.
+
+    A score keeps the rounding of its terms, however small their sum is: `sizes` ``(B, Hq, Sq)`` is
+    the mean over the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
+    """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
     q = query.double()
     k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
     scores = _scores(q, k, scale, common)
     weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float64)
-    return weights @ v, scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    lse = scores.logsumexp(-1)
+    terms = (q.abs() @ k.abs().mT) * abs(scale)
+    for bias in _biases(q, k, common):
+        terms = terms + bias.double().abs()
+    shares = (scores - lse[..., None]).exp()
+    sizes = (shares * terms).masked_fill(~allowed, 0).sum(-1)
+    return weights @ v, lse, sizes.nan_to_num(0, 0, 0)
 
 
 def math_attention(

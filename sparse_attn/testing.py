@@ -2,8 +2,10 @@
 
 The error rule: with ``out64`` the reference and "math" the same attention in plain torch in the
 input's dtype, ``max|out - out64| <= 2 max|math - out64| + a max|out64|`` with a = 2^-20 (float32),
-2^-11 (float16), 2^-8 (bfloat16); ``|lse - lse64| <= 2^-18 max(1, |lse64|)``. Non-finite values must
-agree first. Our own tests use these functions and nothing else.
+2^-11 (float16), 2^-8 (bfloat16); ``|lse - lse64| <= max(2^-18 max(1, |lse64|), 2^-22 size)``.
+The size is that of what a row's float32 scores are sums of, ``|scale| sum |q_d k_d|`` and the
+biases, its mean over the softmax: scores that cancel keep the rounding of their terms. Non-finite
+values must agree first. Our own tests use these functions and nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ._reference import (
     allowed_keys,
     choice_of,
     math_attention,
+    reference_and_sizes,
     reference_attention,
     repeated,
 )
@@ -37,6 +40,9 @@ __all__ = [
 #: The error rule's absolute term, in units of the largest output.
 ABSOLUTE_TERM = {torch.float32: 2.0**-20, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 LSE_TERM = 2.0**-18
+#: Two roundings of float32, of products and their sum, and of scale and biases: what an lse may be
+#: off by, in units of the size of its scores' terms.
+LSE_ROUNDING = 2.0**-22
 
 
 def _assert_same_pattern(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -68,6 +74,13 @@ def _assert_output(out: torch.Tensor, want: torch.Tensor, math: torch.Tensor) ->
     own_error = (math.double() - want).masked_fill(~finite, 0).abs().amax()
     largest = want.masked_fill(~torch.isfinite(want), 0).abs().amax()
     _assert_error("out", out, want, 2 * own_error + ABSOLUTE_TERM[out.dtype] * largest)
+
+
+def _assert_lse(lse: torch.Tensor, want: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Assert the rule of the lse; `sizes` as `reference_and_sizes` has them."""
+    finite = want.masked_fill(~torch.isfinite(want), 0)
+    limit = LSE_TERM * finite.abs().clamp(min=1)
+    _assert_error("lse", lse, want, torch.maximum(limit, LSE_ROUNDING * sizes))
 
 
 def _assert_error(name: str, got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor) -> None:
@@ -127,12 +140,11 @@ def assert_close_to_reference(
     choice = None
     if isinstance(pattern, TopK):
         choice = choice_of(pattern, query, key, value, common)
-    out64, lse64 = reference_attention(query, key, value, pattern, choice=choice, **common)
+    out64, lse64, sizes = reference_and_sizes(query, key, value, pattern, choice=choice, **common)
     math = math_attention(query, key, value, pattern, choice=choice, **common)
     _assert_output(out, out64, math)
     if lse is not None:
-        finite = lse64.masked_fill(~torch.isfinite(lse64), 0)
-        _assert_error("lse", lse, lse64, LSE_TERM * finite.abs().clamp(min=1))
+        _assert_lse(lse, lse64, sizes)
 
 
 def assert_matches_sdpa(

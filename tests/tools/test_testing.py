@@ -5,6 +5,7 @@ import torch
 from reference import DTYPES, Shape
 
 import sparse_attn as sa
+from sparse_attn._reference import reference_and_sizes
 from sparse_attn.testing import (
     allowed_keys,
     assert_close_to_reference,
@@ -63,6 +64,45 @@ def test_reference_with_everything_else():
     weights = scores.exp() / (scores.exp().sum(-1) + sinks.double().exp()[:, None])[..., None]
     torch.testing.assert_close(out, weights @ value.double())
     torch.testing.assert_close(lse, scores.logsumexp(-1))
+
+
+def cancelling(bias):
+    """A row of one key whose score is 0, of terms of 64, or far below 0 and brought back."""
+    query, key, value = Shape(1, 1, 1, 1, 1, 64).make("cpu")
+    key = torch.stack([query[..., 1::2], -query[..., ::2]], -1).flatten(-2)
+    return query, key, value, {"scale": 1.0, **bias}
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [{}, {"attn_mask": torch.full((1, 1), 1e3), "alibi_slopes": torch.tensor([10.0])}],
+    ids=["products", "biases"],
+)
+def test_an_lse_may_miss_by_the_rounding_of_its_terms(bias):
+    query, key, value, common = cancelling(bias)
+    if bias:
+        common |= {"query_offset": 100}
+    _, lse, size = reference_and_sizes(query, key, value, **common)
+    terms = float((query * key).abs().double().sum()) + (2000 if bias else 0)
+    torch.testing.assert_close(size.item(), terms)
+    assert abs(lse.item()) < 1e-3
+    out = sa.naive_attention(query, key, value, **common)
+    for off, right in ((0.9, True), (1.2, False)):
+        given = (lse + off * terms * 2.0**-22).float()
+        if right:
+            assert_close_to_reference((out, given), query, key, value, **common)
+        else:
+            with pytest.raises(AssertionError, match="lse: error"):
+                assert_close_to_reference((out, given), query, key, value, **common)
+
+
+def test_an_lse_of_ordinary_scores_has_the_plain_limit():
+    query, key, value = Shape(1, 2, 1, 6, 20, 64).make("cpu")
+    out, lse = sa.naive_attention(query, key, value, return_lse=True)
+    assert_close_to_reference((out, lse), query, key, value)
+    off = 1.1 * 2.0**-18 * lse.abs().clamp(min=1)
+    with pytest.raises(AssertionError, match="lse: error"):
+        assert_close_to_reference((out, lse + off), query, key, value)
 
 
 def test_allowed_keys_intersect_everything():
