@@ -6,7 +6,8 @@ C++), ``torch`` (operators, compile), ``models`` (policies, nn, transformers), `
 
 A test that takes ``engine`` runs once for each engine of the device, or for those of ``--engine``,
 on the dtypes, head dims and numbers of queries that the engine serves; ``attend`` calls it
-(engines.py). ``--fuzz-examples`` sets the random cases of each property.
+(engines.py). ``--fuzz-examples`` sets the random cases of each property, ``--fuzz-seconds`` the
+seconds after which fewer must do.
 """
 
 import os
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--engine", help="engines to test, comma separated, of those of the device")
     parser.addoption("--fuzz-examples", type=int, default=25, help="random cases of each property")
+    parser.addoption("--fuzz-seconds", type=float, help="seconds after which fewer must do")
 
 
 def engines_of(config: pytest.Config) -> list[str]:
