@@ -159,6 +159,7 @@ def _group_table(result: GroupResult) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     name = f"{row.name} [{row.engine}]" if row.engine else row.name
+    name += "" if row.captured else " (burst of plain calls)"
     if row.failure:
         return (name, "", "", "", "", "", "")
     error = "" if row.error is None else f"{row.error:.1e}"
