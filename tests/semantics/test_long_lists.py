@@ -57,3 +57,18 @@ def test_lists_of_heads_that_agree(device, blocks, kept):
     torch.manual_seed(0)
     scores = torch.randint(0, 40, (2, blocks)) / 8
     assert torch.equal(chosen(scores, kept, "kv", device), best(scores, kept))
+
+
+def test_a_chunk_of_rows_has_the_lists_of_its_halves(device):
+    """Few rows against many keys: what walks keep for every key block takes much memory."""
+    torch.manual_seed(0)
+    rows, keys = (8192, 131072) if device == "cuda" else (256, 4096)
+    query = torch.randn(1, 4, rows, 16, device=device, dtype=torch.float16)
+    key = torch.randn(1, 1, keys, 16, device=device, dtype=torch.float16)
+    whole = sa.select_blocks(query, key, sa.BlockTopK(), is_causal=True)
+    for half, part in enumerate(query.chunk(2, dim=2)):
+        offset = keys - rows + half * part.shape[2]
+        lists = sa.select_blocks(part, key, sa.BlockTopK(), is_causal=True, query_offset=offset)
+        blocks = slice(half * lists.counts.shape[-1], (half + 1) * lists.counts.shape[-1])
+        assert torch.equal(whole.counts[..., blocks], lists.counts)
+        assert torch.equal(whole.indices[..., blocks, :], lists.indices)

@@ -168,8 +168,9 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
   cudaError_t error =
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
-  return params.dtype == Dtype::kFloat16 ? launch_head_dim<Dtype::kFloat16>(args, multiprocessors)
-                                         : launch_head_dim<Dtype::kBFloat16>(args, multiprocessors);
+  const int32_t most = imin(multiprocessors, workspace.walks / kConsumers);
+  return params.dtype == Dtype::kFloat16 ? launch_head_dim<Dtype::kFloat16>(args, most)
+                                         : launch_head_dim<Dtype::kBFloat16>(args, most);
 }
 
 }  // namespace sparse_attn::cuda
