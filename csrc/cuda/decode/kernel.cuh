@@ -313,11 +313,10 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 }
 
 /// Merges the rows of the tile, whose chunks the thread blocks of the cluster have stored.
-template <typename Config>
+template <typename Config, int kColumns>
 __device__ __forceinline__ void merge_tile(const AttentionParams& params,
                                            const TileState<Config>& state,
                                            const Partials& partials) {
-  constexpr int kColumns = imax(1, Config::HEAD_DIM / Config::kThreads);
   const Work& work = state.work;
   const int32_t threads = threads_of_row<kColumns>(params);
   const int32_t rows_at_once = Config::kThreads / threads;
@@ -367,7 +366,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   }
   if (!grid.merged) return;
   ptx::sync_cluster();
-  merge_tile<Config>(params, state, partials);
+  // A row of its own for each thread block, or several at once.
+  constexpr int kWide = 4;
+  if (Config::HEAD_DIM <= Config::kThreads &&
+      work.rows <= static_cast<int32_t>(ptx::cluster_size())) {
+    merge_tile<Config, 1>(params, state, partials);
+  } else {
+    merge_tile<Config, kWide>(params, state, partials);
+  }
 }
 
 }  // namespace sparse_attn::cuda::decode

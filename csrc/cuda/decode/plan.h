@@ -53,8 +53,9 @@ SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
 /// count little beside its keys, short enough that few rows on few keys still fill a device. A
 /// multiple of every number of warps.
 SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4;
-  int32_t chunk = imin(imax(ceil_div(keys, kMostMerged), 128), 1024);
+  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096;
+  int32_t chunk = ceil_div(keys, keys <= kFewKeys ? kMostMerged : kMostMerged / 2);
+  chunk = imin(imax(chunk, 128), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
@@ -152,12 +153,17 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < chunks) {
     plan.splits *= 2;
   }
-  // One thread block merges what it has stored. Several wait for each other, which costs little
-  // where all of them run at once; a few of them may have a chunk more.
-  const int32_t some = imin(plan.splits, kMostMerged);
-  plan.merged = plan.splits == 1;
-  if (device.clusters && chunks <= kMostMerged * 5 / 4 && blocks * some <= device.resident) {
-    plan.splits = some;
+  // Thread blocks of a cluster wait for each other: a few of them merge short texts, one on a
+  // multiprocessor, or pairs that fill the device. Larger clusters would not all run at once.
+  constexpr int32_t kShort = 512;  // keys of a thread block
+  int32_t together = 1;
+  while (together < imin(chunks, kMostMerged) &&
+         blocks * together * 2 <= (together == 1 ? device.resident : device.resident / 2)) {
+    together *= 2;
+  }
+  const bool fills = together == 2 && blocks * together * 2 > device.resident;
+  if (device.clusters && together > 1 && (fills || ceil_div(chunks, together) * chunk <= kShort)) {
+    plan.splits = together;
     plan.merged = true;
   }
   return plan;

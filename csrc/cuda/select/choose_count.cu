@@ -2,9 +2,11 @@
 // the forced ones, and the highest of the others as the budget allows, ties to the lower block. One
 // thread block a list, whose keys lie in shared memory. The lowest kept key is found digit by digit
 // between the least and the greatest one, mostly in two passes over histograms of 256 to 2048 bins.
-// What is added up are integers, and the heads' shares in one order. Loops stay rolled: a list is
+// What is added up are integers, and the heads' shares in one order. The thread blocks of a cluster
+// make the keys of a long list, of which the first one has them all. Loops stay rolled: a list is
 // chosen once, and its instructions come cold.
 #include "../common/launch.cuh"
+#include "../common/ptx/cluster.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
 #include "block_rule.cuh"
@@ -152,9 +154,11 @@ __global__ void __launch_bounds__(kMostThreads)
     storage.greatest = 0;
     storage.forced = 0;
   }
+  ptx::sync_cluster();  // the first one's storage is ready
   ptx::wait_for_primary();
   ptx::launch_dependents();
-  const BlockRule rule = rule_of_list(params, blockIdx.x, storage.hull);
+  const uint32_t row = blockIdx.x / ptx::cluster_size();
+  const BlockRule rule = rule_of_list(params, row, storage.hull);
   const Interval visible = rule.visible;
   values += rule.first_value(params);
   uint32_t* keys = cached ? room : reinterpret_cast<uint32_t*>(values + visible.begin);
@@ -164,14 +168,17 @@ __global__ void __launch_bounds__(kMostThreads)
     join_heads(params, rule, scores, true, values, reinterpret_cast<float*>(keys), storage.heads);
   }
 
+  const Stretches stretches(visible);
+  const Interval part = stretches.blocks(stretches.of_own);
+  uint32_t* all_keys = ptx::cluster_size() > 1 ? ptx::at_rank(keys, 0) : keys;
   uint32_t least = kFirst, greatest = 0;
   int32_t forced = 0;
 #pragma unroll 1
-  for (int32_t i = threadIdx.x; i < visible.size(); i += blockDim.x) {
-    const float estimate = estimates[i];
-    const bool is_forced = isnan(estimate) || rule.forced(visible.begin + i);
+  for (int32_t j = part.begin + threadIdx.x; j < part.end; j += blockDim.x) {
+    const float estimate = estimates[j - visible.begin];
+    const bool is_forced = isnan(estimate) || rule.forced(j);
     const uint32_t key = is_forced ? kFirst : ordered_key(estimate);
-    keys[i] = key;
+    all_keys[j - visible.begin] = key;
     forced += is_forced;
     least = umin(least, key);
     greatest = is_forced ? greatest : umax(greatest, key);
@@ -182,14 +189,15 @@ __global__ void __launch_bounds__(kMostThreads)
     greatest = umax(greatest, __shfl_xor_sync(~0u, greatest, step));
   }
   if (threadIdx.x % 32 == 0) {
-    atomicAdd(&storage.forced, forced);
-    atomicMin(&storage.least, least);
-    atomicMax(&storage.greatest, greatest);
+    atomicAdd(ptx::at_rank(&storage.forced, 0), forced);
+    atomicMin(ptx::at_rank(&storage.least, 0), least);
+    atomicMax(ptx::at_rank(&storage.greatest, 0), greatest);
   }
-  __syncthreads();
+  ptx::sync_cluster();
+  if (ptx::cluster_rank() > 0) return;
   const int32_t most = params.budget(visible.size()) - storage.forced;
   const Cut cut = find_cut(keys, visible.size(), most, storage);
-  write_kept(params, keys, visible, cut, blockIdx.x, storage);
+  write_kept(params, keys, visible, cut, row, storage);
 }
 
 }  // namespace
@@ -206,9 +214,16 @@ Status launch_choose_count(const SelectParams& params, float* values, bool score
   error =
       cudaFuncSetAttribute(choose_count, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
-  const LaunchShape shape = {static_cast<uint32_t>(lists),
-                             static_cast<uint32_t>(threads_of_list(params.num_kv)),
-                             static_cast<size_t>(cache_bytes), to_stream(params.stream)};
+  const auto threads = static_cast<uint32_t>(threads_of_list(params.num_kv));
+  // Few long lists leave most of the device idle: up to eight thread blocks share one's keys.
+  constexpr int32_t kLong = 1024, kMostCluster = 8;
+  constexpr int64_t kFilled = 128 << 10;  // threads that keep a device busy
+  uint32_t cluster = 1;
+  if (cached && params.num_kv >= kLong && knows_clusters(choose_count)) {
+    while (cluster < kMostCluster && lists * threads * cluster * 2 <= kFilled) cluster *= 2;
+  }
+  const LaunchShape shape = {static_cast<uint32_t>(lists) * cluster, threads,
+                             static_cast<size_t>(cache_bytes), to_stream(params.stream), cluster};
   return launch_dependent(choose_count, shape, params, values, scores, cached);
 }
 
