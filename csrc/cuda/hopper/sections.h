@@ -1,15 +1,15 @@
-// Keys that the copy engine cannot bring as the kernels read them, those of 8 bits, are laid out
-// first (lay_out.h): each sequence's one after the other, in query's dtype, in the workspace. Where
-// that has no room for all of them a call is taken in sections of key heads or of batch entries.
+// Keys that the copy engine cannot bring as the kernels read them, those of 8 bits, and pages that
+// many queries read, are laid out first (lay_out.h): each sequence's keys one after the other, in
+// query's dtype, in the workspace. Where that has no room for all of them a call is taken in
+// sections of key heads or of batch entries.
 #pragma once
+
+#include <algorithm>
 
 #include "../../params.h"
 #include "../../part.h"
 
 namespace sparse_attn::cuda::hopper {
-
-/// Whether a call's keys are laid out.
-inline bool lays_out(const AttentionParams& params) { return params.keys.dtype == Dtype::kFloat8; }
 
 /// The sections of a call, and of each the room for its keys at the start of the workspace.
 class Sections {
@@ -76,15 +76,36 @@ class Sections {
   int64_t key_bytes_ = 0, value_bytes_ = 0;
 };
 
-/// Whether a call has so many sections, of which windows reach so few keys, that an engine which
-/// reads keys where they lie is faster.
+/// Keys of a row's window; without one more than exist.
+inline int64_t window_of(const Pattern& pattern) {
+  return int64_t{pattern.left} + (pattern.causal ? 0 : pattern.right) + 1;
+}
+
+/// Whether a call has so many sections, of which windows reach so few keys, that it is faster to
+/// read keys where they lie.
 inline bool is_cut_small(const AttentionParams& params) {
   constexpr int32_t kManySections = 4, kFewKeys = 4;  // one of so many
   const Pattern& pattern = params.pattern;
-  if (!lays_out(params) || Sections(params).count() <= kManySections) return false;
-  const int64_t right = pattern.causal ? 0 : pattern.right;
-  const int64_t reach = int64_t{pattern.left} + right + params.problem.seq_q;
-  return reach * pattern.dilation * kFewKeys < params.problem.seq_kv;
+  const int64_t reach = (window_of(pattern) + params.problem.seq_q) * pattern.dilation;
+  return params.keys.dtype == Dtype::kFloat8 && Sections(params).count() > kManySections &&
+         reach * kFewKeys < params.problem.seq_kv;
+}
+
+/// Whether rows enough read each key of pages that laying them out pays, in few sections.
+inline bool pays_for_pages(const AttentionParams& params) {
+  constexpr int64_t kManyRows = 2048;
+  constexpr int32_t kManySections = 8;
+  const Problem& p = params.problem;
+  if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
+    return false;
+  }
+  return std::min<int64_t>(p.seq_q, window_of(params.pattern)) * p.group() >= kManyRows &&
+         Sections(params).count() <= kManySections;
+}
+
+/// Whether a call's keys are laid out.
+inline bool lays_out(const AttentionParams& params) {
+  return params.keys.dtype == Dtype::kFloat8 || pays_for_pages(params);
 }
 
 }  // namespace sparse_attn::cuda::hopper
