@@ -64,6 +64,26 @@ void test_small_windows_on_many_sections() {
   CHECK(!is_cut_small(params), "keys that are not laid out");
 }
 
+void test_pages_of_many_readers() {
+  AttentionParams params = case_of(1, 8, 1 << 16);
+  const int32_t table = 0;
+  params.keys.dtype = Dtype::kBFloat16;
+  params.problem.seq_q = 2048;
+  CHECK(!lays_out(params), "tensors");
+  params.keys.table = &table;
+  CHECK(lays_out(params), "pages");
+  params.pattern.left = 100;
+  params.pattern.causal = true;
+  CHECK(!lays_out(params), "a window of few rows");
+  params.pattern.left = 1000;
+  CHECK(lays_out(params), "a window of many");
+  params.problem.batch = 64;
+  CHECK(!lays_out(params), "many sections");
+  params.problem.batch = 1;
+  params.problem.seq_q = 100;
+  CHECK(!lays_out(params), "few queries");
+}
+
 }  // namespace
 
 int main() {
@@ -75,5 +95,6 @@ int main() {
     }
   }
   test_small_windows_on_many_sections();
+  test_pages_of_many_readers();
   return check::summary();
 }

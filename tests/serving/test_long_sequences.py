@@ -123,20 +123,27 @@ def test_self_attention(serving, engine, device, dtype, head_dim, is_causal):
     assert_own_bits(out, lse, ragged, sequences, sa.Full(), **common)
 
 
+@pytest.mark.parametrize("heads", [2, 16], ids=["few-readers", "many-readers"])
+@pytest.mark.parametrize("pattern", [sa.Full(), sa.Band((300, 0), sinks=5)], ids=["full", "band"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bf16"])
-def test_a_long_chunk_on_pages(serving, engine, device, dtype):
+def test_a_long_chunk_on_pages(serving, engine, device, dtype, pattern, heads):
     """Queries of one length, more than are few, on caches of many pages."""
     rows = 16 if engine == "decode" else 520
-    ragged = Ragged((rows,) * 2, (2300, 700), 2, 1, 64)
+    ragged = Ragged((rows,) * 2, (2300, 700), heads, 2 if heads > 2 else 1, 64)
     sequences = ragged.sequences(device, dtype)
     queries, keys, values = zip(*sequences, strict=True)
     pages = make_pages(keys, values, 32)
     caches = (pages.key, pages.value, pages.table, pages.used)
     out, lse = serving(
-        sa.paged_attention, torch.cat(queries), *caches, is_causal=True, return_lse=True
+        sa.paged_attention,
+        *(torch.cat(queries), *caches),
+        pattern=pattern,
+        is_causal=True,
+        return_lse=True,
     )
     for b, sequence in enumerate(sequences):
-        want = sa.fused_attention(*sequence, is_causal=True, engine=engine, return_lse=True)
+        given = {"is_causal": True, "engine": engine, "return_lse": True}
+        want = sa.sparse_attention(*sequence, pattern, **given)
         assert torch.equal(out[b : b + 1], want[0]) and torch.equal(lse[b : b + 1], want[1])
 
 
