@@ -80,7 +80,8 @@ void test_few_queries() {
         continue;
       }
       CHECK(split.all && split.tiles == tiles && split.chunks > 1, text);
-      CHECK(split.items() <= kMostChunks && split.rows(params.problem, kTile) == seq_q, text);
+      CHECK(split.tiles * split.chunks <= kMostChunks && split.rows(params.problem, kTile) == seq_q,
+            text);
       CHECK(split.chunk_tiles(keys / 128) * split.chunks >= keys / 128, text);
       params.problem.batch = 64;
       params.problem.heads_q = params.problem.heads_kv = 32;
@@ -136,24 +137,24 @@ void test_who_is_not_split() {
   constexpr KernelTile kTile = {128, 128, 128, true};
   AttentionParams params = case_of(8192, 8192, 128, 0);
   CHECK(plan_key_split(params, kTile).tiles == 1, "a split case");
-  CHECK(plan_key_split(params, {128, 128, 128}).items() == 0, "a kernel without chunks");
+  CHECK(plan_key_split(params, {128, 128, 128}).chunks == 0, "a kernel without chunks");
   params.pattern.causal = true;
-  CHECK(plan_key_split(params, kTile).items() == 0, "causal");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "causal");
   params = case_of(8192, 8192, 0, 0);
-  CHECK(plan_key_split(params, kTile).items() == 0, "no global rows");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "no global rows");
   params = case_of(8192, 8192, 257, 0);
-  CHECK(plan_key_split(params, kTile).items() == 0, "many global rows");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "many global rows");
   params = case_of(8192, 8192, 128, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).items() == 0, "every row sees every key");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "every row sees every key");
   params = case_of(513, 8192, 0, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).items() == 0, "many queries");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "many queries");
   params = case_of(128, 2047, 0, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).items() > 0, "few queries");
+  CHECK(plan_key_split(params, kTile).chunks > 0, "few queries");
   params.problem.seq_kv = 1920;
-  CHECK(plan_key_split(params, kTile).items() == 0, "few keys");
+  CHECK(plan_key_split(params, kTile).chunks == 0, "few keys");
 }
 
 /// Gathered rows are all split, however few keys there are: their merge stores them.

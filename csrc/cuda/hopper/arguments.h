@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "../common/partial.cuh"
 #include "../common/radix_select.cuh"
 #include "key_split.h"
 #include "padding.h"
+#include "partials.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -63,6 +63,7 @@ struct Arguments {
   bool mask_in_pairs = false;    // two keys of a row of the mask lie in one aligned word
   bool mask_has_bounds = false;  // the bounds are those of the mask, see padding.h
   bool plain = false;            // KernelKind::kPlain serves the call
+  bool few = false;              // KernelKind::kFew does
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
   int32_t box_rows = 0;      // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
@@ -75,6 +76,7 @@ struct Arguments {
   HeadPacking packing;       // of query heads
   TileGrid grid;
   int32_t num_tiles = 0;
+  int32_t multiprocessors = 0;  // of the device
   bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
   char* scratch = nullptr;  // the workspace after the counter and what it holds so far
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
@@ -87,16 +89,21 @@ struct Arguments {
 
   KeySplit split;           // a section of heads a launch, whose items come first
   int32_t split_items = 0;  // of the section
+  bool folds = false;       // a thread block takes all chunks of a tile in turn, and no merge runs
   Partials partials;
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
 
+  /// Items of a split tile.
+  SPARSE_ATTN_HD int32_t parts() const { return folds ? 1 : split.chunks; }
   /// Tiles that the heads of a group share.
   SPARSE_ATTN_HD int32_t packs() const { return ceil_div(group, packing.heads); }
   /// Problems whose tiles hold so many heads: whole groups where heads share tiles.
   int32_t problems_of(int32_t heads) const {
     return packing.heads > 1 ? heads / group * packs() : heads * classes;
   }
+  /// Items of the split tiles of so many heads.
+  int32_t items_of(int32_t heads) const { return problems_of(heads) * split.tiles * parts(); }
   /// Batch entry of a sequence's queries in the maps.
   SPARSE_ATTN_HD int32_t query_batch(int32_t batch) const {
     return params.sequences.packed() ? 0 : batch;

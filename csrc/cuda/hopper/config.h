@@ -26,7 +26,8 @@ struct Config {
   static constexpr int BLOCK_KV = BLOCK_KV_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kTop = kKind == KernelKind::kTop;
-  static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop;
+  static constexpr bool kFew = kKind == KernelKind::kFew;
+  static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop || kFew;
   // Sequences of any length, keys in pages.
   static constexpr bool kRagged =
       kKind == KernelKind::kRagged || kKind == KernelKind::kRaggedListed;
@@ -34,8 +35,9 @@ struct Config {
       kKind == KernelKind::kListed || kKind == KernelKind::kRaggedListed;
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kBiased = kKind == KernelKind::kBiased;
-  static constexpr bool kPacks = kKind == KernelKind::kGeneral;   // tiles of several query heads
-  static constexpr bool kSplits = kPacks || kBiased;              // takes chunks of keys
+  static constexpr bool kPacks = kKind == KernelKind::kGeneral || kFew;  // several heads a tile
+  static constexpr bool kSplits = kPacks || kBiased;                     // takes chunks of keys
+  static constexpr bool kFolds = kFew;                            // and sums those of a tile itself
   static constexpr bool kLeads = !kPlain && !kListed;             // lead views and global rows
   static constexpr bool kRawValues = !kPlain || kTop;             // V may hold rows of no key
   static constexpr bool kScaled = !kPlain && !kHalf && !kBiased;  // keys may have scales by head

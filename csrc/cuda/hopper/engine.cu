@@ -62,6 +62,7 @@ Choice choose(const Arguments& args) {
   }
   // 64 rows are one row of the layout.
   if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
+  if (args.few) return {Tiling::kFew, split_tile(params).head_dim};
   if (!args.plain) return least(general_tiling(params));
   const PlainKernels plain = plain_kernels(params.problem.widest_dim());
   const bool three = plain.wide == plain.narrow ? prefers_three(params) : plain.wide != 0;
@@ -101,40 +102,75 @@ bool has_raw_values(const AttentionParams& params) {
   return params.pattern.causal && cut && !has_short_maps(params);
 }
 
-/// Whether a plain kernel serves the call.
-bool is_plain(const Arguments& args) {
+/// Whether the scores are those of plain kernels.
+bool has_plain_scores(const AttentionParams& params) {
   constexpr Features kPlain =
       Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow,
                    Feature::kDilation, Feature::kTopK, Feature::kValueDim);
-  const AttentionParams& params = args.params;
   if (!params.features.within(kPlain)) return false;
-  if (params.pattern.topk > 0) return true;
-  return !args.raw && plan_key_split(params, split_tile(params)).chunks == 0;
+  return params.pattern.topk > 0 || !has_raw_values(params);
+}
+
+/// Whether a plain kernel serves the call.
+bool is_plain(const AttentionParams& params) {
+  return has_plain_scores(params) && plan_key_split(params, split_tile(params)).chunks == 0;
+}
+
+/// Whether the plain kernel of chunks does: of the tiles of the general one.
+bool is_few(const AttentionParams& params) {
+  const KernelTile tile = split_tile(params);
+  return has_plain_scores(params) && plan_key_split(params, tile).all &&
+         kernels_of(tile.head_dim).keys_of(Tiling::kFew) == tile.block_kv;
 }
 
 /// The partial results of a call.
 struct PartialPlan {
   KeySplit split;
   HeadPacking packing;
-  int64_t rows = 0;        // of a head
-  int64_t head_bytes = 0;  // of a head
-  int64_t heads = 0;       // that have room at once; whole groups where heads share tiles
+  bool folds = false;  // a thread block keeps the sum of its tile's chunks
+  int32_t strips = 0;  // of a head and class
+  int64_t heads = 0;   // that have room at once; whole groups where heads share tiles
+  int64_t all_strips = 0, bytes = 0;
 };
 
-PartialPlan plan_partials(const AttentionParams& params, KernelTile tile) {
+int32_t multiprocessors_of(int32_t device) {
+  int32_t count = 1;  // where this fails, so does the launch
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+/// Whether so many query tiles keep a device busy to the end.
+bool fills(int64_t tiles, int32_t multiprocessors) {
+  constexpr float kLeast = 0.85f;
+  return tiles >= kLeast * ceil_div64(tiles, multiprocessors) * multiprocessors;
+}
+
+PartialPlan plan_partials(const AttentionParams& params, KernelTile tile, int32_t multiprocessors) {
   constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
   PartialPlan plan;
   plan.split = plan_key_split(params, tile);
   plan.packing = {1, tile.block_q};
   if (plan.split.chunks == 0) return plan;
-  plan.rows = plan.split.rows(params.problem, tile);
-  const int64_t chunk_bytes = sizeof(float2) + tile.head_dim * sizeof(float);
-  const int64_t row_bytes = plan.split.chunks * chunk_bytes + sizeof(int32_t);
-  plan.head_bytes = plan.rows * row_bytes;
+  const int32_t classes = params.pattern.classes(params.problem.seq_q);
+  plan.strips = ceil_div(ceil_div(plan.split.rows(params.problem, tile), classes), kStripRows);
   plan.packing = pack_heads(params, tile, plan.split);
   const int64_t least = plan.packing.heads > 1 ? params.problem.group() : 1;
-  plan.heads = std::min(std::max<int64_t>(kMostBytes / plan.head_bytes / least, 1) * least,
-                        int64_t{params.problem.batch} * params.problem.heads_q);
+  const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
+  const int64_t tiles =
+      heads / least * ceil_div64(least, plan.packing.heads) * classes * plan.split.tiles;
+  plan.folds = is_few(params) && params.outputs.rows == nullptr && fills(tiles, multiprocessors);
+  if (plan.folds) {
+    plan.heads = heads;
+    plan.all_strips = int64_t{multiprocessors} * tile.block_q / kStripRows;
+    plan.bytes = plan.all_strips * Partials::strip_bytes(1, tile.head_dim);
+    return plan;
+  }
+  const int64_t head_strips = int64_t{classes} * plan.strips;
+  const int64_t strip_bytes = Partials::strip_bytes(plan.split.chunks, tile.head_dim);
+  const int64_t room = kMostBytes / (head_strips * strip_bytes) / least;
+  plan.heads = std::min(std::max<int64_t>(room, 1) * least, heads);
+  plan.all_strips = plan.heads * head_strips;
+  plan.bytes = plan.all_strips * strip_bytes;
   return plan;
 }
 
@@ -144,12 +180,13 @@ int64_t call_bytes(const AttentionParams& params) {
         int64_t{params.problem.batch} * params.problem.heads_q * params.problem.seq_q;
     return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
-  const PartialPlan partials = plan_partials(params, split_tile(params));
+  const PartialPlan partials =
+      plan_partials(params, split_tile(params), multiprocessors_of(params.device));
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t)
                                                    : ragged_order(params, kConsumerRows).bytes;
-  return kCounterBytes + padding_bytes(params) + partials.heads * partials.head_bytes + order_bytes;
+  return kCounterBytes + padding_bytes(params) + partials.bytes + order_bytes;
 }
 
 /// How scores become exponents of 2.
@@ -203,11 +240,13 @@ bool copies_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
 Status run_call(const AttentionParams& params) {
   Arguments args;
   args.params = params;
+  args.multiprocessors = multiprocessors_of(params.device);
   args.scratch = static_cast<char*>(params.workspace) + kCounterBytes;
   prepare_scores(&args);
   if (Status status = prepare_mask(&args); !status.ok()) return status;
   args.raw = has_raw_values(args.params);
-  args.plain = is_plain(args);
+  args.plain = is_plain(args.params);
+  args.few = is_few(args.params);
   if (!even_tiles(args.params)) args.counter = static_cast<int32_t*>(params.workspace);
   if (params.pattern.topk > 0) {
     if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
@@ -280,21 +319,22 @@ void arrange_tiles(KernelTile tile, Arguments* args) {
     args->sequences = reinterpret_cast<int32_t*>(args->tile_rows + order.most_rows);
     args->sequence_ends = args->sequences + params.problem.batch;
   }
-  const PartialPlan plan = plan_partials(params, tile);
+  const PartialPlan plan = plan_partials(params, tile, args->multiprocessors);
   args->split = plan.split;
   args->packing = plan.packing;
+  args->folds = plan.folds;
   if (args->split.chunks > 0) {
     Partials& partials = args->partials;
-    partials.rows = static_cast<int32_t>(plan.rows);
+    partials.strips = plan.strips;
     partials.heads = static_cast<int32_t>(plan.heads);
-    partials.max_chunks = args->split.chunks;
+    partials.max_chunks = args->parts();
     partials.columns = tile.head_dim;
     partials.tile_rows = args->split.all ? 0 : tile.block_q;
-    const int64_t rows = plan.heads * plan.rows, states = rows * partials.max_chunks;
-    partials.out = reinterpret_cast<float*>(memory);
-    partials.state = reinterpret_cast<float2*>(partials.out + states * partials.columns);
+    const int64_t states = plan.all_strips * partials.max_chunks * kStripRows;
+    partials.out = reinterpret_cast<float4*>(memory);
+    partials.state = reinterpret_cast<float2*>(partials.out + states * partials.columns / 4);
     partials.chunks = reinterpret_cast<int32_t*>(partials.state + states);
-    args->split_items = args->problems_of(partials.heads) * args->split.items();
+    args->split_items = args->items_of(partials.heads);
     args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
   }
 
@@ -333,7 +373,7 @@ bool next_section(Arguments* args) {
   const Problem& problem = args->params.problem;
   partials.first_head += partials.heads;
   partials.heads = imin(partials.heads, problem.batch * problem.heads_q - partials.first_head);
-  args->split_items = args->num_tiles = args->problems_of(partials.heads) * args->split.items();
+  args->split_items = args->num_tiles = args->items_of(partials.heads);
   return partials.heads > 0;
 }
 

@@ -34,44 +34,37 @@ class Epilogue {
         row_(consumer * kConsumerRows + threadIdx.x % kWarpgroup / kWarp * kWarpRows),
         lane_(threadIdx.x % kWarp) {}
 
-  /// Writes lse, and finds 1 / l of both rows, times the values' scale; of a chunk m and l, for the
-  /// merge.
+  /// Writes lse, and finds 1 / l of both rows, times the values' scale; of a chunk m and l.
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, float scale_log2,
                                               const Work& work, float (&inverse)[2]) {
-    const AttentionParams& params = args_.params;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = quad_sum(rows.l[r]);
-      const int32_t row = row_of(work, r);
+      const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
       if (is_chunk(work)) {
-        if (lane_ % 4 == 0 && row < work.slice.rows.length) {
-          args_.partials.state[partial(work, row)] = {log2_of_maximum(rows.m[r], scale_log2), l};
-          if (work.chunk == 0) {
-            args_.partials.chunks[partial_row(args_, work, head_of(work), row)] = work.chunks;
-          }
-        }
+        if (!args_.folds) write_state(m, l, r, work);
+        if (C::kFolds) maxima_[r] = m;
+        inverse[r] = l;
         continue;
       }
-      if (params.outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
-        params.outputs.lse[work.batch * params.outputs.lse_stride_b +
-                           work.head * params.outputs.lse_stride_h +
-                           tensor_row(work, row) * params.outputs.lse_stride_s] =
-            l == 0.0f ? -INFINITY : log2_of_maximum(rows.m[r], scale_log2) * kLn2 + __logf(l);
-      }
-      if (params.scores.sink_logits != nullptr && l != 0.0f) {
-        l += exp2_approx(params.scores.sink_logits[work.head] * kLog2e -
-                         log2_of_maximum(rows.m[r], scale_log2));
-      }
-      inverse[r] = l == 0.0f ? 0.0f : scale_of(params.keys.value_scale, work) * (1.0f / l);
+      inverse[r] = finish_row(m, l, r, work);
     }
   }
 
-  /// Stores O = `o` / l of a finished tile; of a chunk `o`.
-  __device__ __forceinline__ void write(const float (&o)[C::HEAD_DIM / 2],
-                                        const float (&inverse)[2], const Work& work) {
+  /// Stores O = `o` / l of a finished tile; of a chunk `o`, but for the last that a block folds.
+  __device__ __forceinline__ void write(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
+                                        const Work& work) {
     if (is_chunk(work)) {
-      write_partial(o, work);
-      return;
+      const bool last = args_.folds && work.chunk == work.chunks - 1;
+      if (args_.folds) {
+        fold(o, inverse, work, last);
+      } else {
+        write_partial(o, work);
+      }
+      if (!last) {
+        if (!C::kCrossTile) release_query();
+        __syncwarp();  // before lane 0 gives the work's slot back
+        return;
+      }
     }
     uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
     const uint32_t sO = ptx::smem_address(tile);
@@ -91,7 +84,7 @@ class Epilogue {
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    const int32_t rows = work.slice.rows.length - work.first_row - row_;  // of the warp's
+    const int32_t rows = has_rows(work) ? work.slice.rows.length - first_row_of(work) : 0;
     // A class of packed rows has no place of its own in the map.
     const bool strewn = args_.params.pattern.dilation > 1 && args_.params.sequences.packed();
     if (__any_sync(~0u, rows < kWarpRows || strewn)) {  // a vote: uniform to the compiler
@@ -120,38 +113,98 @@ class Epilogue {
     return ptx::clamp(exponent, FLT_MAX);
   }
 
+  /// Writes lse of row r of this thread's two; returns 1 / l, times the values' scale.
+  __device__ __forceinline__ float finish_row(float m, float l, int r, const Work& work) const {
+    if (!has_rows(work)) return 0.0f;
+    const Outputs& outputs = args_.params.outputs;
+    const int32_t row = first_row_of(work) + lane_ / 4 + 8 * r;
+    if (outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
+      outputs.lse[work.batch * outputs.lse_stride_b + head_of(work) * outputs.lse_stride_h +
+                  tensor_row(work, row) * outputs.lse_stride_s] = log_sum(m, l);
+    }
+    return inverse_of(m, l, args_.params.scores.sink_logits, head_of(work)) *
+           scale_of(args_.params.keys.value_scale, work);
+  }
+
   /// The head of this warp's rows.
   __device__ __forceinline__ int32_t head_of(const Work& work) const {
     return C::kPacks ? work.head + args_.packing.head(row_) : work.head;
   }
 
-  /// Row r of this thread's two, in the slice; kUnlimited if their head does not exist.
-  __device__ __forceinline__ int32_t row_of(const Work& work, int r) const {
-    const int32_t in_warp = lane_ / 4 + 8 * r;
-    if (!C::kPacks) return work.first_row + row_ + in_warp;
-    if (head_of(work) >= work.head + work.heads) return kUnlimited;
-    return work.first_row + args_.packing.row(row_) + in_warp;
+  /// The warp's first row in the slice of its head.
+  __device__ __forceinline__ int32_t first_row_of(const Work& work) const {
+    return work.first_row + (C::kPacks ? args_.packing.row(row_) : row_);
   }
 
-  /// Where the chunk's results of a row lie.
-  __device__ __forceinline__ int64_t partial(const Work& work, int32_t row) const {
-    return args_.partials.at(partial_row(args_, work, head_of(work), row), work.chunk);
+  /// Whether some of the warp's rows are of a query.
+  __device__ __forceinline__ bool has_rows(const Work& work) const {
+    return head_of(work) < work.head + work.heads && first_row_of(work) < work.slice.rows.length;
+  }
+
+  /// The warp's strip among those of Partials.
+  __device__ __forceinline__ int32_t strip_of(const Work& work) const {
+    const Partials& partials = args_.partials;
+    const int32_t first = partials.first_query(imax(0, work.slice.origin), work.slice.offset);
+    const int32_t head = work.batch * args_.params.problem.heads_q + head_of(work);
+    const int32_t problem = (head - partials.first_head) * args_.classes + work.slice.rows.offset;
+    return problem * partials.strips + (first_row_of(work) - first) / kStripRows;
+  }
+
+  /// Of a chunk: row r of this thread's two.
+  __device__ __forceinline__ void write_state(float m, float l, int r, const Work& work) {
+    if (!has_rows(work) || lane_ % 4 != 0) return;
+    const Partials& partials = args_.partials;
+    const int32_t strip = strip_of(work);
+    partials.state[partials.at(strip, work.chunk) * kStripRows + lane_ / 4 + 8 * r] = {m, l};
+    if (work.chunk == 0 && lane_ == 0) partials.chunks[strip] = work.chunks;
   }
 
   __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
                                                 const Work& work) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t row = row_of(work, r);
-      if (row >= work.slice.rows.length) continue;
-      float* out = args_.partials.out + partial(work, row) * C::HEAD_DIM + lane_ % 4 * 2;
+    if (has_rows(work)) {
+      const Partials& partials = args_.partials;
+      float4* out = partials.out_at(partials.at(strip_of(work), work.chunk), 0, lane_);
 #pragma unroll
       for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
-        *reinterpret_cast<float2*>(out + 8 * i) = {o[4 * i + 2 * r], o[4 * i + 2 * r + 1]};
+        out[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
       }
     }
-    if (!C::kCrossTile) release_query();
-    __syncwarp();  // before lane 0 gives the work's slot back
+  }
+
+  /// Joins a chunk with the sum of those before it, which the block keeps, as the merge would; the
+  /// last one becomes the result, of which `inverse` is 1 / l.
+  __device__ __forceinline__ void fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
+                                       const Work& work, bool last) {
+    const Partials& partials = args_.partials;
+    const int32_t strip = (static_cast<int32_t>(blockIdx.x) * C::BLOCK_Q + row_) / kStripRows;
+    float4* sum = partials.out_at(strip, 0, lane_);
+    float2* state = partials.state + strip * kStripRows + lane_ / 4;
+    Join join[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 before = work.chunk == 0 ? float2{-INFINITY, 0.0f} : state[8 * r];
+      join[r] = Join::of(before.x, inverse[r] == 0.0f ? -INFINITY : maxima_[r]);
+      inverse[r] = join[r].sum(before.y, inverse[r]);
+    }
+    __syncwarp();  // all have read the states
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (last) {
+        inverse[r] = finish_row(join[r].m, inverse[r], r, work);
+      } else if (lane_ % 4 == 0) {
+        state[8 * r] = {join[r].m, inverse[r]};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
+      float4 before = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (work.chunk > 0) before = sum[i * kWarp];
+      o[4 * i] = join[0].sum(before.x, o[4 * i]);
+      o[4 * i + 1] = join[0].sum(before.y, o[4 * i + 1]);
+      o[4 * i + 2] = join[1].sum(before.z, o[4 * i + 2]);
+      o[4 * i + 3] = join[1].sum(before.w, o[4 * i + 3]);
+      if (!last) sum[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+    }
   }
 
   /// Row r of the slice among the tensor's.
@@ -163,9 +216,9 @@ class Epilogue {
 #pragma unroll 1
     for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
       ptx::tma_store(sO + slab * kWarpRows * C::kRowBytes, &maps_.out[work.query_rows],
-                     {slab * args_.at.slab_columns, work.sequence_row + work.first_row + row_,
+                     {slab * args_.at.slab_columns, work.sequence_row + first_row_of(work),
                       work.slice.rows.offset * args_.at.out_step + slab * args_.at.slab_step,
-                      work.head, args_.query_batch(work.batch)});
+                      head_of(work), args_.query_batch(work.batch)});
     }
     ptx::tma_store_commit();
     if (!C::kCrossTile) ptx::tma_store_wait_read();
@@ -177,8 +230,8 @@ class Epilogue {
     const int32_t row = lane_ % kWarpRows;
     if (row < rows) {
       auto* to = static_cast<uint16_t*>(out.data) + work.batch * out.stride_b +
-                 work.head * out.stride_h +
-                 tensor_row(work, work.first_row + row_ + row) * out.stride_s;
+                 head_of(work) * out.stride_h +
+                 tensor_row(work, first_row_of(work) + row) * out.stride_s;
 #pragma unroll 1
       for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.value_dim;
            chunk += 2) {
@@ -208,6 +261,7 @@ class Epilogue {
   const int consumer_;
   const int row_;  // first of this warp's in the query tile
   const int lane_;
+  float maxima_[2];  // m of a chunk's rows
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -40,6 +40,8 @@ Status launch_head_dim(Tiling tiling, const Arguments& args) {
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kRagged>(args);
     case Tiling::kRaggedListed:
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kRaggedListed>(args);
+    case Tiling::kFew:
+      return launch_tiling<kDtype, HEAD_DIM, Tiling::kFew>(args);
   }
   return {};
 }

@@ -68,6 +68,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
   }
   if (!C::kLeads || C::kBiased) pattern.lead_keys = nullptr;
   if (!C::kSplits) all.split = {};
+  if (!C::kFolds) all.folds = false;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
   if (C::kPlain) {
     all.params.scores.bounds = {};

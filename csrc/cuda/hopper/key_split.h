@@ -24,7 +24,6 @@ struct KeySplit {
   int32_t least = 0;   // key tiles of a chunk, at least
   bool all = false;    // every tile is split; else those from the first global row on
 
-  SPARSE_ATTN_HD constexpr int32_t items() const { return tiles * chunks; }
   /// Key tiles of a chunk of a query tile that visits so many.
   SPARSE_ATTN_HD constexpr int32_t chunk_tiles(int32_t visited) const {
     return imax(least, ceil_div(visited, chunks));

@@ -26,9 +26,9 @@ cudaError_t allow_shared_memory(int32_t device) {
 
 /// Launches the kernel on the tiles of `args`, and the merge of their chunks.
 template <class C>
-Status launch_tiles(const TensorMaps& maps, Arguments args, int32_t multiprocessors) {
+Status launch_tiles(const TensorMaps& maps, Arguments args) {
   const AttentionParams& params = args.params;
-  const int32_t blocks = imin(multiprocessors * C::kBlocksPerSm, args.num_tiles);
+  const int32_t blocks = imin(args.multiprocessors * C::kBlocksPerSm, args.num_tiles);
   if (blocks == args.num_tiles && args.tile_rows == nullptr) {
     args.counter = args.order = nullptr;  // one each
   }
@@ -44,7 +44,8 @@ Status launch_tiles(const TensorMaps& maps, Arguments args, int32_t multiprocess
     const LaunchShape shape = {static_cast<uint32_t>(blocks), C::kThreads, kSharedBytes, stream};
     status = launch_dependent(attention<C>, shape, maps, args);
   }
-  return status.ok() && args.split.chunks > 0 ? merge_chunks(params, args.partials) : status;
+  const bool merges = args.split.chunks > 0 && !args.folds;
+  return status.ok() && merges ? merge_chunks(params, args.partials) : status;
 }
 
 template <class C>
@@ -60,13 +61,8 @@ Status launch(Arguments args) {
   Status status = make_tensor_maps(params, box, &maps, &args.at);
   if (!status.ok()) return status;
   if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);
-
-  int32_t multiprocessors = 0;
-  cudaError_t error =
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
-  if (error != cudaSuccess) return to_status(error);
   do {
-    status = launch_tiles<C>(maps, args, multiprocessors);
+    status = launch_tiles<C>(maps, args);
   } while (status.ok() && next_section(&args));
   return status;
 }

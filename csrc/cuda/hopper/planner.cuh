@@ -37,14 +37,17 @@ class Planner {
       Bounds bounds = bounds_of(work, rows);
       if (C::kRawValues) bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
-      if (C::kSplits && work.chunk >= 0 && !take_chunk(work)) continue;
       if (C::kListed) {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
-      work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
-      publish(work, existing_keys(work, bounds.any));
-      wait_turn(work);
+      const Tiles all = work.tiles;
+      do {
+        if (C::kSplits && work.chunk >= 0 && !take_chunk(all, work)) break;
+        work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
+        publish(work, existing_keys(work, bounds.any));
+        wait_turn(work);
+      } while (args_.folds && ++work.chunk < work.chunks);
     }
     publish(Work{}, {});
     ptx::launch_dependents();
@@ -59,9 +62,9 @@ class Planner {
 
   /// A chunk of the keys of a query tile.
   __device__ __forceinline__ Work decode_split(int32_t item) {
-    const KeySplit& split = args_.split;
-    int32_t problem = item / split.items();
-    const int32_t in_problem = item - problem * split.items();
+    const int32_t parts = args_.parts(), items = args_.split.tiles * parts;
+    int32_t problem = item / items;
+    const int32_t in_problem = item - problem * items;
     int32_t heads = 1;
     if (C::kPacks && args_.packing.heads > 1) {
       const int32_t group = problem / args_.packs();
@@ -72,8 +75,8 @@ class Planner {
     Work work = place(args_.partials.first_head * args_.classes + problem);
     work.heads = static_cast<int8_t>(heads);
     work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
-                     in_problem / split.chunks * C::BLOCK_Q;
-    work.chunk = static_cast<int16_t>(in_problem % split.chunks);
+                     in_problem / parts * C::BLOCK_Q;
+    work.chunk = static_cast<int16_t>(in_problem % parts);
     return work;
   }
 
@@ -82,13 +85,13 @@ class Planner {
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
-  /// Leaves of what the tile visits its chunk; false where it has fewer chunks.
-  __device__ __forceinline__ bool take_chunk(Work& work) const {
-    const int32_t visited = work.tiles.count();
+  /// Takes its chunk of all that the tile visits; false where it has fewer chunks.
+  __device__ __forceinline__ bool take_chunk(const Tiles& all, Work& work) const {
+    const int32_t visited = all.count();
     const int32_t length = args_.split.chunk_tiles(visited);
     if (work.chunk > 0 && work.chunk * length >= visited) return false;
     work.chunks = static_cast<int16_t>(imax(1, ceil_div(visited, length)));
-    work.tiles = part_of(work.tiles, work.chunk * length, length);
+    work.tiles = part_of(all, work.chunk * length, length);
     return true;
   }
 

@@ -32,6 +32,19 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+/// The natural logarithm of a row's sum of exponentials, of m in log2 units; -inf where no key is.
+__device__ __forceinline__ float log_sum(float m, float l) {
+  return l == 0.0f ? -INFINITY : m * kLn2 + __logf(l);
+}
+
+/// 1 / l of a row of a head, whose sink logit joins the sum; 0 where no key is.
+__device__ __forceinline__ float inverse_of(float m, float l, const float* sink_logits,
+                                            int32_t head) {
+  if (l == 0.0f) return 0.0f;
+  if (sink_logits != nullptr) l += exp2_approx(sink_logits[head] * kLog2e - m);
+  return 1.0f / l;
+}
+
 /// Drops the scores of keys that a row does not see: bit j of its word is column j of the thread.
 template <int kCount>
 __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (&visible)[2]) {
