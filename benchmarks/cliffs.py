@@ -58,7 +58,7 @@ def cliffs() -> list[Group]:
     groups = []
     for dim, heads, length, batch, causal in HEAD_DIMS:
         case = Case(Full(), length, batch=batch, heads=heads, head_dim=dim, causal=causal)
-        groups.append(Group(f"head dim {dim}", beside(case, *FLASH), methods=BOTH))
+        groups.append(Group(f"head dim {dim} beside peers", beside(case, *FLASH), methods=BOTH))
     vision = Case(Full(), 197, batch=64, heads=12, head_dim=64)
     groups.append(Group("197 tokens", beside(vision, *FLASH), methods=BOTH))
     for queries, keys, heads, kv_heads in FEW_QUERIES:

@@ -52,10 +52,10 @@ def _dense_bars() -> list[Bar]:
 
 def _cliff_bars() -> list[Bar]:
     best = {  # group: floor and goal against the best peer, in bursts
-        "head dim 32": (0.95, 1.05),
-        "head dim 72": (1.00, 1.15),
-        "head dim 80": (0.97, 1.08),
-        "head dim 112": (1.05, 1.20),
+        "head dim 32 beside peers": (0.95, 1.05),
+        "head dim 72 beside peers": (1.00, 1.15),
+        "head dim 80 beside peers": (0.97, 1.08),
+        "head dim 112 beside peers": (1.05, 1.20),
         "197 tokens": (1.00, 1.10),
         **{few_name(*shape[:3]): (1.00, 1.15) for shape in FEW_QUERIES},
         few_name(64, 65536, 32): (1.00, 1.30),

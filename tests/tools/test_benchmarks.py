@@ -1,6 +1,7 @@
 """The benchmark harness itself: counts, references, floors and failures."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,12 @@ def test_a_wrong_result_holds_no_bar():
     group = _rows(a=2.0, b=3.0)
     group.rows[0].error, group.rows[0].error_limit = 1.0, 0.5
     assert judge([Bar("g", "a", "speed", 1.0, 1.0, "b")], [group], {}, "cpu")[0].held is False
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_groups_of_all_suites_have_names_of_their_own(device):
+    names = [group.name for suite in suites.NAMES for group in suites.groups_of(suite, device)]
+    assert [name for name, times in Counter(names).items() if times > 1] == ["global tokens"]
 
 
 def test_every_bar_finds_its_entries():
