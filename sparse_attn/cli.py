@@ -104,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="FILE",
                 help="text the search does not see (by default the next N tokens of --text)",
             )
+            command.add_argument(
+                "--by",
+                choices=("pairs", "time"),
+                default="pairs",
+                help="what is made small: pairs (the same everywhere) or predicted time (pairs)",
+            )
             command.add_argument("--minutes", type=float, help="about how long the search may take")
             command.add_argument(
                 "--resume",
@@ -177,6 +183,7 @@ def _advise(options: argparse.Namespace) -> None:
         ids,
         options.keep,
         validate=other,
+        by=options.by,
         minutes=options.minutes,
         resume=options.resume,
         progress=not options.quiet,

@@ -55,6 +55,8 @@ class Advice:
     policy : Policy
     keep : float
         What was asked.
+    by : {"pairs", "time"}
+        The cost that the search made small.
     kept : bool
         Whether the policy kept it: on the validation text, or without one on the calibration text.
     figure : str
@@ -83,6 +85,7 @@ class Advice:
 
     policy: Policy
     keep: float
+    by: str
     kept: bool
     figure: str
     tried: tuple[Tried, ...]
@@ -167,7 +170,7 @@ class Advice:
         return f"Advice({self.model}, keep={self.keep}, kept={self.kept}, pairs={self.pairs:.3f})"
 
     def plot(self) -> Any:
-        """Draw quality over pairs of all that was tried, and the map of layers by heads.
+        """Draw quality over cost of all that was tried, and the map of layers by heads.
 
         Returns
         -------
@@ -190,6 +193,7 @@ class Advice:
         about = {
             "model": self.model,
             "keep": self.keep,
+            "by": self.by,
             "kept": self.kept,
             "figure": self.figure,
             "length": self.length,

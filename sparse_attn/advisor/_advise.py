@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import Number, check_kind, check_share, refuse
+from .._checks import Number, check_choice, check_kind, check_share, refuse
 from .._observe import watching
 from .._progress import Progress
 from ..patterns import Full, Pattern
@@ -48,26 +48,27 @@ def advise(
     validate: Any = None,
     patterns: Any = None,
     lengths: Any = None,
+    by: str = "pairs",
     minutes: float | None = None,
     resume: str | PathLike[str] | None = None,
     progress: bool = True,
 ) -> Advice:
-    """Find a policy by layer and key head that keeps the model's answers at the fewest pairs.
+    """Find a policy by layer and key head that keeps the model's answers at the least cost.
 
     1. The model runs once; every candidate is compared with dense attention on the queries, keys
        and values of each layer, by key head.
     2. Key heads are weighed by what one candidate in each of them alone does to the model's output;
        layers, where there is less time.
-    3. Candidates are chosen by pairs and weighted error; the price of error is bisected until the
-       fewest pairs are found at which the model's output on `inputs` keeps what was asked, plus a
+    3. Candidates are chosen by cost and weighted error; the price of error is bisected until the
+       least cost is found at which the model's output on `inputs` keeps what was asked, plus a
        margin for other text: a standard error, from the spread between pieces of `inputs`.
     4. The choice is judged on other text. Where it keeps too little there, what was missing is
        added to what is asked and the search goes on, twice; then the sparse choice that kept most
        follows. The advice names how many were judged.
 
-    Pairs are the same on every machine. Beside them stands the time that attention is predicted to
-    take: visited tiles, by rates that are measured once on a device and kept. Nothing is random:
-    without `minutes`, equal inputs give an equal policy.
+    Costs are pairs, the same on every machine, or the time that attention is predicted to take:
+    visited tiles, by rates that are measured once on a device and kept. Both are told of all that
+    was tried. Nothing is random: without `minutes`, equal inputs (and rates) give an equal policy.
 
     Parameters
     ----------
@@ -87,6 +88,8 @@ def advise(
     lengths : list of int, optional
         Lengths at which the model is timed, dense and under the policy; by default that of the
         validation text.
+    by : {"pairs", "time"}
+        The cost: pairs visited, or the predicted time on this device.
     minutes : float, optional
         Stages are cut short so that the search takes about this long.
     resume : path, optional
@@ -127,6 +130,7 @@ def advise(
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
     check_share(OWNER, "keep", keep)
+    check_choice(OWNER, "by", by, ("pairs", "time"))
     if minutes is not None:
         check_kind(OWNER, "minutes", minutes, Number, "a float or None")
         if minutes <= 0:
@@ -136,7 +140,7 @@ def advise(
     wanted = [length] if lengths is None else checked_lengths(OWNER, lengths)
     found = named(OWNER, patterns, length)
     memory = Memory(resume, model, calls, found)
-    run = _Run(model, calls, other, found, float(keep), minutes, memory)
+    run = _Run(model, calls, other, found, float(keep), by, minutes, memory)
     with torch.no_grad(), evaluating(model):
         return run.advice(wanted, progress)
 
@@ -151,11 +155,12 @@ class _Run:
         other: list[dict[str, Any]],
         found: dict[str, Pattern],
         keep: float,
+        by: str,
         minutes: float | None,
         memory: Memory,
     ) -> None:
         self.model, self.calls, self.other = model, calls, other
-        self.found, self.keep = found, keep
+        self.found, self.keep, self.by = found, keep, by
         self.memory = memory
         layers = len(calls) * self._layers()
         self.clock = Clock(minutes, layers, self._layers() + len(found) + STEPS)
@@ -184,7 +189,7 @@ class _Run:
                         call_model(self.model, call)
                 self.local.finish(OWNER)
                 self.memory.keep(self.local)
-            search = Search(self.local, self._judge)
+            search = Search(self.local, self._judge, self.by)
             self._search(search)
             late = self.clock.out_of_time(SEARCHED)
             best = search.find(self.keep, STEPS, late)
@@ -291,6 +296,7 @@ class _Run:
         return Advice(
             policy=policy_of(chosen.choice, self.found, self._shape()),
             keep=self.keep,
+            by=self.by,
             kept=kept >= self.keep,
             figure=figure,
             tried=tuple(sorted(tried, key=lambda t: (t.pairs, t.name))),

@@ -1,4 +1,4 @@
-"""Pictures of an advice: quality over pairs, and which candidate each key head has."""
+"""Pictures of an advice: quality over cost, and which candidate each key head has."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def draw_advice(advice: Advice) -> Any:
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(13, height), layout="constrained", width_ratios=(3, 2)
     )
-    _over_pairs(left, advice)
+    _over_cost(left, advice)
     _by_head(right, advice, layers)
     return figure
 
 
-def _over_pairs(ax: Any, advice: Advice) -> None:
-    """Draw all that was tried, the frontier and the choice."""
-    points = [(tried.pairs, 1 - tried.kept) for tried in advice.tried]
+def _over_cost(ax: Any, advice: Advice) -> None:
+    """Draw all that was tried over what the search made small, the frontier and the choice."""
+    timed = advice.by == "time"
+    points = [(tried.cost if timed else tried.pairs, 1 - tried.kept) for tried in advice.tried]
     draw_frontier(ax, points)
     ax.axhline(1 - advice.keep, color=FAINT, linestyle="--", linewidth=0.9, label="what was asked")
     for tried, (x, y) in zip(advice.tried, points, strict=True):
@@ -38,13 +39,13 @@ def _over_pairs(ax: Any, advice: Advice) -> None:
             ax.annotate(
                 tried.name.removesuffix(", everywhere"),
                 (x, y),
-                xytext=(6, 4),
+                xytext=(8, -12) if tried.chosen else (6, 4),
                 textcoords="offset points",
                 fontsize=7,
                 color=FAINT,
             )
     ax.set(
-        xlabel="pairs visited, share of the allowed",
+        xlabel="predicted time, share of dense" if timed else "pairs visited, share of the allowed",
         ylabel=f"lost {advice.figure}",
         title=f"What was tried on {advice.length} positions",
     )

@@ -1,9 +1,10 @@
 """The search: a candidate for each unit, cheapest first, checked on the model's own output.
 
-Every unit takes the candidate with the least ``pairs + price * weight * error^2``. A high price is
-dense attention, a low one the fewest pairs; weights say what a local error of a unit does to the
-model. The price is bisected on the model's own output until the fewest pairs that keep what was
-asked are found. No step is random: equal figures give equal policies.
+Every unit takes the candidate with the least ``share + price * weight * error^2``, a share of pairs
+or of predicted time. A high price is dense attention, a low one the least share; weights say what a
+local error of a unit does to the model. The price is bisected on the model's own output until the
+least share that keeps what was asked is found. No step is random: equal figures give equal
+policies.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Outcome:
     loss: float
     error: float
 
+    def share(self, by: str) -> float:
+        """Return the share that the search makes small."""
+        return self.cost if by == "time" else self.pairs
+
     @property
     def surely_kept(self) -> float:
         """What is kept, less the error."""
@@ -69,12 +74,17 @@ class Search:
     judge : callable
         Name and choice -> what the model's output keeps, from 0 to 1, its loss and the error of
         what it keeps.
+    by : {"pairs", "time"}
+        The share that is made small.
     """
 
     def __init__(
-        self, local: Local, judge: Callable[[str, Choice], tuple[float, float, float]]
+        self,
+        local: Local,
+        judge: Callable[[str, Choice], tuple[float, float, float]],
+        by: str = "pairs",
     ) -> None:
-        self.local, self.judge = local, judge
+        self.local, self.judge, self.by = local, judge, by
         self.weights: dict[Unit, float] = {}
         self.tried: dict[tuple[str, ...], Outcome] = {}
 
@@ -86,11 +96,11 @@ class Search:
         weight = price * self.weights.get(unit, 1.0)
         figures = self.local.figures[unit]
 
-        def cost(name: str) -> tuple[float, str]:
-            error, _, pairs, _ = figures[name]
-            return pairs + weight * error**2, name
+        def loss(name: str) -> tuple[float, str]:
+            error, _, pairs, cost = figures[name]
+            return (cost if self.by == "time" else pairs) + weight * error**2, name
 
-        return min(figures, key=cost)
+        return min(figures, key=loss)
 
     def try_choice(self, name: str, choice: Choice) -> Outcome:
         """Judge a choice on the model's output, once."""
@@ -126,7 +136,7 @@ class Search:
     def find(
         self, keep: float, steps: int, out_of_time: Callable[[], bool] = lambda: False
     ) -> Outcome | None:
-        """Return the outcome with the fewest pairs that surely keeps `keep`; None if none does."""
+        """Return the cheapest outcome that surely keeps `keep`; None if none does."""
         low, high = math.log(LOWEST), math.log(HIGHEST)
         for _ in range(steps):
             if out_of_time():
@@ -172,7 +182,7 @@ class Search:
 
     def most_kept(self) -> Outcome:
         """Return the sparse choice that kept most."""
-        return max(self.sparse(), key=lambda o: (o.kept, -o.pairs, o.name))
+        return max(self.sparse(), key=lambda o: (o.kept, -o.share(self.by), o.name))
 
     def sparse(self) -> list[Outcome]:
         """Return what was tried, but for dense attention everywhere."""
@@ -181,7 +191,7 @@ class Search:
     def best(self, keep: float) -> Outcome | None:
         """Return the cheapest of what was tried that surely keeps `keep`."""
         good = [outcome for outcome in self.sparse() if outcome.surely_kept >= keep]
-        return min(good, key=lambda outcome: (outcome.pairs, outcome.name), default=None)
+        return min(good, key=lambda o: (o.share(self.by), o.name), default=None)
 
 
 def _named(part: tuple[Unit, ...]) -> str:

@@ -225,6 +225,29 @@ def test_the_margin_is_kept_on_top():
     assert search_over(errors, margin=0.005).find(0.96, 12).pairs == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("by", "want"), [("pairs", "few"), ("time", "fast")])
+def test_the_search_makes_its_cost_small(by, want):
+    local = Local({"few": sa.Band(1), "fast": sa.Band(2), "dense": sa.Full()})
+    local.allowed[0, 0] = 1.0
+    local.figures[0, 0] = {  # error, mass, pairs, time
+        "few": (0.1, 0.5, 0.1, 0.4),
+        "fast": (0.1, 0.5, 0.3, 0.2),
+        "dense": (0.0, 1.0, 1.0, 1.0),
+    }
+    search = Search(local, lambda name, choice: (0.99, 0.01, 0.0), by)
+    assert search.find(0.9, 8).choice == {(0, 0): want}
+    for name in ("few", "fast"):
+        search.try_choice(name, {(0, 0): name})
+    assert search.best(0.9).choice == search.most_kept().choice == {(0, 0): want}
+
+
+def test_a_search_by_time(llama, ids):
+    advice = advise(llama, ids, 0.3, by="time")
+    assert advice.by == "time" and advice.kept
+    assert advice.plot().axes[0].get_xlabel() == "predicted time, share of dense"
+    assert advise(llama, ids, 0.3).plot().axes[0].get_xlabel().startswith("pairs visited")
+
+
 def test_what_other_text_misses_is_asked_for_on_top():
     units = {(layer, 0): 0.1 for layer in range(10)}
     search = search_over({unit: 0.1 + 0.001 * unit[0] for unit in units})
@@ -275,6 +298,7 @@ def test_units_weigh_what_they_do_to_the_output(by):
         (dict(keep=0), "keep above 0"),
         (dict(keep=1.5), "keep above 0 and up to 1"),
         (dict(minutes=0), "minutes above 0"),
+        (dict(by="speed"), "by to be one of pairs, time, got 'speed'"),
         (dict(patterns=[]), "patterns beside Full"),
         (dict(patterns=["band"]), "pattern 'band' to be one"),
         (dict(patterns={"band": sa.Band}), r"pattern band to be one, got the class Band; write"),
