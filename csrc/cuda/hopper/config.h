@@ -81,6 +81,7 @@ struct Config {
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocksPerSm) / 8 * 8;
 
   static_assert(HEAD_DIM % 16 == 0, "a wgmma sums 16 columns");
+  static_assert(!kFolds || kCrossTile, "a sum lies where else the second Q and O do");
   static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 128,
                 "a wgmma sums 16 keys, and a mask word holds 32 of a thread's columns");
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
@@ -146,8 +147,9 @@ struct ExistingKeys {
 /// the words have their bits too. Where the bits are all of the mask they are copied as they are.
 enum class TileMask : int32_t { kNone, kSliding, kCopied, kWritten, kPartial };
 
-/// What follows a key tile in its query tile.
-enum class Follows : int32_t { kNothing, kWhole, kMasked };
+/// What follows a key tile in its query tile: the first one of the next chunk, of those that a
+/// thread block takes in turn, or one of the same chunk.
+enum class Follows : int32_t { kNothing, kChunk, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
 struct alignas(16) StepInfo {

@@ -51,21 +51,25 @@ class Consumer {
     announce_first_key();
     begin_tile();
     for (;;) {
-      while (info_.follows != Follows::kNothing) {
-        while (info_.follows != Follows::kNothing && !plain_follows()) step<true>();
+      while (info_.follows >= Follows::kWhole) {
+        while (info_.follows >= Follows::kWhole && !plain_follows()) step<true>();
         while (plain_follows()) step<false>();
       }
       finished_ = work_.index;
-      if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
-      query_.advance();
-      work_.advance();
-      const bool crosses = C::kCrossTile && next_work();
+      const bool chunk = C::kFolds && info_.follows == Follows::kChunk;  // not the tile's last one
+      if (!chunk) {
+        if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
+        query_.advance();
+        if (C::kFolds && args_.folds) query_.advance();  // the first buffer alone
+        work_.advance();
+      }
+      const bool crosses = chunk || (C::kCrossTile && next_work());
       if (crosses) {
         cross_tiles();
       } else {
         finish_products();
       }
-      write_out();
+      write_out(chunk);
       if (crosses) {
         pack_probabilities();
         clear_out();
@@ -384,9 +388,10 @@ class Consumer {
     epilogue_.finish_rows(state_, scale_log2(), smem_.work[finished_], inverse_);
   }
 
-  __device__ __forceinline__ void write_out() {
-    epilogue_.write(o_, inverse_, smem_.work[finished_]);
-    arrive_warp(&smem_.work_empty[finished_]);
+  /// Of a tile, or of one of its chunks that another one follows.
+  __device__ __forceinline__ void write_out(bool chunk) {
+    epilogue_.write(o_, inverse_, smem_.work[finished_], chunk);
+    if (!chunk) arrive_warp(&smem_.work_empty[finished_]);
   }
 
   // ---- Barriers ---------------------------------------------------------------------------------

@@ -161,8 +161,6 @@ PartialPlan plan_partials(const AttentionParams& params, KernelTile tile, int32_
   plan.folds = is_few(params) && params.outputs.rows == nullptr && fills(tiles, multiprocessors);
   if (plan.folds) {
     plan.heads = heads;
-    plan.all_strips = int64_t{multiprocessors} * tile.block_q / kStripRows;
-    plan.bytes = plan.all_strips * Partials::strip_bytes(1, tile.head_dim);
     return plan;
   }
   const int64_t head_strips = int64_t{classes} * plan.strips;

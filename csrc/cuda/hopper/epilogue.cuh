@@ -50,24 +50,20 @@ class Epilogue {
     }
   }
 
-  /// Stores O = `o` / l of a finished tile; of a chunk `o`, but for the last that a block folds.
+  /// Stores O = `o` / l of a finished tile; of a chunk `o`, which joins the sum where the thread
+  /// block takes all: others follow unless `more` is false.
   __device__ __forceinline__ void write(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
-                                        const Work& work) {
-    if (is_chunk(work)) {
-      const bool last = args_.folds && work.chunk == work.chunks - 1;
-      if (args_.folds) {
-        fold(o, inverse, work, last);
-      } else {
-        write_partial(o, work);
-      }
-      if (!last) {
-        if (!C::kCrossTile) release_query();
-        __syncwarp();  // before lane 0 gives the work's slot back
-        return;
-      }
+                                        const Work& work, bool more) {
+    if (C::kFolds && args_.folds) {
+      fold(o, inverse, work, !more);
+      if (more) return;
+    } else if (is_chunk(work)) {
+      write_partial(o, work);
+      if (!C::kCrossTile) release_query();
+      __syncwarp();  // before lane 0 gives the work's slot back
+      return;
     }
-    uint8_t* tile = smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
-    const uint32_t sO = ptx::smem_address(tile);
+    const uint32_t sO = ptx::smem_address(staged());
     if (C::kCrossTile) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
       __syncwarp();
@@ -102,6 +98,13 @@ class Epilogue {
   }
 
  private:
+  /// Where the warp's rows of O are staged; of a sum in float32, which takes the place of the
+  /// second Q too.
+  __device__ __forceinline__ uint8_t* staged() {
+    if (C::kFolds && args_.folds) return smem_.query[C::kOutBuffer - 1][0] + row_ * C::HEAD_DIM * 4;
+    return smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
+  }
+
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
     return C::kSplits && work.chunk >= 0;
   }
@@ -171,40 +174,36 @@ class Epilogue {
     }
   }
 
-  /// Joins a chunk with the sum of those before it, which the block keeps, as the merge would; the
-  /// last one becomes the result, of which `inverse` is 1 / l.
+  /// Joins a chunk with the sum of those before it, as the merge would; the last one becomes the
+  /// result, of which `inverse` is 1 / l.
   __device__ __forceinline__ void fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
                                        const Work& work, bool last) {
-    const Partials& partials = args_.partials;
-    const int32_t strip = (static_cast<int32_t>(blockIdx.x) * C::BLOCK_Q + row_) / kStripRows;
-    float4* sum = partials.out_at(strip, 0, lane_);
-    float2* state = partials.state + strip * kStripRows + lane_ / 4;
+    auto* sum = reinterpret_cast<float4*>(staged()) + lane_;
     Join join[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 before = work.chunk == 0 ? float2{-INFINITY, 0.0f} : state[8 * r];
-      join[r] = Join::of(before.x, inverse[r] == 0.0f ? -INFINITY : maxima_[r]);
-      inverse[r] = join[r].sum(before.y, inverse[r]);
+      join[r] =
+          Join::of(begun_ ? sum_m_[r] : -INFINITY, inverse[r] == 0.0f ? -INFINITY : maxima_[r]);
+      const float l = join[r].sum(begun_ ? sum_l_[r] : 0.0f, inverse[r]);
+      sum_m_[r] = join[r].m;
+      sum_l_[r] = l;
+      if (last) inverse[r] = finish_row(join[r].m, l, r, work);
     }
-    __syncwarp();  // all have read the states
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (last) {
-        inverse[r] = finish_row(join[r].m, inverse[r], r, work);
-      } else if (lane_ % 4 == 0) {
-        state[8 * r] = {join[r].m, inverse[r]};
-      }
+    if (!begun_) {
+      if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
+      __syncwarp();
     }
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
       float4 before = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (work.chunk > 0) before = sum[i * kWarp];
+      if (begun_) before = sum[i * kWarp];
       o[4 * i] = join[0].sum(before.x, o[4 * i]);
       o[4 * i + 1] = join[0].sum(before.y, o[4 * i + 1]);
       o[4 * i + 2] = join[1].sum(before.z, o[4 * i + 2]);
       o[4 * i + 3] = join[1].sum(before.w, o[4 * i + 3]);
       if (!last) sum[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
     }
+    begun_ = !last;
   }
 
   /// Row r of the slice among the tensor's.
@@ -261,7 +260,11 @@ class Epilogue {
   const int consumer_;
   const int row_;  // first of this warp's in the query tile
   const int lane_;
-  float maxima_[2];  // m of a chunk's rows
+
+  // Where a thread block takes all chunks of a tile.
+  float maxima_[2];            // m of a chunk's rows
+  float sum_m_[2], sum_l_[2];  // of the sum of those before it ...
+  bool begun_ = false;         // ... if there is one
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -56,10 +56,11 @@ inline int32_t most_visited(const AttentionParams& params, KernelTile tile) {
 struct ChunkRule {
   int32_t rows;   // up to so many
   int32_t least;  // key tiles of a chunk, at least
-  int32_t most;   // chunks, at most
+  int32_t few;    // chunks of less than kManyKeyTiles, at most, ...
+  int32_t most;   // ... and of more
 };
-constexpr ChunkRule kChunkRules[] = {
-    {32, 2, 16}, {64, 4, 16}, {128, 8, 16}, {256, 8, 8}, {512, 32, 4}};
+constexpr int32_t kManyKeyTiles = 64;
+constexpr ChunkRule kChunkRules[] = {{128, 2, 8, 16}, {256, 4, 4, 8}, {512, 8, 2, 4}};
 
 /// The split of a call with few query tiles a head.
 inline KeySplit split_few_tiles(const AttentionParams& params, KernelTile tile) {
@@ -70,7 +71,8 @@ inline KeySplit split_few_tiles(const AttentionParams& params, KernelTile tile) 
   const int32_t visited = most_visited(params, tile);
   for (const ChunkRule& rule : kChunkRules) {
     if (rows > rule.rows) continue;
-    const int32_t chunks = imin(rule.most, visited / rule.least);
+    const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
+    const int32_t chunks = imin(most, visited / rule.least);
     if (visited < kManyTiles || chunks <= 1) return {};
     return {class_tiles, chunks, rule.least, true};
   }

@@ -82,18 +82,29 @@ class Loader {
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
     const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head_kv,
                         key_batch(work), at.row};
-    if (kKeys && kQueryFirst) load_query(work);
+    const bool query_first = kQueryFirst && !args_.folds;
+    if (kKeys && query_first) load_query(work);
     TileSource<C, kKeys> source(args_, work);
     Step step = source.first();
     bool masked = kKeys && source.needs_mask(step);
     bool first = true;
+    int32_t chunk = 0, chunk_left = 0;  // key tiles of a chunk, and of this one
+    if (kKeys && args_.folds) {
+      const int32_t visited = work.tiles.count();
+      chunk = args_.split.chunk_tiles(visited);
+      chunk_left = (visited - 1) % chunk + 1;
+    }
     while (step.valid) {
       Step ahead = source.next();
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
-        const Follows masked_or_whole = masked_ahead ? Follows::kMasked : Follows::kWhole;
+        Follows next = masked_ahead ? Follows::kMasked : Follows::kWhole;
+        if (args_.folds && --chunk_left == 0) {
+          next = Follows::kChunk;
+          chunk_left = chunk;
+        }
         describe(work, step, masked ? source.mask(step) : StepMask{},
-                 ahead.valid ? masked_or_whole : Follows::kNothing);
+                 ahead.valid ? next : Follows::kNothing);
       }
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);
@@ -102,7 +113,7 @@ class Loader {
       } else {
         load_stage(work, place, step);
       }
-      if (kKeys && first && !kQueryFirst) load_query(work);
+      if (kKeys && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
       first = false;
       step = ahead;
@@ -262,6 +273,7 @@ class Loader {
     }
     __syncwarp();
     query_.advance();
+    if (args_.folds) query_.advance();  // the other one's memory holds sums
   }
 
   const Arguments& args_;

@@ -43,8 +43,9 @@ struct alignas(16) Factor {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
-  __shared__ float4 parts[kMostChunks][kThreads];
-  __shared__ Factor factors[kMostChunks][kStripRows];
+  extern __shared__ float4 shared[];  // of each chunk: results, then factors
+  auto* parts = reinterpret_cast<float4(*)[kThreads]>(shared);
+  auto* factors = reinterpret_cast<Factor(*)[kStripRows]>(parts + partials.max_chunks);
   const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
   const int32_t strip = static_cast<int32_t>(blockIdx.x) / column_blocks;
   const int32_t column_block = static_cast<int32_t>(blockIdx.x) - strip * column_blocks;
@@ -72,9 +73,9 @@ __global__ void __launch_bounds__(kThreads)
   ptx::cp_async_commit();
   const int32_t chunks = __ldcg(partials.chunks + strip);
 
-  // Half a warp finds the factors of a row, a lane those of a chunk.
+  // Half a warp finds the factors of a row, a lane those of a chunk: the last one comes first.
   const int32_t own = threadIdx.x % kMostChunks;
-  const float2* states = partials.state + partials.at(strip, own) * kStripRows;
+  const float2* states = partials.state + partials.at(strip, chunks - 1 - own) * kStripRows;
 #pragma unroll 1
   for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows; row += kThreads / kMostChunks) {
     float2 state = {-INFINITY, 0.0f};
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
       if (own >= step) top = fmaxf(top, before);
     }
     const float before = __shfl_up_sync(~0u, top, 1, kMostChunks);
-    factors[own][row] = {Join::of(own == 0 ? -INFINITY : before, m), state.y};
+    if (own < chunks) factors[own][row] = {Join::of(own == 0 ? -INFINITY : before, m), state.y};
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
   float l[2] = {}, even[2] = {}, odd[2] = {};
 #pragma unroll 2
   for (int32_t c = 0; c < chunks; ++c) {
-    const float4 part = parts[c][threadIdx.x];
+    const float4 part = parts[chunks - 1 - c][threadIdx.x];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Factor factor = factors[c][lane / 4 + 8 * r];
@@ -135,8 +136,10 @@ Status merge_chunks(const AttentionParams& params, const Partials& partials) {
       params.keys.value_scale, problem.heads_q,         problem.group(),
       problem.value_dim,       params.pattern.dilation, params.pattern.classes(problem.seq_q)};
   const int64_t strips = int64_t{partials.heads} * call.classes * partials.strips;
+  constexpr int64_t kChunkBytes = kThreads * sizeof(float4) + kStripRows * sizeof(Factor);
   const LaunchShape shape = {static_cast<uint32_t>(strips * ceil_div(problem.value_dim, kColumns)),
-                             kThreads, 0, to_stream(params.stream)};
+                             kThreads, static_cast<size_t>(partials.max_chunks * kChunkBytes),
+                             to_stream(params.stream)};
   const bool half = problem.dtype == Dtype::kFloat16;
   return launch_dependent(half ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>, shape, call,
                           partials);

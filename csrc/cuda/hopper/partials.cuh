@@ -44,7 +44,7 @@ struct Partials {
   }
 };
 
-/// How a chunk joins what was summed before it, in the order of the chunks: a chunk without keys
+/// How a chunk joins what was summed before it, from the last chunk to the first: one without keys
 /// for the row adds nothing, so the bits do not depend on which chunks other rows visited.
 struct Join {
   float m;          // of both

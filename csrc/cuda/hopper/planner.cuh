@@ -41,13 +41,10 @@ class Planner {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
-      const Tiles all = work.tiles;
-      do {
-        if (C::kSplits && work.chunk >= 0 && !take_chunk(all, work)) break;
-        work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
-        publish(work, existing_keys(work, bounds.any));
-        wait_turn(work);
-      } while (args_.folds && ++work.chunk < work.chunks);
+      if (C::kSplits && work.chunk >= 0 && !args_.folds && !take_chunk(work)) continue;
+      work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
+      publish(work, existing_keys(work, bounds.any));
+      wait_turn(work);
     }
     publish(Work{}, {});
     ptx::launch_dependents();
@@ -85,13 +82,13 @@ class Planner {
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
-  /// Takes its chunk of all that the tile visits; false where it has fewer chunks.
-  __device__ __forceinline__ bool take_chunk(const Tiles& all, Work& work) const {
-    const int32_t visited = all.count();
+  /// Leaves of what the tile visits its chunk; false where it has fewer chunks.
+  __device__ __forceinline__ bool take_chunk(Work& work) const {
+    const int32_t visited = work.tiles.count();
     const int32_t length = args_.split.chunk_tiles(visited);
     if (work.chunk > 0 && work.chunk * length >= visited) return false;
     work.chunks = static_cast<int16_t>(imax(1, ceil_div(visited, length)));
-    work.tiles = part_of(all, work.chunk * length, length);
+    work.tiles = part_of(work.tiles, work.chunk * length, length);
     return true;
   }
 
