@@ -245,19 +245,18 @@ class Consumer {
   __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row) {
     const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
     const int32_t shift = in_row / 2;
-    uint32_t seen[2] = {};
-#pragma unroll 1
-    for (int32_t w = 0; w < RowMask::kWords; ++w) {
-      const uint32_t* words =
-          boxes + ((w >> shift) * kConsumerRows + row) * in_row + (w & (in_row - 1));
+    boxes += row * in_row;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint32_t columns = top_of_thread(words[8 * r * in_row], lane_ % 4);
-        seen[r] = seen[r] >> 8 | (columns & 0xff000000u);
+    for (int r = 0; r < 2; ++r) {
+      uint32_t seen = 0;
+#pragma unroll
+      for (int32_t w = 0; w < RowMask::kWords; ++w) {
+        const int32_t at = (w >> shift) * kConsumerRows * in_row + (w & (in_row - 1));
+        const uint32_t columns = top_of_thread(boxes[at + 8 * r * in_row], lane_ % 4);
+        seen = seen >> 8 | (columns & 0xff000000u);
       }
+      visible_[r] = seen;
     }
-    visible_[0] = seen[0];
-    visible_[1] = seen[1];
   }
 
   /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
