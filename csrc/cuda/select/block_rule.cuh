@@ -30,18 +30,23 @@ struct BlockRule {
   }
 };
 
-/// The rule of list `row` of [B, lists, num_q]; all threads of a thread block call it.
-__device__ inline BlockRule rule_of_list(const SelectParams& params, uint32_t row,
-                                         HullStorage& storage) {
+/// The rule of list `row` of [B, lists, num_q], but for what it sees.
+__device__ inline BlockRule rule_without_keys(const SelectParams& params, uint32_t row) {
   BlockRule rule;
   const uint32_t list = row / params.num_q;
   rule.batch = list / params.lists();
   rule.head = int64_t{list % params.lists()} * params.heads_per_list();
   rule.query_block = static_cast<int32_t>(row % params.num_q);
-  rule.visible = find_visible(params, rule.batch, rule.head, params.heads_per_list(),
-                              rule.query_block, storage);
   rule.sinks = params.sinks(rule.batch);
   rule.diagonal = params.diagonal(rule.batch, rule.query_block);
+  return rule;
+}
+/// All of it; all threads of a thread block call it.
+__device__ inline BlockRule rule_of_list(const SelectParams& params, uint32_t row,
+                                         HullStorage& storage) {
+  BlockRule rule = rule_without_keys(params, row);
+  rule.visible = find_visible(params, rule.batch, rule.head, params.heads_per_list(),
+                              rule.query_block, storage);
   return rule;
 }
 

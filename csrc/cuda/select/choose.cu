@@ -6,9 +6,8 @@
 // integers, so that no order of additions matters.
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
-#include "../common/radix_select.cuh"
 #include "../sketch/sketch.h"
-#include "block_rule.cuh"
+#include "bisect.cuh"
 #include "join_heads.cuh"
 #include "tools.h"
 
@@ -18,30 +17,6 @@ namespace {
 constexpr int32_t kLongBlocks = 1024;  // from which on few lists have kMostThreads
 constexpr int64_t kFewLists = 1024;    // up to which
 constexpr int kMostWarps = kMostThreads / 32;
-constexpr uint32_t kForced = ~0u;              // above the key of every score
-constexpr float kGreatestWeight = 1ull << 36;  // of a share; a list's fit 64 bits together
-
-using Weight = unsigned long long;
-
-/// Blocks from some estimate on, forced ones aside.
-struct Reached {
-  Weight weight = 0;
-  int32_t count = 0;
-  uint32_t least = kForced;  // key of those blocks
-  uint32_t below = 0;        // highest key of the others
-
-  __device__ void add(const Reached& other) {
-    weight += other.weight;
-    count += other.count;
-    least = other.least < least ? other.least : least;
-    below = other.below > below ? other.below : below;
-  }
-  __device__ Reached from_lane(int step) const {
-    return {__shfl_xor_sync(~0u, weight, step), __shfl_xor_sync(~0u, count, step),
-            __shfl_xor_sync(~0u, least, step), __shfl_xor_sync(~0u, below, step)};
-  }
-};
-
 /// Shared memory of a thread block.
 struct ChooseStorage {
   float warps[kMostWarps];
@@ -70,13 +45,7 @@ __device__ float greatest_of(float x, ChooseStorage& storage) {
 struct Estimates {
   const float* values;
   bool scores;
-  float highest = -INFINITY;  // of the values that are numbers
-
-  /// From 0 up to 1, the share of the highest.
-  __device__ float share(int32_t j) const {
-    if (!scores) return highest > 0.0f ? values[j] / highest : 0.0f;
-    return values[j] == -INFINITY ? 0.0f : expf(values[j] - highest);
-  }
+  float highest;  // of the values that are numbers
 };
 
 __device__ Estimates make_estimates(const float* values, bool scores, Interval visible,
@@ -96,12 +65,10 @@ struct Candidates {
   Weight* weights;
 
   __device__ uint32_t make_key(int32_t j) const {
-    const float value = estimates.values[j];
-    return rule.forced(j) || isnan(value) ? kForced : ordered_key(value);
+    return key_of(estimates.values[j], rule.forced(j));
   }
   __device__ Weight make_weight(int32_t j) const {
-    const float share = estimates.share(j);
-    return isnan(share) ? 0 : __float2ull_rn(share * kGreatestWeight);
+    return weight_of(estimates.values[j], estimates.scores, estimates.highest);
   }
   __device__ void fill() const {
     if (keys == nullptr) return;
@@ -132,7 +99,7 @@ __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStora
       all.add({0, 0, kForced, key});
     }
   }
-  for (int step = 16; step > 0; step /= 2) all.add(all.from_lane(step));
+  all.join_lanes();
   __syncthreads();
   if (threadIdx.x % 32 == 0) {
     const int warp = threadIdx.x / 32;
@@ -150,37 +117,14 @@ __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStora
   return all;
 }
 
-/// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`,
-/// by bisection.
+/// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`.
 __device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wanted,
                             ChooseStorage& storage) {
-  constexpr Threshold kAll = {0, 0};
-  if (most <= 0 || wanted == 0) return {kForced - 1, -1};
-  auto enough = [&](const Reached& reached) {
-    return reached.count >= most || reached.weight >= wanted;
+  auto reach_key = [&](uint32_t key) {
+    return reach(blocks, [=](uint32_t other) { return other != kForced && other >= key; }, storage);
   };
-  // `low` is enough, `high` is not; what is kept ends at a key between least of the one and below
-  // of the other.
-  Reached low = reach(blocks, [](uint32_t key) { return key != kForced; }, storage), high;
-  high.below = kForced - 1;
-  if (!enough(low)) return kAll;
-  while (low.least < high.below) {
-    const uint32_t middle = low.least + (high.below - low.least + 1) / 2;
-    const Reached reached =
-        reach(blocks, [=](uint32_t key) { return key != kForced && key >= middle; }, storage);
-    (enough(reached) ? low : high) = reached;
-  }
-
-  // Of equal blocks as many as it takes, the first ones.
-  const int32_t equal = low.count - high.count;
-  const Weight each = (low.weight - high.weight) / equal;
-  int32_t wanted_equal = imin(equal, most - high.count);
-  if (each > 0) {
-    const Weight missing = (wanted - high.weight + each - 1) / each;
-    if (missing < static_cast<Weight>(wanted_equal)) wanted_equal = static_cast<int32_t>(missing);
-  }
-  const uint32_t key = low.least;
-  if (wanted_equal == equal) return {key - 1, -1};
+  const auto [key, wanted_equal] = find_lowest(reach_key, most, wanted);
+  if (wanted_equal == kUnlimited) return {};
   if (threadIdx.x < 32) {
     int32_t found = 0, last = -1;
     for (int32_t begin = blocks.rule.visible.begin; found < wanted_equal; begin += 32) {
@@ -246,8 +190,7 @@ __global__ void __launch_bounds__(kMostThreads)
   blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
   const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
-  const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all.weight)));
-  const Weight wanted = forced.weight < target ? target - forced.weight : 0;
+  const Weight wanted = wanted_weight(params.mass, all.weight, forced.weight);
   const int32_t most = params.budget(visible.size()) - forced.count;
   const Threshold threshold = choose(blocks, most, wanted, storage);
   write_kept(params, blocks, threshold, blockIdx.x, storage);
@@ -261,6 +204,7 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
                       (params.selector == Selector::kSketch && tiles_are_blocks(params));
   const bool by_mass = params.mass > 0 && params.mass < 1;
   if (!by_mass) return launch_choose_count(params, workspace.scores, scores);
+  if (serves_choose_warp(params)) return launch_choose_warp(params, workspace.scores, scores);
   int32_t room = 0;
   cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);

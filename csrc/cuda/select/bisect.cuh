@@ -1,0 +1,94 @@
+// The lowest kept key of a list by bisection between keys that are there: what choose.cu, which has
+// a thread block for a list, and choose_warp.cu share. Shares are integers, so that no order of
+// additions matters and both keep the same blocks.
+#pragma once
+
+#include "../common/radix_select.cuh"
+#include "block_rule.cuh"
+
+namespace sparse_attn::cuda {
+
+constexpr uint32_t kForced = ~0u;              // above the key of every score
+constexpr float kGreatestWeight = 1ull << 36;  // of a share; a list's fit 64 bits together
+
+using Weight = unsigned long long;
+
+/// An estimate, as part of the highest one of its list. Estimates are scores, whose softmax the
+/// shares are, or shares themselves; one that is no number has none.
+__device__ __forceinline__ Weight weight_of(float estimate, bool scores, float highest) {
+  float share = highest > 0.0f ? estimate / highest : 0.0f;
+  if (scores) share = estimate == -INFINITY ? 0.0f : expf(estimate - highest);
+  return isnan(share) ? 0 : __float2ull_rn(share * kGreatestWeight);
+}
+/// What orders the blocks: of no number, as of a block that is forced, the highest key.
+__device__ __forceinline__ uint32_t key_of(float estimate, bool forced) {
+  return forced || isnan(estimate) ? kForced : ordered_key(estimate);
+}
+
+/// Blocks from some estimate on, forced ones aside.
+struct Reached {
+  Weight weight = 0;
+  int32_t count = 0;
+  uint32_t least = kForced;  // key of those blocks
+  uint32_t below = 0;        // highest key of the others
+
+  __device__ void add(const Reached& other) {
+    weight += other.weight;
+    count += other.count;
+    least = other.least < least ? other.least : least;
+    below = other.below > below ? other.below : below;
+  }
+  __device__ void join_lanes() {
+    for (int step = 16; step > 0; step /= 2) {
+      add({__shfl_xor_sync(~0u, weight, step), __shfl_xor_sync(~0u, count, step),
+           __shfl_xor_sync(~0u, least, step), __shfl_xor_sync(~0u, below, step)});
+    }
+  }
+};
+
+/// What is kept beside the forced blocks: those above `key`, and the first `equal` ones of it.
+struct Lowest {
+  uint32_t key = 0;
+  int32_t equal = kUnlimited;
+};
+
+/// At most `most` blocks, and no more than reach `wanted`. `reach(key)` tells about the blocks of
+/// `key` and above, forced ones aside; no block has a key of 0.
+template <typename Reach>
+__device__ __forceinline__ Lowest find_lowest(const Reach& reach, int32_t most, Weight wanted) {
+  if (most <= 0 || wanted == 0) return {kForced - 1, 0};
+  auto enough = [&](const Reached& reached) {
+    return reached.count >= most || reached.weight >= wanted;
+  };
+  // `low` is enough, `high` is not; what is kept ends at a key between least of the one and below
+  // of the other.
+  Reached low = reach(1), high;
+  high.below = kForced - 1;
+  if (!enough(low)) return {};
+  while (low.least < high.below) {
+    const uint32_t middle = low.least + (high.below - low.least + 1) / 2;
+    const Reached reached = reach(middle);
+    if (enough(reached)) {
+      low = reached;
+    } else {
+      high = reached;
+    }
+  }
+  // Of equal blocks as many as it takes.
+  Lowest lowest = {low.least, low.count - high.count};
+  const Weight each = (low.weight - high.weight) / lowest.equal;
+  if (each > 0) {
+    const Weight missing = (wanted - high.weight + each - 1) / each;
+    if (missing < static_cast<Weight>(lowest.equal)) lowest.equal = static_cast<int32_t>(missing);
+  }
+  lowest.equal = imin(lowest.equal, most - high.count);
+  return lowest;
+}
+
+/// What of a list's weight is wanted beside its forced blocks.
+__device__ __forceinline__ Weight wanted_weight(double mass, Weight all, Weight forced) {
+  const auto target = static_cast<Weight>(ceil(mass * static_cast<double>(all)));
+  return forced < target ? target - forced : 0;
+}
+
+}  // namespace sparse_attn::cuda
