@@ -69,6 +69,25 @@ def test_bits_of_a_head_alone(attend, device, Sq):
         assert torch.equal(one[0, 0], out[b, h]) and torch.equal(one_lse[0, 0], lse[b, h])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("Sq", "causal"), [(17, False), (60, True), (128, False), (300, True)])
+def test_bits_where_tiles_fill_a_device(attend, device, Sq, causal, head_dim):
+    """Of so many tiles that a thread block may take all chunks of one."""
+    batch = 20 if attend.engine == "hopper" else 1
+    sinks = torch.randn(48, device=device)
+    query, key, value = Shape(batch, 48, 2, Sq, KEYS, head_dim).make(device, torch.bfloat16)
+    common = {"is_causal": causal, "return_lse": True}
+    out, lse = attend(sa.Full(), query, key, value, sink_logits=sinks, **common)
+    for b, h in ((0, 0), (batch // 2, 17), (batch - 1, 24), (batch - 1, 47)):
+        kv = [h // 24]
+        own = query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv]
+        one = attend(sa.Full(), *own, sink_logits=sinks[h : h + 1], **common)
+        assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
+        assert_close_to_reference(
+            one, *own, sa.Full(), sink_logits=sinks[h : h + 1], is_causal=causal
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "Sq", "group"),
     [("full", 16, 5), ("sinks", 17, 3), ("globals", 33, 2), ("full", 64, 4)],
