@@ -136,15 +136,17 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
         return Verdict(bar, None, None, f"an absolute bar for the {bar.device}")
     rows = {row.name: row for row in group.rows}
     subject, told = rows[bar.subject], ""
-    if bar.against == BEST_PEER and not subject.failure:
+    against: Row | None
+    if subject.failure:
+        return Verdict(bar, None, None, f"{subject.name}: {subject.failure}")
+    if bar.against == BEST_PEER:
         against, told = _best_peer(group, bar.method)
         if against is None:
             return Verdict(bar, None, None, told)
     else:
         against = rows[bar.against or bar.subject]
-    for row in (subject, against):
-        if row.failure:
-            return Verdict(bar, None, None, f"{row.name}: {row.failure}")
+        if against.failure:
+            return Verdict(bar, None, None, f"{against.name}: {against.failure}")
     subject, against = subject.by(bar.method), against.by(bar.method)
     figure = MEASURES[bar.measure][1](group, subject, against, ceilings)
     if subject.error is not None and not subject.error <= (subject.error_limit or 0.0):

@@ -160,6 +160,9 @@ def test_the_best_peer_is_the_fastest_that_took_part():
         row.failure = "not installed"
     verdict = judge([bar], [group], {}, "cpu")[0]
     assert verdict == Verdict(bar, None, None, "missing: cudnn, flash, fa3")
+    group.rows[0].failure = "not run: time (x)"
+    verdict = judge([bar], [group], {}, "cpu")[0]
+    assert verdict == Verdict(bar, None, None, "ours: not run: time (x)")
 
 
 def test_a_bar_is_judged_by_its_own_method():
