@@ -113,8 +113,14 @@ struct KeySource {
   SPARSE_ATTN_HD constexpr bool paged() const { return table != nullptr; }
   /// The page of key j of a sequence, inside the cache whatever the table says.
   SPARSE_ATTN_HD int32_t page_of(int64_t b, int32_t j) const {
-    const int32_t entry = imax(0, imin(j / page_size, table_pages - 1));
-    return imax(0, imin(table[b * table_stride + entry], num_pages - 1));
+    return existing_page(entry_of(b, j / page_size));
+  }
+  /// What the table says of the i-th page of a sequence, and the page that this is taken for.
+  SPARSE_ATTN_HD int32_t entry_of(int64_t b, int32_t i) const {
+    return table[b * table_stride + imax(0, imin(i, table_pages - 1))];
+  }
+  SPARSE_ATTN_HD int32_t existing_page(int32_t entry) const {
+    return imax(0, imin(entry, num_pages - 1));
   }
   /// Elements from the start of `tensor` (key or value) to key j of a sequence and key head.
   SPARSE_ATTN_HD int64_t locate(const TensorView& tensor, const Sequence& sequence, int64_t b,

@@ -71,6 +71,7 @@ struct Arguments {
   bool copies_bits = false;  // bits of partial blocks come to shared memory as they are
   int32_t copy_rows = 0;     // keys that one copy brings: those of a box, less for small pages
   int32_t copies = 1;        // that make a tile
+  int32_t page_shift = -1;   // pages have 2^page_shift keys; -1: no power of 2
   int32_t group = 1;         // query heads that share a key head
   int32_t classes = 1;       // residue classes that own a query
   HeadPacking packing;       // of query heads

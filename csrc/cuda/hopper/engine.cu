@@ -343,7 +343,12 @@ void arrange_tiles(KernelTile tile, Arguments* args) {
   args->boxes = tile.block_kv / args->box_rows;
   args->copies_bits = copies_bits(pattern.list, tile, args->box_rows);
   args->copy_rows = args->box_rows;
-  if (params.keys.paged()) args->copy_rows = std::gcd(args->box_rows, params.keys.page_size);
+  if (params.keys.paged()) {
+    const int32_t page_size = params.keys.page_size;
+    args->copy_rows = std::gcd(args->box_rows, page_size);
+    while (page_size >> (args->page_shift + 1) > 0) ++args->page_shift;
+    if (page_size != 1 << args->page_shift) args->page_shift = -1;
+  }
   args->copies = tile.block_kv / args->copy_rows;
 
   // A query head's tiles follow each other, but where their lengths differ the longest of several

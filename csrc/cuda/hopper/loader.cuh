@@ -29,7 +29,9 @@ class Loader {
         smem_(smem),
         lane_(threadIdx.x % kWarp),
         boxes_(args.boxes),
-        box_bytes_(args.copy_rows * C::kRowBytes) {
+        box_bytes_(args.copy_rows * C::kRowBytes),
+        box_of_copy_(lane_ / (args.box_rows / args.copy_rows)),
+        row_of_copy_(lane_ % (args.box_rows / args.copy_rows) * args.copy_rows) {
     query_.parity = ring_.parity = 1;  // the first pass over a ring finds every stage empty
   }
 
@@ -94,8 +96,10 @@ class Loader {
       chunk = args_.split.chunk_tiles(visited);
       chunk_left = (visited - 1) % chunk + 1;
     }
+    int32_t entry = table_entry(work, step);
     while (step.valid) {
       Step ahead = source.next();
+      const int32_t entry_ahead = table_entry(work, ahead);
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
         Follows next = masked_ahead ? Follows::kMasked : Follows::kWhole;
@@ -109,14 +113,15 @@ class Loader {
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);
       if (kClears && args_.raw && holds_no_keys(step)) {
-        load_cleared(work, place, step, there(step));
+        load_cleared(work, place, step, entry, there(step));
       } else {
-        load_stage(work, place, step);
+        load_stage(work, place, step, entry);
       }
       if (kKeys && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
       first = false;
       step = ahead;
+      entry = entry_ahead;
       masked = masked_ahead;
     }
   }
@@ -154,10 +159,23 @@ class Loader {
   /// The first element that this lane copies; kUnlimited where there is none.
   __device__ __forceinline__ int32_t copy_key(const Step& step) const {
     if (!paged()) return step.key;
-    const int32_t of_box = args_.box_rows / args_.copy_rows;
-    const int32_t key = __shfl_sync(~0u, step.key, lane_ / of_box);
+    const int32_t key = __shfl_sync(~0u, step.key, box_of_copy_);
     if (lane_ >= args_.copies || key == kUnlimited) return kUnlimited;
-    return key + lane_ % of_box * args_.copy_rows;
+    return key + row_of_copy_;
+  }
+
+  /// Which page of its sequence holds a key.
+  __device__ __forceinline__ int32_t page_number(int32_t key) const {
+    return args_.page_shift >= 0 ? key >> args_.page_shift : key / args_.params.keys.page_size;
+  }
+
+  /// What the table says of the page of this lane's copy; asked for a step ahead, so that nobody
+  /// waits for memory.
+  __device__ __forceinline__ int32_t table_entry(const Work& work, const Step& step) const {
+    if (!paged()) return 0;
+    const int32_t key = copy_key(step);
+    if (key >= work.slice.num_keys) return 0;
+    return args_.params.keys.entry_of(work.batch, page_number(key));
   }
 
   /// Whether some rows of the tile are of no key.
@@ -170,11 +188,11 @@ class Loader {
   /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
   /// full.
   __device__ __forceinline__ void load_cleared(const Work& work, const Place& place,
-                                               const Step& step, Interval there) {
+                                               const Step& step, int32_t entry, Interval there) {
     const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
     const uint32_t raw = ptx::smem_address(&smem_.raw_value);
-    copy_stage(work, place, step, raw);
+    copy_stage(work, place, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
     const int32_t rows = args_.copy_rows, own_key = copy_key(step);
@@ -198,9 +216,9 @@ class Loader {
   }
 
   /// Fills the ring's next stage.
-  __device__ __forceinline__ void load_stage(const Work& work, const Place& place,
-                                             const Step& step) {
-    copy_stage(work, place, step,
+  __device__ __forceinline__ void load_stage(const Work& work, const Place& place, const Step& step,
+                                             int32_t entry) {
+    copy_stage(work, place, step, entry,
                ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
     __syncwarp();
     ring_.advance();
@@ -209,14 +227,14 @@ class Loader {
   /// Copies to the ring's next stage once it is empty; each lane copies its box. Completion
   /// signals `full`.
   __device__ __forceinline__ void copy_stage(const Work& work, const Place& place, const Step& step,
-                                             uint32_t full) {
+                                             int32_t entry, uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
         ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
     const uint32_t box =
         ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes_;
     const bool copies = lane_ < args_.copies;
-    const MapRow at = place_of_copy(work, place, copy_key(step));
+    const MapRow at = place_of_copy(work, place, copy_key(step), entry);
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
     if (copies) {
@@ -232,12 +250,12 @@ class Loader {
 
   /// The map's batch entry, or the page, and the row of the copy that begins with element `key`;
   /// keys past the sequence's last page come as zeros.
-  __device__ __forceinline__ MapRow place_of_copy(const Work& work, const Place& place,
-                                                  int32_t key) const {
+  __device__ __forceinline__ MapRow place_of_copy(const Work& work, const Place& place, int32_t key,
+                                                  int32_t entry) const {
     if (!paged()) return {place.batch, place.first + key};
     if (key >= work.slice.num_keys) return {0, kUnlimited};
     const KeySource& keys = args_.params.keys;
-    return {keys.page_of(work.batch, key), key % keys.page_size};
+    return {keys.existing_page(entry), key - page_number(key) * keys.page_size};
   }
 
   /// All blocks begin at once, and memory serves them all: what the first product does not need
@@ -282,6 +300,7 @@ class Loader {
   const int lane_;
   const int boxes_;  // of a tile of the main view
   const int box_bytes_;
+  const int box_of_copy_, row_of_copy_;  // where the lane's copy begins in the tile's boxes
   uint32_t steps_ = 0;
   uint32_t raw_parity_ = 0;
   Ring<C::kQueryBuffers> query_;
