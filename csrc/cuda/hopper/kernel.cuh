@@ -54,7 +54,14 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.box_rows = C::BLOCK_KV;
     all.boxes = 1;
   }
-  if (!C::kRagged) {
+  if (C::kRagged) {  // what capability.cpp keeps away
+    all.params.scores.bounds = {};
+    all.capped = false;
+    pattern.global_count = 0;
+    pattern.global_bits = nullptr;
+    pattern.lead_keys = nullptr;
+    pattern.lead.step = 1;
+  } else {
     all.params.sequences.first_rows = all.params.sequences.first_keys = nullptr;
     all.params.sequences.used_keys = nullptr;
     all.params.keys.table = nullptr;
