@@ -91,14 +91,16 @@ inline bool is_cut_small(const AttentionParams& params) {
          reach * kFewKeys < params.problem.seq_kv;
 }
 
-/// Whether rows enough read each key of pages that laying them out pays, in few sections.
+/// Whether rows enough read each key of small pages that laying them out pays, in few sections.
 inline bool pays_for_pages(const AttentionParams& params) {
   constexpr int64_t kManyRows = 2048;
+  constexpr int32_t kLargePage = 64;  // whose copies keep up with the products
   constexpr int32_t kManySections = 8;
   const Problem& p = params.problem;
   if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
     return false;
   }
+  if (params.keys.page_size % kLargePage == 0) return false;
   return std::min<int64_t>(p.seq_q, window_of(params.pattern)) * p.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
 }
