@@ -71,7 +71,11 @@ void test_pages_of_many_readers() {
   params.problem.seq_q = 2048;
   CHECK(!lays_out(params), "tensors");
   params.keys.table = &table;
-  CHECK(lays_out(params), "pages");
+  for (int32_t page_size : {16, 32, 48, 64, 80, 128}) {
+    params.keys.page_size = page_size;
+    CHECK(lays_out(params) == (page_size % 64 != 0), std::to_string(page_size));
+  }
+  params.keys.page_size = 16;
   params.pattern.left = 100;
   params.pattern.causal = true;
   CHECK(!lays_out(params), "a window of few rows");

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "../../params.h"
 #include "../../part.h"
+#include "table.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -91,16 +93,17 @@ inline bool is_cut_small(const AttentionParams& params) {
          reach * kFewKeys < params.problem.seq_kv;
 }
 
-/// Whether rows enough read each key of small pages that laying them out pays, in few sections.
+/// Whether laying out pages pays, in few sections: rows enough read each key, and the copy engine
+/// would bring it with few others.
 inline bool pays_for_pages(const AttentionParams& params) {
   constexpr int64_t kManyRows = 2048;
-  constexpr int32_t kLargePage = 64;  // whose copies keep up with the products
-  constexpr int32_t kManySections = 8;
+  constexpr int32_t kManySections = 8, kManyKeys = 64;
   const Problem& p = params.problem;
   if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
     return false;
   }
-  if (params.keys.page_size % kLargePage == 0) return false;
+  const int32_t tile = tile_keys(p.widest_dim(), Tiling::kRagged);
+  if (std::gcd(tile, params.keys.page_size) >= kManyKeys) return false;
   return std::min<int64_t>(p.seq_q, window_of(params.pattern)) * p.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
 }
