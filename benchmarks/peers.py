@@ -28,6 +28,7 @@ PEERS = ("cudnn", "flash", "math", "sdpa", "flex", "tuned flex", "fa3", "fa4")
 COMPILED = ("flex", "tuned flex")  # and their kernels are compiled ahead
 
 LONGEST_DENSE_MASK = 16384
+FLEX_TILE = 128
 LONGEST_MASK_OF_PAIRS = 32768
 
 
@@ -285,6 +286,9 @@ def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
     settings: dict[str, Any] = {}
     if case.softcap or case.mask == "bias":
         settings["score_mod"] = score
+    if isinstance(spec, Blocks) and min(spec.block_q, spec.block_kv) < FLEX_TILE:
+        tiles = {"BLOCK_M": min(spec.block_q, FLEX_TILE), "BLOCK_N": min(spec.block_kv, FLEX_TILE)}
+        settings["kernel_options"] = tiles  # its own choice does not divide small blocks
     settings |= {"block_mask": block_mask, "enable_gqa": case.kv_heads is not None}
 
     def call() -> torch.Tensor:
