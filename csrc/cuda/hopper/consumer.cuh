@@ -52,7 +52,9 @@ class Consumer {
     begin_tile();
     for (;;) {
       while (info_.follows >= Follows::kWhole) {
-        while (info_.follows >= Follows::kWhole && !plain_follows()) step<true>();
+        while (info_.follows >= Follows::kWhole && !plain_follows()) {
+          transforms() ? step<true, true>() : step<true>();
+        }
         while (plain_follows()) step<false>();
       }
       finished_ = work_.index;
@@ -95,8 +97,8 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
     release_key();
-    prepare_scores();
-    find_maxima<true, true>();
+    prepare_scores<true>();
+    find_maxima<true, true, true>();
     keep_top();
     exponentiate<0>(s_, state_, scale_log2());
     exponentiate<1>(s_, state_, scale_log2());
@@ -104,8 +106,8 @@ class Consumer {
     clear_out();
   }
 
-  /// One key tile.
-  template <bool kMasked>
+  /// One key tile. The code for scores that are more than scaled would lie in the way of the rest.
+  template <bool kMasked, bool kTransforms = false>
   __device__ __forceinline__ void step() {
     wait_key();
     take_turn();
@@ -120,8 +122,8 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
-    if (kMasked) prepare_scores();
-    softmax_behind_pv<false, kMasked>();
+    if (kMasked) prepare_scores<kTransforms>();
+    softmax_behind_pv<false, kMasked, kTransforms>();
     pack_probabilities();
     if (!C::kEarlyRescale) rescale_out();
   }
@@ -143,14 +145,14 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
-    prepare_scores();
-    softmax_behind_pv<true, true>();
+    prepare_scores<true>();
+    softmax_behind_pv<true, true, true>();
   }
 
   /// P of the step, while the PV of the step before ends.
-  template <bool kFirst, bool kMasked>
+  template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void softmax_behind_pv() {
-    find_maxima<kFirst, kMasked>();
+    find_maxima<kFirst, kMasked, kTransforms>();
     keep_top();
     ptx::wgmma_wait<0>();
     pin_all();
@@ -309,9 +311,10 @@ class Consumer {
     }
   }
 
+  template <bool kTransforms>
   __device__ __forceinline__ void prepare_scores() {
-    if (args_.transform) transform_scores();
-    if (bias_.adds()) {
+    if (kTransforms && args_.transform) transform_scores();
+    if (kTransforms && bias_.adds()) {
       bias_.add(s_, smem_.work[work_.index], info_, smem_.work[work_.index].first_row + tile_row(),
                 2 * (lane_ % 4));
     }
@@ -331,9 +334,9 @@ class Consumer {
     }
   }
 
-  template <bool kFirst, bool kMasked>
+  template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima() {
-    if (kMasked && args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
+    if (kTransforms && args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
       take_maxima_off<kFirst>(s_, state_, scale_log2());
     } else {
       update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, scale_log2());
@@ -419,8 +422,10 @@ class Consumer {
   }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
-    return info_.follows == Follows::kWhole && !args_.transform && !bias_.adds();
+    return info_.follows == Follows::kWhole && !transforms();
   }
+  /// Whether scores are more than scaled.
+  __device__ __forceinline__ bool transforms() const { return args_.transform || bias_.adds(); }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key_.index]);
     key_.advance();
