@@ -35,8 +35,7 @@ struct Consumer {
   uint32_t parity = 0;
   // Of the tile at hand.
   Tile tile;
-  int32_t num_keys;                 // key vectors
-  int32_t limits[2];                // those before it are seen, by row
+  int32_t limits[2];                // key vectors before it are seen, by row
   int32_t pairs[2], last_pairs[2];  // kMasses: of an antidiagonal, and of the last key vector's
   float lse[2];                     // kShares: of the row
 
@@ -143,15 +142,14 @@ struct Consumer {
   /// Finds what the row sees; the square of the last vectors may have no pair.
   __device__ __forceinline__ void begin() {
     const int32_t slices = args.estimate.slices;
-    const Count queries = args.queries(tile.head), keys = args.keys(tile.head);
-    num_keys = keys.vectors;
+    const Count queries = tile.queries, keys = tile.keys;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       limits[r] = vector(r) < queries.vectors ? args.seen(tile.head, vector(r)) : 0;
       if (kPass != Pass::kMasses) continue;
       pairs[r] = vector(r) == queries.vectors - 1 ? queries.last : slices;
       last_pairs[r] = pairs[r] + keys.last - slices;
-      if (last_pairs[r] <= 0) limits[r] = imin(limits[r], num_keys - 1);
+      if (last_pairs[r] <= 0) limits[r] = imin(limits[r], keys.vectors - 1);
     }
   }
   /// Makes the products scores in units of log2, -inf where a row does not see the key.
@@ -170,8 +168,8 @@ struct Consumer {
         for (int e = 0; e < 2; ++e) scores[4 * j + 2 * r + e] *= scale;
       }
     }
-    if (kPass == Pass::kMasses && j0 + kSliceKeys >= num_keys) {
-      const int32_t last = num_keys - 1 - j0 - 2 * quad;
+    if (kPass == Pass::kMasses && j0 + kSliceKeys >= tile.keys.vectors) {
+      const int32_t last = tile.keys.vectors - 1 - j0 - 2 * quad;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float ratio =

@@ -30,9 +30,19 @@ enum class Pass {
   kShares,  // minmax: shares, from the masses of all tiles
 };
 
+/// Vectors of so many rows, and how many of its slices the last one has.
+struct Count {
+  int32_t vectors, last;
+  SPARSE_ATTN_HD static Count of(int32_t rows, int32_t slices) {
+    const int32_t vectors = ceil_div(rows, slices);
+    return {vectors, rows - (vectors - 1) * slices};
+  }
+};
+
 struct Tile {
   int32_t head;         // of the launch; negative: there is none
   int32_t row, column;  // in tiles
+  Count queries, keys;  // vectors that the batch entry has
 };
 
 struct alignas(1024) Storage {
@@ -42,15 +52,6 @@ struct alignas(1024) Storage {
   Tile item[kItems];
   uint64_t item_full[kItems], item_empty[kItems];
   uint64_t full[kStages], empty[kStages];
-};
-
-/// Vectors of so many rows, and how many of its slices the last one has.
-struct Count {
-  int32_t vectors, last;
-  SPARSE_ATTN_HD static Count of(int32_t rows, int32_t slices) {
-    const int32_t vectors = ceil_div(rows, slices);
-    return {vectors, rows - (vectors - 1) * slices};
-  }
 };
 
 struct Arguments {
@@ -79,9 +80,9 @@ struct Arguments {
     if (estimate.kind == Vectors::kExtremes) return {params.num_kv, estimate.slices};
     return Count::of(params.num_keys(batch(head)), estimate.slices);
   }
-  /// The tiles of keys that some vector of the tiles of queries sees: the last one, if any.
-  __device__ int32_t columns(int32_t head, Interval rows) const {
-    const int32_t end = imin(rows.end * kTileRows, queries(head).vectors);
+  /// The tiles of keys that some of `vectors` vectors sees in these tiles: the last one, if any.
+  __device__ int32_t columns(int32_t head, Interval rows, int32_t vectors) const {
+    const int32_t end = imin(rows.end * kTileRows, vectors);
     return end <= rows.begin * kTileRows ? 0 : ceil_div(seen(head, end - 1), kSliceKeys);
   }
 };
@@ -91,17 +92,25 @@ struct TileOrder {
   const Arguments& args;
   int64_t next = blockIdx.x;  // from the band's first tile on
   int32_t head = 0, band, columns = 0;
+  Count queries, keys;  // of the head
 
-  __device__ explicit TileOrder(const Arguments& args) : args(args), band(bands()) { advance(); }
+  __device__ explicit TileOrder(const Arguments& args)
+      : args(args), band(bands()), queries(args.queries(0)), keys(args.keys(0)) {
+    advance();
+  }
   __device__ int32_t rows() const { return ceil_div(args.num_queries, kTileRows); }
   __device__ int32_t bands() const { return ceil_div(rows(), kBand); }
   __device__ void advance() {
     if (band == 0) {
       band = bands();
-      ++head;
+      if (++head < args.heads) {
+        queries = args.queries(head);
+        keys = args.keys(head);
+      }
     }
     --band;
-    if (head < args.heads) columns = args.columns(head, {band * kBand, (band + 1) * kBand});
+    if (head >= args.heads) return;
+    columns = args.columns(head, {band * kBand, (band + 1) * kBand}, queries.vectors);
   }
   /// The next one with a key that is seen.
   __device__ Tile take() {
@@ -110,11 +119,12 @@ struct TileOrder {
         next -= int64_t{columns} * kBand;
         advance();
       }
-      if (head >= args.heads) return {-1, 0, 0};
+      if (head >= args.heads) return {-1, 0, 0, {}, {}};
       const Tile tile = {head, band * kBand + static_cast<int32_t>(next % kBand),
-                         static_cast<int32_t>(next / kBand)};
+                         static_cast<int32_t>(next / kBand), queries, keys};
       next += gridDim.x;
-      if (tile.column < args.columns(head, {tile.row, tile.row + 1})) return tile;
+      const Interval own = {tile.row, tile.row + 1};
+      if (tile.column < args.columns(head, own, queries.vectors)) return tile;
     }
   }
 };
