@@ -72,3 +72,24 @@ def test_a_chunk_of_rows_has_the_lists_of_its_halves(device):
         blocks = slice(half * lists.counts.shape[-1], (half + 1) * lists.counts.shape[-1])
         assert torch.equal(whole.counts[..., blocks], lists.counts)
         assert torch.equal(whole.indices[..., blocks, :], lists.indices)
+
+
+@pytest.mark.parametrize("blocks", [600, 2100, 8200])
+def test_a_batch_changes_no_list(device, blocks):
+    """Heads that share a list are joined in an order of its own, whoever shares the work."""
+    torch.manual_seed(0)
+    key = torch.zeros(1, 1, 1, DIM, device=device)
+    query = torch.zeros(16, 32, 1, DIM, device=device)
+    scores = torch.randn(16, 32, 1, blocks, device=device)
+
+    def lists(batch):
+        pattern = sa.BlockTopK(
+            BLOCK, None, scores[:batch], budget_blocks=99, sink_blocks=0, local_blocks=0,
+            group="kv",
+        )  # fmt: skip
+        keys = key.expand(batch, 8, blocks * BLOCK, DIM)
+        return sa.select_blocks(query[:batch], keys, pattern).indices[:1, :, :, :99]
+
+    alone = lists(1)
+    for batch in (2, 4, 16):
+        assert torch.equal(lists(batch), alone)

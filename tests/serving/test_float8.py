@@ -104,6 +104,17 @@ def test_every_code_is_read_exactly(attend, device, dtype):
         assert torch.equal(out.float(), value[:, :, j : j + 1].float())
 
 
+@pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
+def test_a_code_that_is_no_number_shows(attend, device, dtype):
+    query = torch.ones(1, 1, 1, 64, device=device, dtype=dtype)
+    key, value = torch.ones(2, 1, 1, 40, 64, device=device).to(FLOAT8)
+    broken = value.float()
+    broken[..., 7, 5] = torch.nan
+    out = attend(sa.fused_attention, query, key, broken.to(FLOAT8))
+    assert out[..., 5].isnan().all() and out.isnan().sum() == 1
+    assert attend(sa.fused_attention, query, broken.to(FLOAT8), value).isnan().all()
+
+
 @pytest.mark.parametrize("layout", ["separate", "interleaved"])
 @pytest.mark.parametrize("rows", [1, 16, 60])
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)

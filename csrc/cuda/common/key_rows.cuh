@@ -3,6 +3,7 @@
 
 #include "../../float8.h"
 #include "../../params.h"
+#include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
 #include "swizzle.cuh"
@@ -32,6 +33,9 @@ __device__ __forceinline__ uint32_t widen_pair(uint32_t codes) {
 /// Four codes of float8 as numbers of T.
 template <typename T>
 __device__ __forceinline__ uint2 widen(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<T, __half>) return ptx::half_of_float8(codes);
+#endif
   uint2 numbers = {widen_pair<T>(__byte_perm(codes, 0, 0x1404)),
                    widen_pair<T>(__byte_perm(codes, 0, 0x3424))};
   const uint32_t nan = ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;

@@ -57,4 +57,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return bits;
 }
 
+/// The two of a pair.
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+  } else {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
+}
+
 }  // namespace sparse_attn::cuda

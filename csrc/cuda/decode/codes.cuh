@@ -1,60 +1,45 @@
-// Keys and values of 8 bits on their way to the products: codes are copied to the first half of a
-// tile's room ahead of time, and become numbers of T in the whole of it when the tile's turn comes.
+// Keys and values of 8 bits on their way to shared memory, ahead of time, as the codes that they
+// are (code_products.cuh).
 #pragma once
 
-#include "../common/key_rows.cuh"
+#include "../common/ptx/cp_async.cuh"
+#include "code_products.cuh"
 #include "config.cuh"
 
 namespace sparse_attn::cuda::decode {
 
-/// A warp's loads of 16 rows of codes, and their conversion; a lane converts what it has loaded.
+/// A warp's loads of 16 rows of codes, the lanes of a row side by side with 16 codes each.
 template <typename Config>
 struct CodeLoader {
-  static constexpr int kPiece = 8;  // codes that a lane moves at once: a chunk of numbers of T
-  static constexpr int kPiecesPerRow = Config::HEAD_DIM / kPiece;
-  static constexpr int kPasses = kStepKeys * kPiecesPerRow / 32;
-  static_assert(kPiece * sizeof(typename Config::T) == kChunkBytes, "a piece becomes a chunk");
+  using Tile = CodeTile<Config::HEAD_DIM>;
+  static constexpr int kRowsAtOnce = 32 / Tile::kChunks;
+  static constexpr int kPasses = kStepKeys / kRowsAtOnce;
 
-  int32_t columns;  // that exist; zeros up to HEAD_DIM
+  int32_t columns;  // that exist, a multiple of 8; zeros up to HEAD_DIM
   bool aligned;
 
   /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
   __device__ __forceinline__ void load(uint32_t to, const uint8_t* from, int64_t stride,
                                        Interval valid) const {
+    const int lane = threadIdx.x % 32;
+    const int column = lane % Tile::kChunks * Tile::kChunk;
+    const int there = imax(0, imin(columns - column, Tile::kChunk));
+    from += lane / Tile::kChunks * stride + column;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = piece(pass) / kPiecesPerRow;
-      const int column = piece(pass) % kPiecesPerRow * kPiece;
-      const bool exists = valid.contains(row) && column < columns;
-      const uint8_t* codes = from + row * stride + column;
-      const uint32_t place = to + piece(pass) * kPiece;
+      const int row = lane / Tile::kChunks + pass * kRowsAtOnce;
+      const int bytes = valid.contains(row) ? there : 0;
+      const uint32_t place = to + Tile::place(row, column);
       if (aligned) {
-        ptx::cp_async_8(place, codes, exists);
+        ptx::cp_async_some_once(place, from, bytes);
       } else {
-        ptx::store_shared_8(place, exists ? bytes_at(codes) : uint2{});
+        const uint2 low = bytes > 0 ? bytes_at(from) : uint2{};
+        const uint2 high = bytes > 8 ? bytes_at(from + 8) : uint2{};
+        ptx::store_shared_16(place, {low.x, low.y, high.x, high.y});
       }
+      from += kRowsAtOnce * stride;
     }
   }
-
-  /// The codes of a tile become its swizzled rows of T.
-  __device__ __forceinline__ static void widen_tile(uint32_t tile) {
-    uint2 codes[kPasses];
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      codes[pass] = ptx::load_shared_8(tile + piece(pass) * kPiece);
-    }
-    __syncwarp();  // all codes have been read
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = piece(pass) / kPiecesPerRow;
-      const int chunk = piece(pass) % kPiecesPerRow;
-      ptx::store_shared_16(tile + swizzled<Config::kPitch>(row, chunk),
-                           widen<typename Config::T>(codes[pass]));
-    }
-  }
-
- private:
-  __device__ __forceinline__ static int piece(int pass) { return pass * 32 + threadIdx.x % 32; }
 };
 
 }  // namespace sparse_attn::cuda::decode

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../common/mma_product.cuh"
+#include "code_products.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {
@@ -28,7 +29,9 @@ struct Config {
   static constexpr int NT = kStepKeys / 8;
   static constexpr int DT = HEAD_DIM / 8;
 
-  using Products = TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>;
+  using Products =
+      std::conditional_t<kFloat8, CodeProducts<T, HEAD_DIM, kPitch>,
+                         TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>>;
   using Scores = float[MT][NT][4];
   using Output = float[MT][DT][4];
 

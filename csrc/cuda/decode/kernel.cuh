@@ -27,6 +27,7 @@ struct KeyLoader {
   uint32_t ring;
   RowLoader<Config> key_rows, value_rows;
   Walk walk;
+  Step ahead = walk.next();  // found while the steps before it are on their way
 
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
     return ring + slot * 2 * Config::kTileBytes;
@@ -37,7 +38,7 @@ struct KeyLoader {
 
   /// Loads the next step, if there is one, and closes the group of its copies.
   __device__ __forceinline__ void load_next(int slot) {
-    Step step = walk.next();
+    const Step step = ahead;
     if (threadIdx.x % 32 == 0) steps[slot] = step;
     if (step.chunk < walk.end_chunk) {
       const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
@@ -61,13 +62,7 @@ struct KeyLoader {
       }
     }
     ptx::cp_async_commit();
-  }
-
-  /// Turns the codes of a slot into numbers of T; they have landed.
-  __device__ __forceinline__ void widen_slot(int slot) const {
-    Codes::widen_tile(keys(ring, slot));
-    Codes::widen_tile(values(ring, slot));
-    __syncwarp();
+    ahead = walk.next();
   }
 
  private:
@@ -193,11 +188,17 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
     for (int h = 0; h < 2; ++h) {
       int r = lane_row(0, h);
       if (r >= rows) continue;
-      float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM + lane % 4 * 2;
+      float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM;
 #pragma unroll
       for (int dt = 0; dt < Config::DT; ++dt) {
-        float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
-        *reinterpret_cast<float2*>(part + dt * 8) = pair;
+        const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
+        float* to = part + Config::Products::column(dt, 0);
+        if constexpr (Config::kFloat8) {
+          to[0] = pair.x;
+          part[Config::Products::column(dt, 1)] = pair.y;
+        } else {
+          *reinterpret_cast<float2*>(to) = pair;
+        }
       }
     }
     __syncthreads();
@@ -227,11 +228,13 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
   sum.init();
 }
 
-/// Sums up the chunks from `chunk` to `end`; the thread block calls it.
+/// Sums up the chunks from `chunk` to `end`; the thread block calls it. Where `early`, it waits for
+/// the kernel in front before it reads anything.
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const Pattern& pattern,
                                            TileState<Config>& state, const Partials& partials,
-                                           bool aligned, int32_t chunk, int32_t end, char* smem) {
+                                           bool aligned, bool early, int32_t chunk, int32_t end,
+                                           char* smem) {
   using Loader = KeyLoader<Config, kKind>;
   constexpr int kStages = Config::kStages;
   constexpr bool kPlain = kKind == Kind::kPlain;
@@ -254,6 +257,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   sum.init();
   int slot = 0;
   int load_slot = 0;
+  if (early) ptx::wait_for_primary();
   // Queries for registers pass through the slot that is filled last.
   uint32_t queries = Loader::keys(ring, kStages - 1);
   if constexpr (Config::kQueryRegisters) {
@@ -293,7 +297,6 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
     ptx::cp_async_wait<kStages - 1>();
     __syncwarp();  // the oldest step has landed
     const Step step = state.steps[warp][slot];
-    if constexpr (Config::kFloat8) loader.widen_slot(slot);
     typename Config::Scores rS;
     products.scores(rS, Loader::keys(ring, slot));
     if (step.masked) mask_scores<Config>(rS, pattern, state, step);
@@ -351,18 +354,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (!early) ptx::wait_for_primary();
   if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
   __syncthreads();
-  if (early) ptx::wait_for_primary();
   const Work& work = state.work;
-  if (!grid.merged && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
-    partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = state.walk.chunks;
-  }
-
-  if (work.rows <= 0) return;
-  const int32_t chunks = state.walk.chunks;
+  const int32_t chunks = work.rows > 0 ? state.walk.chunks : 0;
   const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / grid.splits;
   const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / grid.splits;
   if (chunk < end) {
-    sum_chunks<Config, kKind>(params, pattern, state, partials, aligned, chunk, end, smem);
+    sum_chunks<Config, kKind>(params, pattern, state, partials, aligned, early, chunk, end, smem);
+  } else if (early) {
+    ptx::wait_for_primary();
+  }
+  if (!grid.merged && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
+    partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = chunks;
   }
   if (!grid.merged) return;
   ptx::sync_cluster();

@@ -190,8 +190,11 @@ struct RowLoader {
                                             const RowOf& row_of) const {
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int r = imax(valid.begin, imin(row(pass), valid.end - 1));
-      copy(to, pass, row_of(r) + column(), r == row(pass));
+      if (valid.contains(row(pass))) {
+        copy(to, pass, row_of(row(pass)) + column(), true);
+      } else {
+        ptx::store_shared_16(place(to, pass), {});
+      }
     }
   }
 

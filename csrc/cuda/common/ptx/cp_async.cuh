@@ -17,29 +17,25 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 #endif
 }
 
-/// The same for bytes that are read once: their lines are the first to leave the L2 cache.
-__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from, bool valid) {
+/// Copies the first `bytes` of 16 that are read once, zeros after them: their lines are the first
+/// to leave the L2 cache.
+__device__ __forceinline__ void cp_async_some_once(uint32_t to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
-      "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+      "l"(from), "r"(bytes), "l"(policy)
       : "memory");
 #else
-  cp_async_16(to, from, valid);
+  const auto* from_words = static_cast<const uint2*>(from);
+  const uint2 low = bytes > 0 ? from_words[0] : uint2{}, high = bytes > 8 ? from_words[1] : uint2{};
+  store_shared_16(to, {low.x, low.y, high.x, high.y});
 #endif
 }
-
-/// Copies 8 bytes, both sides 8-byte aligned, likewise.
-__device__ __forceinline__ void cp_async_8(uint32_t to, const void* from, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 8 : 0)
-               : "memory");
-#else
-  store_shared_8(to, valid ? *static_cast<const uint2*>(from) : uint2{0, 0});
-#endif
+/// The same for all of them, or for none.
+__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from, bool valid) {
+  cp_async_some_once(to, from, valid ? 16 : 0);
 }
 
 /// Closes the group of the copies made since the last one.

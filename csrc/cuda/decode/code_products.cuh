@@ -1,0 +1,133 @@
+// The two products of a step whose keys and values are codes of 8 bits. Codes become float16 on
+// their way from shared memory to the fragments, exactly: so lanes read runs of eight codes, and
+// which of them are neighbours in a fragment is a matter of numbering channels alike on both sides.
+// Queries become float16 too, relative to a power of two of their row.
+//
+//   lane 4 g + t      key g and g + 8: channels t D/4 .. (t + 1) D/4 - 1, four for each mma
+//                     keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of the values: channels g D/8 and on, of
+//                     which fragment dt of the output has one
+#pragma once
+
+#include "../common/key_rows.cuh"
+#include "../common/ptx/mma.cuh"
+
+namespace sparse_attn::cuda::decode {
+
+/// A tile of 16 rows of codes: chunks of 16, permuted so that eight rows lie in different banks.
+template <int HEAD_DIM>
+struct CodeTile {
+  static constexpr int kChunk = 16;
+  static constexpr int kChunks = HEAD_DIM / kChunk;  // of a row
+
+  __device__ __forceinline__ static uint32_t place(int row, int column) {
+    constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
+    return row * HEAD_DIM + ((column / kChunk) ^ (row & kMask)) * kChunk + column % kChunk;
+  }
+};
+
+template <typename T, int HEAD_DIM, int kPitch>
+struct CodeProducts {
+  static constexpr int kSteps = HEAD_DIM / 16;
+  static constexpr int DT = HEAD_DIM / 8;
+  static constexpr int kLaneColumns = HEAD_DIM / 4;
+  static constexpr int NT = 2;
+  using Tile = CodeTile<HEAD_DIM>;
+  using Slice = uint32_t[1][4];  // P, float16
+
+  uint32_t rQ[kSteps][4];
+  float unit[2];  // of the queries of rows g and g + 8
+
+  /// Takes the queries from swizzled rows of T; they may be overwritten afterwards.
+  __device__ __forceinline__ void start(uint32_t query) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float4 q[kSteps];
+      float largest = 0.0f;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int column = t * kLaneColumns + 4 * step;
+        const uint2 four = ptx::load_shared_8(query + swizzled<kPitch>(g + 8 * h, column / 8) +
+                                              column % 8 * static_cast<int>(sizeof(T)));
+        const float2 low = unpack<T>(four.x), high = unpack<T>(four.y);
+        q[step] = {low.x, low.y, high.x, high.y};
+        largest = fmaxf(
+            largest, fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y))));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const int exponent = imax(1, imin(__float_as_int(largest) >> 23, 253));
+      unit[h] = __int_as_float(exponent << 23);
+      const float inverse = __int_as_float((254 - exponent) << 23);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        rQ[step][h] = pack<__half>(q[step].x * inverse, q[step].y * inverse);
+        rQ[step][2 + h] = pack<__half>(q[step].z * inverse, q[step].w * inverse);
+      }
+    }
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void scores(float (&rS)[1][NT][4], uint32_t sK) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      float (&sum)[4] = rS[0][nt];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kLaneColumns / 8; ++i) {
+        const uint2 codes =
+            ptx::load_shared_8(sK + Tile::place(g + 8 * nt, t * kLaneColumns + 8 * i));
+        const uint2 low = widen<__half>(codes.x), high = widen<__half>(codes.y);
+        ptx::mma_16x8x16<__half>(sum, rQ[2 * i], low.x, low.y);
+        ptx::mma_16x8x16<__half>(sum, rQ[2 * i + 1], high.x, high.y);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] *= unit[e / 2];
+    }
+  }
+
+  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[1][NT][4], int) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const float* pair = &rS[0][r / 2][r % 2 * 2];
+      rP[0][r] = pack<__half>(pair[0], pair[1]);
+    }
+  }
+
+  /// O += P V.
+  template <typename Prepare>
+  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Slice (&rP)[1], uint32_t sV,
+                                         const Prepare&) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int dt = 0; dt < DT; dt += 8) {
+      uint2 codes[4];  // of the lane's four keys
+#pragma unroll
+      for (int key = 0; key < 4; ++key) {
+        codes[key] =
+            ptx::load_shared_8(sV + Tile::place(2 * t + key % 2 + key / 2 * 8, g * DT + dt));
+      }
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        // Channels i and i + 1 of two keys side by side.
+        const uint32_t order = i % 4 == 0 ? 0x5140 : 0x7362;
+        auto pairs = [&](int key) {
+          const uint2 &a = codes[key], &b = codes[key + 1];
+          return widen<__half>(__byte_perm(i < 4 ? a.x : a.y, i < 4 ? b.x : b.y, order));
+        };
+        const uint2 first = pairs(0), second = pairs(2);
+        ptx::mma_16x8x16<__half>(rO[0][dt + i], rP[0][0], first.x, second.x);
+        ptx::mma_16x8x16<__half>(rO[0][dt + i + 1], rP[0][0], first.y, second.y);
+      }
+    }
+  }
+
+  /// Column of the head dim that element e (0 .. 3) of rO[.][dt] holds.
+  __device__ __forceinline__ static int column(int dt, int e) {
+    return (static_cast<int>(threadIdx.x) % 4 * 2 + e % 2) * DT + dt;
+  }
+};
+
+}  // namespace sparse_attn::cuda::decode
