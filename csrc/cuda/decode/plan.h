@@ -153,16 +153,15 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < chunks) {
     plan.splits *= 2;
   }
-  // Thread blocks of a cluster wait for each other: a few of them merge short texts, one on a
-  // multiprocessor, or pairs that fill the device. Larger clusters would not all run at once.
+  // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
+  // a multiprocessor, or pairs. Larger clusters would not all run at once.
   constexpr int32_t kShort = 512;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
          blocks * together * 2 <= (together == 1 ? device.resident : device.resident / 2)) {
     together *= 2;
   }
-  const bool fills = together == 2 && blocks * together * 2 > device.resident;
-  if (device.clusters && together > 1 && (fills || ceil_div(chunks, together) * chunk <= kShort)) {
+  if (device.clusters && together > 1 && ceil_div(chunks, together) * chunk <= kShort) {
     plan.splits = together;
     plan.merged = true;
   }

@@ -216,11 +216,10 @@ Status launch_choose_count(const SelectParams& params, float* values, bool score
   if (error != cudaSuccess) return to_status(error);
   const auto threads = static_cast<uint32_t>(threads_of_list(params.num_kv));
   // Few long lists leave most of the device idle: up to eight thread blocks share one's keys.
-  constexpr int32_t kLong = 1024, kMostCluster = 8;
-  constexpr int64_t kFilled = 128 << 10;  // threads that keep a device busy
+  constexpr int32_t kLong = 2048, kMostCluster = 8, kMostBlocks = 128;
   uint32_t cluster = 1;
   if (cached && params.num_kv >= kLong && knows_clusters(choose_count)) {
-    while (cluster < kMostCluster && lists * threads * cluster * 2 <= kFilled) cluster *= 2;
+    while (cluster < kMostCluster && lists * cluster * 2 <= kMostBlocks) cluster *= 2;
   }
   const LaunchShape shape = {static_cast<uint32_t>(lists) * cluster, threads,
                              static_cast<size_t>(cache_bytes), to_stream(params.stream), cluster};

@@ -35,11 +35,10 @@ struct GroupRing {
   }
   /// Loads what is seen of the groups from `first` on, and closes the group of its copies.
   __device__ __forceinline__ void load(int32_t first, int to_slot) const {
-    uint32_t to = ptx::shared_address(slot(to_slot));
-#pragma unroll 1
-    for (int32_t group = first; group < first + Config::kGroups; ++group) {
-      if (is_visible(group)) load_group(group, to);
-      to += Config::kGroupBytes;
+    const uint32_t to = ptx::shared_address(slot(to_slot));
+#pragma unroll
+    for (int i = 0; i < Config::kGroups; ++i) {
+      if (is_visible(first + i)) load_group(first + i, to + i * Config::kGroupBytes);
     }
     ptx::cp_async_commit();
   }

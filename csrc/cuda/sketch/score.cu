@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const float bases[2] = {__shfl_sync(~0u, base, 2 * quad * 4),
                               __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
       float scores[kTiles][4] = {};
-#pragma unroll 1
+#pragma unroll
       for (int at = 0; at < Config::kGroups; ++at, codes += Config::kGroupBytes) {
         uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll
