@@ -32,6 +32,8 @@ __all__ = ["advise", "policy_of"]
 OWNER = "advise"
 #: Bisections of the price of error.
 STEPS = 10
+#: Top-1 agreement lost, by the square root of the KL: 0.30 to 0.48 on four texts (docs/advisor.md).
+LOST = 0.4
 #: What weighs a key head visits less of the pairs, so that it moves the output more than rounding.
 PROBED = 0.15
 #: Shares of the time after which a stage stops: weights, single candidates, search.
@@ -60,8 +62,8 @@ def advise(
     2. Key heads are weighed by what one candidate in each of them alone does to the model's output;
        layers, where there is less time.
     3. Candidates are chosen by cost and weighted error; the price of error is bisected until the
-       least cost is found at which the model's output on `inputs` keeps what was asked, plus a
-       margin for other text: a standard error, from the spread between pieces of `inputs`.
+       least cost is found at which the model's output on `inputs` keeps what was asked, and at
+       which its KL promises as much on other text: the same KL changes fewer tokens of easy text.
     4. The choice is judged on other text. Where it keeps too little there, what was missing is
        added to what is asked and the search goes on, twice; then the sparse choice that kept most
        follows. The advice names how many were judged.
@@ -231,17 +233,14 @@ class _Run:
             search.try_choice(f"{name}, everywhere", dict.fromkeys(units, name))
 
     def _judge(self, name: str, choice: Choice) -> tuple[float, float, float]:
-        """Return what a choice keeps of the model's output, its loss, and the error of the first.
-
-        The error is that of the difference between two such texts: each has a standard error.
-        """
+        """Return what a choice keeps of the model's output, its loss and its margin."""
         self.step(name, 0)
         figures = self.memory.judged(choice)
         if figures is None:
             policy = policy_of(choice, self.found, self._shape())
             (row,) = self.judge.rows({name: policy}, counted=False)
             loss = row.rel_l1 if row.kl is None else row.kl
-            figures = _kept(row), loss, math.sqrt(2) * row.standard_error
+            figures = _kept(row), loss, _margin(row)
             self.memory.add(choice, figures)
         self.clock.evaluated()
         self.step(name, len(self.calls))
@@ -334,6 +333,19 @@ def policy_of(
 
 def _kept(row: PolicyQuality) -> float:
     return row.cosine if row.top1 is None else row.top1
+
+
+def _margin(row: PolicyQuality) -> float:
+    """Return how far another text may fall below what this one keeps.
+
+    KL hardly differs from text to text where top-1 agreement does: what is kept beyond what the KL
+    promises is luck of this text. Without tokens it is the standard error of the difference between
+    two such texts.
+    """
+    if row.kl is None:
+        return math.sqrt(2) * row.standard_error
+    promised = 1 - LOST * math.sqrt(max(0.0, row.kl))
+    return max(0.0, _kept(row) - promised)
 
 
 def _split(

@@ -17,9 +17,8 @@ _SINKS = 4
 def candidates(length: int) -> dict[str, Pattern]:
     """Return the usual candidates for texts of `length` tokens.
 
-    Bands with sinks at three windows, a strided pattern, and block top-k at five masses; it samples
-    every 16th row, twice as many as by default, which loses a fifth less (KL) at the same pairs.
-    Dense attention is always among the choices.
+    Bands with sinks at three windows, a strided pattern, and block top-k at seven masses, of which
+    the last fill the gap to dense attention, which is always among the choices.
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
@@ -28,7 +27,7 @@ def candidates(length: int) -> dict[str, Pattern]:
     found["strided"] = Strided(max(16, length // 16), 16)
     block = 64 if length >= 1024 else 16
     local = min(4, max(1, length // block // 8))
-    for mass in (0.75, 0.85, 0.9, 0.95, 0.98):
+    for mass in (0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995):
         pattern = BlockTopK(block, mass, row_step=min(16, block // 2), local_blocks=local)
         found[f"block top-k, mass {mass}"] = pattern
     return found

@@ -41,9 +41,8 @@ class Outcome:
         Top-1 agreement with dense attention, or the outputs' cosine where there are no tokens.
     loss : float
         KL, or relative L1 where there are no tokens.
-    error : float
-        How far `kept` of another such text is expected to be from this: a standard error of the
-        difference.
+    margin : float
+        How far `kept` of another such text may be below this.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Outcome:
     cost: float
     kept: float
     loss: float
-    error: float
+    margin: float
 
     def share(self, by: str) -> float:
         """Return the share that the search makes small."""
@@ -60,8 +59,8 @@ class Outcome:
 
     @property
     def surely_kept(self) -> float:
-        """What is kept, less the error."""
-        return self.kept - self.error
+        """What is kept, less the margin."""
+        return self.kept - self.margin
 
 
 class Search:
@@ -72,7 +71,7 @@ class Search:
     local : Local
         Errors and pairs of all units.
     judge : callable
-        Name and choice -> what the model's output keeps, from 0 to 1, its loss and the error of
+        Name and choice -> what the model's output keeps, from 0 to 1, its loss and the margin of
         what it keeps.
     by : {"pairs", "time"}
         The share that is made small.

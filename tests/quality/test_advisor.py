@@ -11,9 +11,11 @@ pytest.importorskip("matplotlib")
 from tiny_models import CONFIGS, build, output
 
 import sparse_attn as sa
+from sparse_attn.advisor._advise import _margin
 from sparse_attn.advisor._local import Local
 from sparse_attn.advisor._profile import AtLength
 from sparse_attn.advisor._search import Search
+from sparse_attn.quality._model import PolicyQuality
 
 pytestmark = pytest.mark.usefixtures("without_windows")
 
@@ -246,6 +248,16 @@ def test_a_search_by_time(llama, ids):
     assert advice.by == "time" and advice.kept
     assert advice.plot().axes[0].get_xlabel() == "predicted time, share of dense"
     assert advise(llama, ids, 0.3).plot().axes[0].get_xlabel().startswith("pairs visited")
+
+
+@pytest.mark.parametrize(
+    ("top1", "kl", "margin"), [(0.99, 0.01, 0.03), (0.95, 0.01, 0.0), (1.0, -1e-9, 0.0)]
+)
+def test_luck_of_a_text_is_its_margin(top1, kl, margin):
+    row = PolicyQuality("p", 0.2, 9.0, top1, kl, 0.1, 0.99, None, 0.5)
+    assert _margin(row) == pytest.approx(margin)
+    without_tokens = replace(row, top1=None, kl=None, perplexity=None)
+    assert _margin(without_tokens) == pytest.approx(0.5 * 2**0.5)
 
 
 def test_what_other_text_misses_is_asked_for_on_top():
