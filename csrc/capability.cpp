@@ -145,18 +145,21 @@ std::string ragged_refusal(const Case& c) {
   if (c.block_q % 128 != 0) {
     return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
   }
-  if (c.may_split) {
-    return "hopper takes no few queries on many keys" + with +
-           ", where a sequence alone would have its keys split";
-  }
   using cuda::hopper::tile_keys;
   using cuda::hopper::Tiling;
   const int32_t head_dim = c.problem.widest_dim();
+  const bool folds =
+      cuda::hopper::ragged_folds(cuda::hopper::built_head_dim(head_dim, Tiling::kRagged));
+  // Chunks are summed in the order in which tiles are visited, leading ones last.
+  if (c.may_split && (!folds || c.features.has(F::kLead))) {
+    return "hopper takes no few queries on many keys" + with +
+           ", where a sequence alone would have its keys split";
+  }
   const bool listed = c.features.has(F::kList);
   const Tiling own = listed ? Tiling::kListed : Tiling::kGeneral;
   const bool plain = c.features.without(kRagged).within(kPlain);
-  if (plain ? !cuda::hopper::ragged_is_plain(head_dim)
-            : tile_keys(head_dim, ragged_tiling(listed)) != tile_keys(head_dim, own)) {
+  if (tile_keys(head_dim, ragged_tiling(listed)) != tile_keys(head_dim, own) ||
+      (plain && !cuda::hopper::ragged_is_plain(head_dim))) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
   }

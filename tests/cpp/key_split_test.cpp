@@ -165,7 +165,7 @@ void test_gathered_rows() {
       std::string text = std::to_string(seq_q) + " rows, " + std::to_string(keys) + " keys";
       CHECK(split.all && split.tiles == ceil_div(seq_q, tile.block_q), text);
       CHECK(split.chunks >= 1 && split.chunks <= kMostChunks, text);
-      const int32_t visited = most_visited(params, tile);
+      const int32_t visited = most_visited(params.pattern, keys, tile);
       CHECK(split.chunk_tiles(visited) * split.chunks >= visited, text);
     }
   }

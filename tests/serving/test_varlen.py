@@ -183,6 +183,20 @@ def test_lengths_a_thousandfold_apart(varlen, engine, device, any_dtype):
         assert_same(part, want)
 
 
+@pytest.mark.parametrize("name", ["full", "band", "dilated"])
+def test_few_rows_on_many_keys(varlen, engine, device, any_dtype, name):
+    """An engine may cut the keys of few rows into chunks, as many as the rows and keys ask for."""
+    keys = (2500, 6000, 5000, 4000, 4500, 9000, 9)
+    ragged = Ragged((1, 33, 64, 100, 200, 300, 2), keys, 4, 2, 64)
+    pattern = RAGGED_PATTERNS[name](max(ragged.rows), max(ragged.keys), device)
+    sequences = ragged.sequences(device, any_dtype)
+    common = {"is_causal": True, "sink_logits": torch.randn(ragged.Hq, device=device)}
+    parts = run(varlen, ragged, sequences, device, pattern, **common)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.sparse_attention(*sequence, pattern, engine=engine, return_lse=True, **common)
+        assert_same(part, want)
+
+
 @pytest.mark.parametrize("rows", [(0, 0), (), (4, 2)], ids=["no-rows", "no-sequences", "no-keys"])
 def test_empty_batches(varlen, device, rows):
     ragged = Ragged(rows, tuple(0 for _ in rows), 2, 1, 16)

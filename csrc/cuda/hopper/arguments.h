@@ -41,8 +41,9 @@ struct TileGrid {
 };
 
 /// Query tiles of one height, of a section's problems.
-struct TileRow {
-  int32_t problem, row_block;  // the first of them
+struct alignas(16) TileRow {
+  int32_t problem, row_block;     // the first of them
+  int32_t chunks = 1, least = 1;  // of their keys, as KeySplit has them
 };
 
 struct Arguments {
@@ -86,7 +87,8 @@ struct Arguments {
   // Where sequences differ in length: rows of tiles, of as many problems as a section has.
   TileRow* tile_rows = nullptr;      // in the order in which they are dealt out; null: by number
   int32_t* sequences = nullptr;      // [B], those with the most keys first
-  int32_t* sequence_ends = nullptr;  // [B + 1], 0 and the tile rows up to the end of each
+  int32_t* sequence_ends = nullptr;  // [B + 2], 0, the tile rows up to the end of each, and
+                                     // whether some have chunks
 
   KeySplit split;           // a section of heads a launch, whose items come first
   int32_t split_items = 0;  // of the section

@@ -37,7 +37,8 @@ struct Config {
   static constexpr bool kBiased = kKind == KernelKind::kBiased;
   static constexpr bool kPacks = kKind == KernelKind::kGeneral || kFew;  // several heads a tile
   static constexpr bool kSplits = kPacks || kBiased;                     // takes chunks of keys
-  static constexpr bool kFolds = kFew;                            // and sums those of a tile itself
+  // Sums the chunks of a tile itself.
+  static constexpr bool kFolds = kFew || (kKind == KernelKind::kRagged && ragged_folds(HEAD_DIM_));
   static constexpr bool kLeads = !kPlain && !kListed;             // lead views and global rows
   static constexpr bool kRawValues = !kPlain || kTop;             // V may hold rows of no key
   static constexpr bool kScaled = !kPlain && !kHalf && !kBiased;  // keys may have scales by head
@@ -130,6 +131,8 @@ struct Work {
 /// The same of a sequence that begins anywhere in packed tensors.
 struct RaggedWork : Work {
   int32_t sequence_row = 0, sequence_key = 0;  // its first ones
+  int32_t chunk_tiles = 0;                     // key tiles of a chunk, where the call folds
+  bool folds = false;                          // the same for all tiles of a call
 };
 
 /// The factor of a query tile's keys or values; 1 where there are no scales.

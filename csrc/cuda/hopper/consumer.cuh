@@ -10,6 +10,7 @@
 #include "../common/ptx/wgmma.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
+#include "chunks.cuh"
 #include "config.h"
 #include "epilogue.cuh"
 #include "mask_words.h"
@@ -62,7 +63,7 @@ class Consumer {
       if (!chunk) {
         if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
         query_.advance();
-        if (C::kFolds && args_.folds) query_.advance();  // the first buffer alone
+        if (folds<C>(args_, smem_.work[finished_])) query_.advance();  // the first buffer alone
         work_.advance();
       }
       const bool crosses = chunk || (C::kCrossTile && next_work());

@@ -150,6 +150,7 @@ PartialPlan plan_partials(const AttentionParams& params, KernelTile tile, int32_
   PartialPlan plan;
   plan.split = plan_key_split(params, tile);
   plan.packing = {1, tile.block_q};
+  plan.folds = may_split(params);
   if (plan.split.chunks == 0) return plan;
   const int32_t classes = params.pattern.classes(params.problem.seq_q);
   plan.strips = ceil_div(ceil_div(plan.split.rows(params.problem, tile), classes), kStripRows);

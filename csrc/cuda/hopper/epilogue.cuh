@@ -40,8 +40,9 @@ class Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
-      if (is_chunk(work)) {
-        if (!args_.folds) write_state(m, l, r, work);
+      const bool folding = folds<C>(args_, work);
+      if (folding || is_chunk(work)) {
+        if (!folding) write_state(m, l, r, work);
         if (C::kFolds) maxima_[r] = m;
         inverse[r] = l;
         continue;
@@ -54,7 +55,7 @@ class Epilogue {
   /// block takes all: others follow unless `more` is false.
   __device__ __forceinline__ void write(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
                                         const Work& work, bool more) {
-    if (C::kFolds && args_.folds) {
+    if (folds<C>(args_, work)) {
       fold(o, inverse, work, !more);
       if (more) return;
     } else if (is_chunk(work)) {
@@ -63,7 +64,7 @@ class Epilogue {
       __syncwarp();  // before lane 0 gives the work's slot back
       return;
     }
-    const uint32_t sO = ptx::smem_address(staged());
+    const uint32_t sO = ptx::smem_address(staged(work));
     if (C::kCrossTile) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
       __syncwarp();
@@ -100,8 +101,8 @@ class Epilogue {
  private:
   /// Where the warp's rows of O are staged; of a sum in float32, which takes the place of the
   /// second Q too.
-  __device__ __forceinline__ uint8_t* staged() {
-    if (C::kFolds && args_.folds) return smem_.query[C::kOutBuffer - 1][0] + row_ * C::HEAD_DIM * 4;
+  __device__ __forceinline__ uint8_t* staged(const Work& work) {
+    if (folds<C>(args_, work)) return smem_.query[C::kOutBuffer - 1][0] + row_ * C::HEAD_DIM * 4;
     return smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
   }
 
@@ -178,7 +179,7 @@ class Epilogue {
   /// result, of which `inverse` is 1 / l.
   __device__ __forceinline__ void fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
                                        const Work& work, bool last) {
-    auto* sum = reinterpret_cast<float4*>(staged()) + lane_;
+    auto* sum = reinterpret_cast<float4*>(staged(work)) + lane_;
     Join join[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

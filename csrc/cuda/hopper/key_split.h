@@ -1,7 +1,7 @@
 // The key split: query tiles whose keys are cut into chunks, whose partial results are merged after
 // the kernel. Two kinds of tiles are: all of a call with few of them, which would leave most of a
 // device idle, and those with global rows, which visit hundreds of key tiles where their neighbours
-// visit ten. Plain C++, from sizes alone: which tiles are split depends on the pattern and the
+// visit ten. From sizes alone: which tiles are split depends on the pattern and the
 // lengths of the sequence, where a chunk ends on what its tile visits; neither on batch, heads or
 // device, so neither do a row's bits.
 #pragma once
@@ -36,14 +36,13 @@ struct KeySplit {
 
 constexpr int32_t kMostChunks = 16;
 
-/// Key tiles that a query tile visits, at most.
-inline int32_t most_visited(const AttentionParams& params, KernelTile tile) {
-  const Pattern& pattern = params.pattern;
-  const int32_t keys = ceil_div(params.problem.seq_kv, pattern.dilation);
+/// Key tiles that a query tile of a sequence visits, at most.
+SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, KernelTile tile) {
+  const int32_t keys = ceil_div(num_keys, pattern.dilation);
   const int64_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
   const int64_t reach = int64_t{pattern.left} + right + tile.block_q;
   const int32_t all = ceil_div(keys, tile.block_kv);
-  const int32_t lead = ceil_div(pattern.most_lead(params.problem.seq_kv), tile.block_kv);
+  const int32_t lead = ceil_div(pattern.most_lead(num_keys), tile.block_kv);
   int32_t main = all;
   if (reach < keys && pattern.global_count == 0) {  // off the tiles' edges it touches one more
     main = ceil_div(imax(static_cast<int32_t>(reach), 0), tile.block_kv) + 1;
@@ -60,15 +59,17 @@ struct ChunkRule {
   int32_t most;   // ... and of more
 };
 constexpr int32_t kManyKeyTiles = 64;
-constexpr ChunkRule kChunkRules[] = {{128, 2, 8, 16}, {256, 4, 4, 8}, {512, 8, 2, 4}};
 
-/// The split of a call with few query tiles a head.
-inline KeySplit split_few_tiles(const AttentionParams& params, KernelTile tile) {
+/// The split of a sequence with few query tiles a head.
+SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows, int32_t num_keys,
+                                        KernelTile tile) {
+  constexpr ChunkRule kChunkRules[] = {{128, 2, 8, 16}, {256, 4, 4, 8}, {512, 8, 2, 4}};
   constexpr int32_t kManyTiles = 16;  // of keys; fewer are not worth a merge
-  const int32_t classes = params.pattern.classes(params.problem.seq_q);
-  const int32_t class_tiles = ceil_div(ceil_div(params.problem.seq_q, classes), tile.block_q);
-  const int32_t rows = classes == 1 ? params.problem.seq_q : classes * class_tiles * tile.block_q;
-  const int32_t visited = most_visited(params, tile);
+  const int32_t classes = pattern.classes(num_rows);
+  if (classes == 0) return {};
+  const int32_t class_tiles = ceil_div(ceil_div(num_rows, classes), tile.block_q);
+  const int32_t rows = classes == 1 ? num_rows : classes * class_tiles * tile.block_q;
+  const int32_t visited = most_visited(pattern, num_keys, tile);
   for (const ChunkRule& rule : kChunkRules) {
     if (rows > rule.rows) continue;
     const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
@@ -91,7 +92,9 @@ inline KeySplit split_global_rows(const AttentionParams& params, KernelTile tile
     return {};  // all see all
   KeySplit split;
   split.least = kLeastTiles;
-  split.chunks = imin(kMostChunks, ceil_div(most_visited(params, tile), kLeastTiles));
+  split.chunks =
+      imin(kMostChunks,
+           ceil_div(most_visited(params.pattern, params.problem.seq_kv, tile), kLeastTiles));
   if (split.chunks <= 1) return {};
   const int32_t row_tiles = ceil_div(params.problem.seq_q, tile.block_q);
   split.tiles = ceil_div(globals - 1, tile.block_q) + 1;  // wherever the first global row lies
@@ -112,8 +115,9 @@ inline KeySplit split_gathered_rows(const AttentionParams& params, KernelTile ti
   split.all = true;
   split.tiles = ceil_div(params.problem.seq_q, tile.block_q);
   split.least = kLeastTiles * imin(split.tiles, kFewTiles);
-  split.chunks = imax(1, imin(kMostChunks / imin(split.tiles, kMostChunks),
-                              most_visited(params, tile) / split.least));
+  split.chunks =
+      imax(1, imin(kMostChunks / imin(split.tiles, kMostChunks),
+                   most_visited(params.pattern, params.problem.seq_kv, tile) / split.least));
   return split;
 }
 
@@ -170,17 +174,18 @@ inline bool may_split(const AttentionParams& params) {
   if (sequences.same_lengths() || !tile.splits) return false;
   // The same lengths: few queries have few keys.
   if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
-  AttentionParams longest = params;
-  if (sequences.first_keys != nullptr) longest.problem.seq_kv = sequences.packed_keys;
-  if (sequences.packed()) longest.problem.seq_q = 1;
-  return split_few_tiles(longest, tile).chunks > 0;
+  const Problem& problem = params.problem;
+  const int32_t keys = sequences.first_keys != nullptr ? sequences.packed_keys : problem.seq_kv;
+  const int32_t rows = sequences.packed() ? 1 : problem.seq_q;
+  return split_few_tiles(params.pattern, rows, keys, tile).chunks > 0;
 }
 
 /// The split of a call; none where a kernel serves it that takes no chunks.
 inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile) {
   if (!tile.splits || !params.sequences.same_lengths()) return {};
   if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
-  const KeySplit few = split_few_tiles(params, tile);
+  const Problem& problem = params.problem;
+  const KeySplit few = split_few_tiles(params.pattern, problem.seq_q, problem.seq_kv, tile);
   return few.chunks > 0 ? few : split_global_rows(params, tile);
 }
 

@@ -39,7 +39,7 @@ Status launch_tiles(const TensorMaps& maps, Arguments args) {
     attention<C><<<blocks, C::kThreads, kSharedBytes, stream>>>(maps, args);
     status = launched();
   } else {
-    status = order_tiles(args, C::BLOCK_Q, blocks);
+    status = order_tiles(args, {C::BLOCK_Q, C::BLOCK_KV}, blocks);
     if (!status.ok()) return status;
     const LaunchShape shape = {static_cast<uint32_t>(blocks), C::kThreads, kSharedBytes, stream};
     status = launch_dependent(attention<C>, shape, maps, args);

@@ -7,6 +7,7 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/shared.cuh"
 #include "../common/ptx/tma.cuh"
+#include "chunks.cuh"
 #include "tile_source.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -84,16 +85,17 @@ class Loader {
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
     const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head_kv,
                         key_batch(work), at.row};
-    const bool query_first = kQueryFirst && !args_.folds;
+    const bool folding = folds<C>(args_, work);
+    const bool query_first = kQueryFirst && !folding;
     if (kKeys && query_first) load_query(work);
     TileSource<C, kKeys> source(args_, work);
     Step step = source.first();
     bool masked = kKeys && source.needs_mask(step);
     bool first = true;
     int32_t chunk = 0, chunk_left = 0;  // key tiles of a chunk, and of this one
-    if (kKeys && args_.folds) {
+    if (kKeys && folding) {
       const int32_t visited = work.tiles.count();
-      chunk = args_.split.chunk_tiles(visited);
+      chunk = folded_tiles<C>(args_, work);
       chunk_left = (visited - 1) % chunk + 1;
     }
     int32_t entry = table_entry(work, step);
@@ -103,7 +105,7 @@ class Loader {
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
         Follows next = masked_ahead ? Follows::kMasked : Follows::kWhole;
-        if (args_.folds && --chunk_left == 0) {
+        if (folding && --chunk_left == 0) {
           next = Follows::kChunk;
           chunk_left = chunk;
         }
@@ -291,7 +293,7 @@ class Loader {
     }
     __syncwarp();
     query_.advance();
-    if (args_.folds) query_.advance();  // the other one's memory holds sums
+    if (folds<C>(args_, work)) query_.advance();  // the other one's memory holds sums
   }
 
   const Arguments& args_;

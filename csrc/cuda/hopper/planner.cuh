@@ -28,6 +28,8 @@ class Planner {
       ptx::wait_for_primary();
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
+      folds_ = C::kFolds && args_.folds &&
+               __ldcg(args_.sequence_ends + args_.params.problem.batch + 1) != 0;
     }
     for (int32_t tile = blockIdx.x; tile < num_tiles; tile = next_tile(tile)) {
       Work work = decode(tile);
@@ -42,6 +44,10 @@ class Planner {
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
       if (C::kSplits && work.chunk >= 0 && !args_.folds && !take_chunk(work)) continue;
+      if constexpr (C::kRagged) {
+        work.folds = folds_;
+        work.chunk_tiles = own_.chunk_tiles(work.tiles.count());
+      }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work, existing_keys(work, bounds.any));
       wait_turn(work);
@@ -95,8 +101,9 @@ class Planner {
   /// A tile of a section of problems.
   __device__ __forceinline__ Work decode_in_row(int32_t tile) {
     const int32_t row = tile / args_.grid.section;
-    const auto* numbers = reinterpret_cast<const int2*>(args_.tile_rows + row);
-    const int2 first = __ldcg(numbers);
+    const int4 first = __ldcg(reinterpret_cast<const int4*>(args_.tile_rows + row));  // a TileRow
+    own_.chunks = first.z;
+    own_.least = first.w;
     Work work = place(first.x + tile - row * args_.grid.section);
     work.first_row = first.y * C::BLOCK_Q;
     return work;
@@ -244,6 +251,8 @@ class Planner {
   SharedStorage<C>& smem_;
   const int lane_;
   Ring<SharedStorage<C>::kWorkSlots> slot_;
+  bool folds_ = false;
+  KeySplit own_;            // of a tile of a sequence among others
   int32_t class_idx_ = -1;  // of the slice, none yet
   int32_t origin_ = 0;
   int32_t rows_ = 0;

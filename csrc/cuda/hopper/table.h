@@ -126,6 +126,9 @@ constexpr bool ragged_is_plain(int32_t head_dim) {
          (plain.narrow == 0 || kernels_of(plain.narrow).keys_of(Tiling::kPlain) == keys);
 }
 
+/// Whether the ragged kernel of a head dim sums the chunks that a sequence's own call would have.
+constexpr bool ragged_folds(int32_t head_dim) { return head_dim <= 128; }
+
 /// The largest head dim that is served; 0 where none is.
 constexpr int32_t largest_head_dim(Tiling tiling) {
   int32_t largest = 0;

@@ -79,18 +79,18 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Sorts the sequences and writes their tile rows.
 __global__ void __launch_bounds__(kThreads)
-    sequences_kernel(const __grid_constant__ Arguments args, int32_t block_q) {
+    sequences_kernel(const __grid_constant__ Arguments args, KernelTile tile) {
   ptx::launch_dependents();
-  __shared__ int32_t longest;
+  __shared__ int32_t longest, some_split;
   const AttentionParams& params = args.params;
   const int32_t batch = params.problem.batch;
   const int32_t problems = params.problem.heads_q * args.classes;  // of a sequence
   const int32_t sections = problems / args.grid.section;
   auto row_blocks = [&](int32_t i) {
     const int32_t rows = params.sequences.of(args.sequences[i]).rows;
-    return ceil_div(ceil_div(rows, args.classes), block_q);
+    return ceil_div(ceil_div(rows, args.classes), tile.block_q);
   };
-  if (threadIdx.x == 0) *args.counter = longest = 0;
+  if (threadIdx.x == 0) *args.counter = longest = some_split = 0;
   __syncthreads();
   const Interval own = stretch_of({0, batch});
   for (int32_t b = own.begin; b < own.end; ++b) {
@@ -117,9 +117,21 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t in_sequence = at - args.sequence_ends[i];
     const int32_t section = in_sequence / row_blocks(i);
     const int32_t row_block = in_sequence - section * row_blocks(i);
-    args.tile_rows[at] = {args.sequences[i] * problems + section * args.grid.section,
-                          args.last_first ? row_blocks(i) - 1 - row_block : row_block};
+    TileRow row = {args.sequences[i] * problems + section * args.grid.section,
+                   args.last_first ? row_blocks(i) - 1 - row_block : row_block};
+    if (args.folds) {
+      const Sequence sequence = params.sequences.of(args.sequences[i]);
+      const KeySplit split = split_few_tiles(params.pattern, sequence.rows, sequence.keys, tile);
+      if (split.chunks > 0) {
+        row.chunks = split.chunks;
+        row.least = split.least;
+        some_split = 1;
+      }
+    }
+    args.tile_rows[at] = row;
   }
+  __syncthreads();
+  if (threadIdx.x == 0) args.sequence_ends[batch + 1] = some_split;
 }
 
 __global__ void zero_kernel(int32_t* counter) {
@@ -129,12 +141,12 @@ __global__ void zero_kernel(int32_t* counter) {
 
 }  // namespace
 
-Status order_tiles(const Arguments& args, int32_t block_q, int32_t dealt) {
+Status order_tiles(const Arguments& args, KernelTile tile, int32_t dealt) {
   cudaStream_t stream = to_stream(args.params.stream);
   if (args.tile_rows != nullptr) {
-    sequences_kernel<<<1, kThreads, 0, stream>>>(args, block_q);
+    sequences_kernel<<<1, kThreads, 0, stream>>>(args, tile);
   } else if (args.order != nullptr) {
-    order_kernel<<<1, kThreads, 0, stream>>>(args, block_q, dealt);
+    order_kernel<<<1, kThreads, 0, stream>>>(args, tile.block_q, dealt);
   } else {
     zero_kernel<<<1, 1, 0, stream>>>(args.counter);
   }

@@ -74,7 +74,7 @@ inline RaggedOrder ragged_order(const AttentionParams& params, int32_t block_q) 
   if (sequences.packed() && packed < row_blocks) row_blocks = packed;
   order.most_rows = row_blocks * order.sections;
   order.bytes = order.most_rows * static_cast<int64_t>(sizeof(TileRow)) +
-                (2 * int64_t{p.batch} + 1) * static_cast<int64_t>(sizeof(int32_t));
+                (2 * int64_t{p.batch} + 2) * static_cast<int64_t>(sizeof(int32_t));
   return order;
 }
 
@@ -90,7 +90,7 @@ inline bool orders_lists(const AttentionParams& params) {
 /// `dealt`, those of lists of similar length together, the longest first; dealt late, a list of all
 /// keys among short ones would run on alone. The attention kernel is its dependent and runs beside
 /// it with the tiles that are dealt. Where sequences differ in length all tiles wait for the order,
-/// which has those of the most keys first.
-Status order_tiles(const Arguments& args, int32_t block_q, int32_t dealt);
+/// which has those of the most keys first, and says which chunks their own calls would have.
+Status order_tiles(const Arguments& args, KernelTile tile, int32_t dealt);
 
 }  // namespace sparse_attn::cuda::hopper
