@@ -18,17 +18,15 @@ __global__ void __launch_bounds__(kMostThreads)
   const int32_t threads = threads_of_row<kColumns>(params);
   const uint32_t row = blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;
   if (row >= static_cast<uint32_t>(partials.heads) * partials.rows) return;
-  const uint32_t in_heads = row / partials.rows;
-  const uint32_t head_index = partials.first_head + in_heads;
+  const uint32_t head_index = row / partials.rows;
   const int64_t batch = head_index / params.problem.heads_q;
   const int64_t head = head_index % params.problem.heads_q;
   ptx::wait_for_primary();
   const Sequence sequence = params.sequences.of(batch);
-  const int32_t first = partials.first_query(imax(0, sequence.origin), sequence.offset);
-  const int64_t query = first + static_cast<int64_t>(row - in_heads * partials.rows);
+  const int64_t query = row - head_index * partials.rows;
   if (query >= sequence.rows) return;
-  const int32_t chunks = partials.chunks == nullptr ? partials.max_chunks : partials.chunks[row];
-  merge_row<T, kColumns>(params, partials, sequence, {batch, head, query, row, chunks},
+  merge_row<T, kColumns>(params, partials, sequence,
+                         {batch, head, query, row, partials.chunks[row]},
                          static_cast<int32_t>(threadIdx.x) % threads);
 }
 

@@ -44,9 +44,7 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params, const P
                                           int32_t thread) {
   constexpr int kAtOnce = 32 / kColumns;  // chunks
   const int64_t batch = merged.batch, head = merged.head;
-  int64_t i = merged.query;
-  if (params.outputs.rows != nullptr) i = params.outputs.rows[batch * sequence.rows + i];
-  if (i < 0) return;
+  const int64_t i = merged.query;
   const int32_t d = thread * kColumns;
   const bool exists = d < params.problem.value_dim;
   const int32_t chunks = merged.chunks;
