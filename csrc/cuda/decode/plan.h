@@ -49,12 +49,12 @@ SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
   return window < length ? static_cast<int32_t>(window) : length;
 }
 
-/// Steps of a chunk for rows that visit up to `keys` keys: long enough that its partial results
-/// count little beside its keys, short enough that few rows on few keys still fill a device. A
-/// multiple of every number of warps.
-SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
+/// Steps of a chunk for rows that visit up to `keys` keys, of a list or not: long enough that its
+/// partial results count little beside its keys, short enough that few rows on few keys still fill
+/// a device. A multiple of every number of warps.
+SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q, bool listed) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096;
-  int32_t chunk = ceil_div(keys, keys <= kFewKeys ? kMostMerged : kMostMerged / 2);
+  int32_t chunk = ceil_div(keys, keys <= kFewKeys && !listed ? kMostMerged : kMostMerged / 2);
   chunk = imin(imax(chunk, 128), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
@@ -63,7 +63,8 @@ SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q) {
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
   const int32_t lead = pattern.most_lead(keys);
-  return chunk_steps(imin(main_reach(pattern, keys), keys - lead) + lead, seq_q);
+  const int32_t reach = imin(main_reach(pattern, keys), keys - lead) + lead;
+  return chunk_steps(reach, seq_q, pattern.list.present());
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.

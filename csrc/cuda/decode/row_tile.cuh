@@ -85,7 +85,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     work.slice.rows = {first, 1, imax(0, imin(list.block_q, work.sequence.rows - first))};
     work.slice.shift += first;
     const ListedRuns blocks = list.runs(work.batch, work.first_head, work.list_row, list.block_kv);
-    work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows);
+    work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, true);
   } else if (params.sequences.same_lengths()) {
     work.chunk_steps = grid.chunk_steps;
   } else {
