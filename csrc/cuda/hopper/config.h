@@ -36,12 +36,13 @@ struct Config {
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kBiased = kKind == KernelKind::kBiased;
   static constexpr bool kPacks = kKind == KernelKind::kGeneral || kFew;  // several heads a tile
-  static constexpr bool kSplits = kPacks || kBiased;                     // takes chunks of keys
+  static constexpr bool kRange = kKind == KernelKind::kRange;
+  static constexpr bool kSplits = kPacks || kBiased || kRange;  // takes chunks of keys
   // Sums the chunks of a tile itself.
   static constexpr bool kFolds = kFew || (kKind == KernelKind::kRagged && ragged_folds(HEAD_DIM_));
-  static constexpr bool kLeads = !kPlain && !kListed;             // lead views and global rows
-  static constexpr bool kRawValues = !kPlain || kTop;             // V may hold rows of no key
-  static constexpr bool kScaled = !kPlain && !kHalf && !kBiased;  // keys may have scales by head
+  static constexpr bool kLeads = !kPlain && !kListed;  // lead views and global rows
+  static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
+  static constexpr bool kScaled = !kPlain && !kHalf && !kBiased && !kRange;  // keys, by head
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;

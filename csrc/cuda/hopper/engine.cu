@@ -50,6 +50,15 @@ bool prefers_three(const AttentionParams& params) {
   return tile_rows(params, 3) <= kGain * tile_rows(params, 2);
 }
 
+/// Whether a range kernel serves what a general one does.
+bool is_range(const Arguments& args) {
+  const AttentionParams& params = args.params;
+  const KeySource& keys = params.keys;
+  const bool scaled = keys.key_scale.data != nullptr || keys.value_scale.data != nullptr;
+  return !args.plain && general_tiling(params) == Tiling::kGeneral && !args.transform && !scaled &&
+         params.pattern.lead_keys == nullptr && !plan_key_split(params, split_tile(params)).all;
+}
+
 Choice choose(const Arguments& args) {
   const AttentionParams& params = args.params;
   const BlockList& list = params.pattern.list;
@@ -63,7 +72,11 @@ Choice choose(const Arguments& args) {
   // 64 rows are one row of the layout.
   if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
   if (args.few) return {Tiling::kFew, split_tile(params).head_dim};
-  if (!args.plain) return least(general_tiling(params));
+  const Choice general = least(general_tiling(params));
+  if (is_range(args) && kernels_of(general.head_dim).has(Tiling::kRange)) {
+    return {Tiling::kRange, general.head_dim};
+  }
+  if (!args.plain) return general;
   const PlainKernels plain = plain_kernels(params.problem.widest_dim());
   const bool three = plain.wide == plain.narrow ? prefers_three(params) : plain.wide != 0;
   return three ? Choice{Tiling::kWidePlain, plain.wide} : Choice{Tiling::kPlain, plain.narrow};

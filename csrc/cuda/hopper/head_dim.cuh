@@ -42,6 +42,8 @@ Status launch_head_dim(Tiling tiling, const Arguments& args) {
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kRaggedListed>(args);
     case Tiling::kFew:
       return launch_tiling<kDtype, HEAD_DIM, Tiling::kFew>(args);
+    case Tiling::kRange:
+      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRange>(args);
   }
   return {};
 }

@@ -73,14 +73,12 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     pattern.lead = {};
     pattern.global_count = 0;
   }
-  if (!C::kLeads || C::kBiased) pattern.lead_keys = nullptr;
+  if (!C::kLeads || C::kBiased || C::kRange) pattern.lead_keys = nullptr;
   if (!C::kSplits) all.split = {};
   if (!C::kFolds) all.folds = false;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
-  if (C::kPlain) {
-    all.params.scores.bounds = {};
-    all.transform = false;
-  }
+  if (C::kPlain) all.params.scores.bounds = {};
+  if (C::kPlain || C::kRange) all.transform = all.capped = false;
   return all;
 }
 

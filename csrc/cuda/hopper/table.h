@@ -20,8 +20,20 @@ constexpr int32_t kConsumerRows = 64;  // of a wgmma
 /// top-k. A listed one serves lists, a biased one scores that attn_mask or ALiBi joins, a general
 /// one every other call. Sequences that differ in length have kernels of their own, whose keys may
 /// lie in pages: a ragged one, and one for lists. What few queries of a plain call take is kFew's,
-/// a plain one of chunks: little code, since they run for microseconds.
-enum class KernelKind { kPlain, kGeneral, kListed, kTop, kBiased, kRagged, kRaggedListed, kFew };
+/// a plain one of chunks: little code, since they run for microseconds. A range one is a general
+/// one of scores that are only scaled, as under sinks, global rows and bounds, with two thirds of
+/// its code: where query tiles are short, code that is fetched shows.
+enum class KernelKind {
+  kPlain,
+  kGeneral,
+  kListed,
+  kTop,
+  kBiased,
+  kRagged,
+  kRaggedListed,
+  kFew,
+  kRange
+};
 
 /// The kernels that a head dim may have.
 enum class Tiling : int32_t {
@@ -34,9 +46,10 @@ enum class Tiling : int32_t {
   kBiased,
   kRagged,
   kRaggedListed,
-  kFew
+  kFew,
+  kRange
 };
-constexpr int32_t kTilings = 10;
+constexpr int32_t kTilings = 11;
 
 /// A kind, and how many consumers of 64 query rows work on a tile.
 struct TilingShape {
@@ -47,7 +60,7 @@ constexpr TilingShape kTilingShapes[kTilings] = {
     {KernelKind::kPlain, 3},  {KernelKind::kPlain, 2},  {KernelKind::kGeneral, 2},
     {KernelKind::kListed, 2}, {KernelKind::kListed, 1}, {KernelKind::kTop, 2},
     {KernelKind::kBiased, 2}, {KernelKind::kRagged, 2}, {KernelKind::kRaggedListed, 2},
-    {KernelKind::kFew, 2},
+    {KernelKind::kFew, 2},    {KernelKind::kRange, 2},
 };
 constexpr TilingShape shape_of(Tiling tiling) {
   return kTilingShapes[static_cast<int32_t>(tiling)];
@@ -69,18 +82,18 @@ struct HeadDimKernels {
 /// ends with its slabs (config.h); CMake reads the rows, a line each.
 constexpr HeadDimKernels kTable[] = {
     // head dim, keys of: three consumers, two, general, lists, lists of low query blocks, top-k,
-    // biased, ragged, ragged lists, few queries
-    {32, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0}},                  // 1 x 32
-    {48, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0}},                  // 1 x 64
-    {64, {128, 128, 128, 128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
-    {80, {96, 128, 128, 0, 0, 0, 0, 0, 0, 0}},                 // 3 x 32
-    {96, {96, 128, 128, 128, 128, 0, 0, 0, 0, 0}},             // 3 x 32
-    {112, {0, 128, 128, 0, 0, 0, 0, 0, 0, 0}},                 // 2 x 64
-    {128, {0, 128, 128, 128, 128, 128, 96, 128, 128, 128}},    // 2 x 64
-    {160, {0, 128, 128, 0, 0, 0, 0, 128, 0, 0}},               // 5 x 32
-    {192, {0, 112, 112, 64, 0, 0, 0, 112, 0, 0}},              // 3 x 64
-    {224, {0, 96, 80, 0, 0, 0, 0, 0, 0, 0}},                   // 7 x 32
-    {256, {0, 80, 80, 64, 0, 0, 0, 80, 0, 0}},                 // 4 x 64
+    // biased, ragged, ragged lists, few queries, ranges
+    {32, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                    // 1 x 32
+    {48, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                    // 1 x 64
+    {64, {128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
+    {80, {96, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                   // 3 x 32
+    {96, {96, 128, 128, 128, 128, 0, 0, 0, 0, 0, 0}},               // 3 x 32
+    {112, {0, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                   // 2 x 64
+    {128, {0, 128, 128, 128, 128, 128, 96, 128, 128, 128, 128}},    // 2 x 64
+    {160, {0, 128, 128, 0, 0, 0, 0, 128, 0, 0, 0}},                 // 5 x 32
+    {192, {0, 112, 112, 64, 0, 0, 0, 112, 0, 0, 0}},                // 3 x 64
+    {224, {0, 96, 80, 0, 0, 0, 0, 0, 0, 0, 0}},                     // 7 x 32
+    {256, {0, 80, 80, 64, 0, 0, 0, 80, 0, 0, 0}},                   // 4 x 64
 };
 
 /// The kernels of a head dim; none where the table has no row of it.
