@@ -31,6 +31,7 @@ __all__ = [
     "check_kind",
     "check_share",
     "check_tensor",
+    "check_tensors",
     "check_window",
     "clamped",
     "kind_of",
@@ -95,6 +96,14 @@ def check_tensor(owner: str, name: str, value: object) -> None:
     """Raise ``TypeError`` unless `value` is a tensor."""
     if not isinstance(value, torch.Tensor):
         check_kind(owner, name, value, torch.Tensor, "a tensor")
+
+
+def check_tensors(owner: str, query: object, key: object, value: object) -> None:
+    """Raise ``TypeError`` unless these are tensors."""
+    if type(query) is type(key) is type(value) is torch.Tensor:
+        return
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(owner, name, tensor)
 
 
 def same_values(mine: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from . import ops
 from ._allowed import with_mask_of
-from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tensor, clamped, refuse
+from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tensors, clamped, refuse
 from ._pattern import Pattern
 from ._warn import warn_once
 
@@ -148,10 +148,9 @@ def attend(
     op : str, optional
         Another op that takes the pattern's arguments, or a mask in their place.
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_tensor(owner, name, tensor)
+    check_tensors(owner, query, key, value)
     reason = pattern._unserved()
-    arguments = op_arguments(owner, common)
+    arguments = op_arguments(owner, common) if common else {}
     if reason is None:
         arguments |= pattern._arguments()
     elif op is None:

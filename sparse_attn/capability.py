@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from . import ops
 from ._autocast import autocast
-from ._checks import check_tensor
+from ._checks import check_tensors
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead, parts_of
@@ -119,8 +119,7 @@ def can_use(
     >>> can_use(q, k[..., :8], v, Band(8)).served
     False
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_tensor("can_use", name, tensor)
+    check_tensors("can_use", query, key, value)
     pattern = Full() if pattern is None else pattern
     check_pattern("can_use", pattern)
     if isinstance(pattern, ByHead):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._checks import check_tensor
+from .._checks import check_tensors
 from .._common import Result, attend
 from .._pattern import check_pattern
 from ..by_head import ByHead, attend_by_head
@@ -31,8 +31,7 @@ def attend_any(
     check_pattern(owner, pattern)
     assert pattern is not None
     if isinstance(pattern, ByHead):
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            check_tensor(owner, name, tensor)
+        check_tensors(owner, query, key, value)
 
         def of_heads(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
             return attend_any(owner, own, q, k, v, part, op)
