@@ -25,7 +25,7 @@ template <class C>
 __device__ __forceinline__ bool folds(const Arguments& args,
                                       const typename SharedStorage<C>::Work& work) {
   if constexpr (C::kRagged) {
-    return C::kFolds && work.folds;
+    return C::kFolds && work.chunks > 0;
   } else {
     return C::kFolds && args.folds;
   }
@@ -36,7 +36,7 @@ template <class C>
 __device__ __forceinline__ int32_t folded_tiles(const Arguments& args,
                                                 const typename SharedStorage<C>::Work& work) {
   if constexpr (C::kRagged) {
-    return work.chunk_tiles;
+    return work.chunks;
   } else {
     return args.split.chunk_tiles(work.tiles.count());
   }

@@ -117,8 +117,8 @@ struct Work {
   int32_t batch = -1;  // -1: there is no more
   int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
-  int16_t chunk = -1;  // of the keys, whose partial results are written; -1: it visits them all
-  int16_t chunks = 0;  // of the query tile
+  int16_t chunk = -1;   // of the keys, whose partial results are written; -1: it visits them all
+  uint16_t chunks = 0;  // of the query tile; of a ragged one that folds, the key tiles of each
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
   bool written = false;  // some of its key tiles may need a mask that is written
   int8_t heads = 1;      // that share the tile, from `head` on
@@ -132,8 +132,6 @@ struct Work {
 /// The same of a sequence that begins anywhere in packed tensors.
 struct RaggedWork : Work {
   int32_t sequence_row = 0, sequence_key = 0;  // its first ones
-  int32_t chunk_tiles = 0;                     // key tiles of a chunk, where the call folds
-  bool folds = false;                          // the same for all tiles of a call
 };
 
 /// The factor of a query tile's keys or values; 1 where there are no scales.

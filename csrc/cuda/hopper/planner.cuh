@@ -44,9 +44,9 @@ class Planner {
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
       if (C::kSplits && work.chunk >= 0 && !args_.folds && !take_chunk(work)) continue;
-      if constexpr (C::kRagged) {
-        work.folds = folds_;
-        work.chunk_tiles = own_.chunk_tiles(work.tiles.count());
+      if (C::kRagged && folds_) {
+        const int32_t length = imax(1, own_.chunk_tiles(work.tiles.count()));
+        work.chunks = static_cast<uint16_t>(imin(length, UINT16_MAX));
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work, existing_keys(work, bounds.any));
@@ -93,7 +93,7 @@ class Planner {
     const int32_t visited = work.tiles.count();
     const int32_t length = args_.split.chunk_tiles(visited);
     if (work.chunk > 0 && work.chunk * length >= visited) return false;
-    work.chunks = static_cast<int16_t>(imax(1, ceil_div(visited, length)));
+    work.chunks = static_cast<uint16_t>(imax(1, ceil_div(visited, length)));
     work.tiles = part_of(work.tiles, work.chunk * length, length);
     return true;
   }
