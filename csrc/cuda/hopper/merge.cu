@@ -43,9 +43,10 @@ struct alignas(16) Factor {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
-  extern __shared__ float4 shared[];  // of each chunk: results, then factors
-  auto* parts = reinterpret_cast<float4(*)[kThreads]>(shared);
-  auto* factors = reinterpret_cast<Factor(*)[kStripRows]>(parts + partials.max_chunks);
+  // For the most chunks that there may be: blocks that took less would crowd the multiprocessors
+  // that are free first.
+  __shared__ float4 parts[kMostChunks][kThreads];
+  __shared__ Factor factors[kMostChunks][kStripRows];
   const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
   const int32_t strip = static_cast<int32_t>(blockIdx.x) / column_blocks;
   const int32_t column_block = static_cast<int32_t>(blockIdx.x) - strip * column_blocks;
@@ -75,28 +76,28 @@ __global__ void __launch_bounds__(kThreads)
 
   // Half a warp finds the factors of a row, a lane those of a chunk: the last one comes first.
   const int32_t own = threadIdx.x % kMostChunks;
-  const float2* states = partials.state + partials.at(strip, chunks - 1 - own) * kStripRows;
+  const float2* states = partials.state + partials.at(strip, own) * kStripRows;
 #pragma unroll 1
   for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows; row += kThreads / kMostChunks) {
     float2 state = {-INFINITY, 0.0f};
     if (own < chunks) state = __ldcg(states + row);
     const float m = state.y == 0.0f ? -INFINITY : state.x;
-    float top = m;  // of the chunks up to this one
+    float top = m;  // of the chunks from this one on
 #pragma unroll
     for (int step = 1; step < kMostChunks; step *= 2) {
-      const float before = __shfl_up_sync(~0u, top, step, kMostChunks);
-      if (own >= step) top = fmaxf(top, before);
+      const float later = __shfl_down_sync(~0u, top, step, kMostChunks);
+      if (own + step < kMostChunks) top = fmaxf(top, later);
     }
-    const float before = __shfl_up_sync(~0u, top, 1, kMostChunks);
-    if (own < chunks) factors[own][row] = {Join::of(own == 0 ? -INFINITY : before, m), state.y};
+    const float before = __shfl_down_sync(~0u, top, 1, kMostChunks);
+    factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m), state.y};
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
 
   float l[2] = {}, even[2] = {}, odd[2] = {};
 #pragma unroll 2
-  for (int32_t c = 0; c < chunks; ++c) {
-    const float4 part = parts[chunks - 1 - c][threadIdx.x];
+  for (int32_t c = chunks - 1; c >= 0; --c) {
+    const float4 part = parts[c][threadIdx.x];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Factor factor = factors[c][lane / 4 + 8 * r];
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t row =
         tensor_row(call, sequence, batch, class_idx + (first + in_strip) * call.dilation);
     if (row < 0) continue;
-    const float m = factors[chunks - 1][in_strip].join.m;
+    const float m = factors[0][in_strip].join.m;
     if (out.lse != nullptr && i == 0 && lane % 4 == 0) {
       out.lse[batch * out.lse_stride_b + head * out.lse_stride_h + row * out.lse_stride_s] =
           log_sum(m, l[r]);
@@ -136,10 +137,8 @@ Status merge_chunks(const AttentionParams& params, const Partials& partials) {
       params.keys.value_scale, problem.heads_q,         problem.group(),
       problem.value_dim,       params.pattern.dilation, params.pattern.classes(problem.seq_q)};
   const int64_t strips = int64_t{partials.heads} * call.classes * partials.strips;
-  constexpr int64_t kChunkBytes = kThreads * sizeof(float4) + kStripRows * sizeof(Factor);
   const LaunchShape shape = {static_cast<uint32_t>(strips * ceil_div(problem.value_dim, kColumns)),
-                             kThreads, static_cast<size_t>(partials.max_chunks * kChunkBytes),
-                             to_stream(params.stream)};
+                             kThreads, 0, to_stream(params.stream)};
   const bool half = problem.dtype == Dtype::kFloat16;
   return launch_dependent(half ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>, shape, call,
                           partials);
