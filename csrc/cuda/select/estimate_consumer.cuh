@@ -1,4 +1,4 @@
-// One of the two warpgroups of estimate_hopper.cu: products of its 64 query vectors with tiles of
+// One of the warpgroups of estimate_hopper.cu: products of its 64 query vectors with tiles of
 // key vectors, the masses of their key blocks, and at a walk's end the shares of its query blocks.
 #pragma once
 
@@ -28,10 +28,10 @@ struct Consumer {
   int stage = 0;
   uint32_t parity = 0;
   // Of the item at hand.
-  uint64_t query = 0;        // descriptor
-  int32_t limits[2];         // key vectors before it are seen, by row
-  int32_t every;             // the same by all rows of the warpgroup
-  float highest[2], sum[2];  // of the row's scores; the lane's own terms
+  uint64_t query = 0;     // descriptor
+  int32_t limits[2];      // key vectors before it are seen, by row
+  int32_t every;          // the same by all rows of the warpgroup
+  float base[2], sum[2];  // of the row: what its terms are relative to; those of the lane
 
   __device__ static void arrive(uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
@@ -44,9 +44,7 @@ struct Consumer {
     return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
   }
 
-  /// Waits for a tile's keys and starts its products.
-  __device__ __forceinline__ void issue(Scores& scores) const {
-    ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+  __device__ __forceinline__ void multiply(Scores& scores) const {
     const uint64_t keys = descriptor(ptx::smem_address(storage.key[stage]));
     constexpr int kSteps = kSlabColumns / 16;
     ptx::pin(scores);
@@ -58,8 +56,6 @@ struct Consumer {
                   ptx::wgmma_advance(keys, i / kSteps * kKeys * kRowBytes + in_slab), i > 0);
     }
     ptx::wgmma_commit();
-  }
-  __device__ __forceinline__ static void wait(Scores& scores) {
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
   }
@@ -71,11 +67,9 @@ struct Consumer {
     }
   }
 
-  /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some. No branch
-  /// of single lanes: products are running.
+  /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some.
   template <int kBlocks>
-  __device__ __forceinline__ void store(FragmentTerms& terms, const float (&base)[2],
-                                        int32_t block) const {
+  __device__ __forceinline__ void store(FragmentTerms& terms, int32_t block) const {
     constexpr int kTogether = kFragments / kBlocks;
     constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
     constexpr int kCopies = kBlocks >= 4 ? 1 : 4 / kBlocks;  // lanes with the same sum
@@ -119,11 +113,9 @@ struct Consumer {
     }
   }
 
-  /// Takes in the scores of a tile: both rows at once, as each alone waits for itself.
-  __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
-    const float scale = args.params.scale * kLog2e;
-    float base[2];
-    FragmentTerms terms;
+  /// Makes the highest score that a row has seen what its terms are relative to.
+  __device__ __forceinline__ void rebase(const Scores& scores, bool first) {
+    float top[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -132,20 +124,26 @@ struct Consumer {
         const float* x = scores + 4 * j + 2 * r;
         tops[j % 4] = fmaxf(tops[j % 4], fmaxf(x[0], x[1]));
       }
-      base[r] = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+      top[r] = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
     }
 #pragma unroll
     for (int step = 1; step < 4; step *= 2) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) base[r] = fmaxf(base[r], __shfl_xor_sync(~0u, base[r], step));
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], step));
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = highest[r];
-      highest[r] = fmaxf(before, base[r] * scale);
-      base[r] = highest[r] == -INFINITY ? 0.0f : highest[r];
+      const float own = top[r] * args.params.scale * kLog2e, before = first ? own : base[r];
+      if (own == -INFINITY) continue;
+      base[r] = fmaxf(before, own);
       sum[r] *= ptx::exp2_approx(before - base[r]);
     }
+  }
+  /// The terms of a tile, and the lane's own sum of each row: both rows at once, as each alone
+  /// waits for itself.
+  __device__ __forceinline__ void weigh(const Scores& scores, FragmentTerms& terms,
+                                        float (&total)[2]) const {
+    const float scale = args.params.scale * kLog2e;
 #pragma unroll
     for (int j = 0; j < kFragments; ++j) {
 #pragma unroll
@@ -160,20 +158,35 @@ struct Consumer {
       float all[4] = {};
 #pragma unroll
       for (int j = 0; j < kFragments; ++j) all[j % 4] += terms[r][j];
-      sum[r] += (all[0] + all[1]) + (all[2] + all[3]);
+      total[r] = (all[0] + all[1]) + (all[2] + all[3]);
     }
+  }
+  /// Takes in the scores of a tile. Terms stay relative to the first tile's highest score until
+  /// they grow too large, so that later maxima are never looked for.
+  __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
+    constexpr float kLarge = 1e18f;
+    FragmentTerms terms;
+    float total[2];
+    if (first == 0) rebase(scores, true);
+    weigh(scores, terms, total);
+    if (__any_sync(~0u, !(total[0] + total[1] < kLarge))) {
+      rebase(scores, false);
+      weigh(scores, terms, total);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += total[r];
     const int32_t per_block = args.estimate.per_block, block = first / per_block;
     switch (per_block) {
       case 8:
-        return store<16>(terms, base, block);
+        return store<16>(terms, block);
       case 16:
-        return store<8>(terms, base, block);
+        return store<8>(terms, block);
       case 32:
-        return store<4>(terms, base, block);
+        return store<4>(terms, block);
       case 64:
-        return store<2>(terms, base, block);
+        return store<2>(terms, block);
       default:
-        return store<1>(terms, base, block);
+        return store<1>(terms, block);
     }
   }
 
@@ -188,35 +201,23 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       const int32_t vector = unit.vectors.begin + row + 8 * r;
       limits[r] = unit.vectors.contains(vector) ? unit.seen(args, vector) : 0;
-      highest[r] = -INFINITY;
-      sum[r] = 0.0f;
+      base[r] = sum[r] = 0.0f;
     }
   }
 
   /// Walks over the tiles that the unit sees, and lets the others pass.
   __device__ __forceinline__ void walk(int32_t own, int32_t all) {
-    Scores even, odd;
-    int32_t tile = 0;
-    auto turn = [&](Scores& scores, Scores& upcoming) {
-      const bool more = tile + 1 < own;
-      if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
-      if (more) issue(upcoming);
-      take(scores, tile * kKeys);
-      wait(upcoming);
-      if (more) release();
-      ++tile;
-      return more;
-    };
-    if (own > 0) {
-      issue(even);
-      wait(even);
-      release();
-      while (turn(even, odd) && turn(odd, even)) {
-      }
-    }
-    for (; tile < all; ++tile) {
+    for (int32_t tile = 0; tile < all; ++tile) {
       ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+      if (tile >= own) {
+        release();
+        continue;
+      }
+      Scores scores;
+      multiply(scores);
       release();
+      if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
+      take(scores, tile * kKeys);
     }
   }
 
@@ -228,7 +229,7 @@ struct Consumer {
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
       if (quad == 0) {
-        storage.lse[consumer][row + 8 * r] = limits[r] > 0 ? highest[r] + __log2f(total) : INFINITY;
+        storage.lse[consumer][row + 8 * r] = limits[r] > 0 ? base[r] + __log2f(total) : INFINITY;
       }
     }
   }
@@ -329,21 +330,24 @@ struct Consumer {
     ptx::cp_async_wait<0>();
   }
 
-  __device__ __forceinline__ void begin_and_walk(int slot) {
-    const Unit unit(args, storage.item[slot], consumer);
-    const Unit other(args, storage.item[slot], 1 - consumer);
-    begin(unit, ptx::smem_address(storage.query[slot][consumer]));
-    walk(unit.tiles(args), imax(unit.tiles(args), other.tiles(args)));
+  __device__ __forceinline__ void begin_and_walk() {
+    int32_t tiles = 0;
+#pragma unroll 1
+    for (int other = 0; other < kConsumers; ++other) {
+      tiles = imax(tiles, Unit(args, storage.item, other).tiles(args));
+    }
+    const Unit unit(args, storage.item, consumer);
+    begin(unit, ptx::smem_address(storage.query[consumer]));
+    walk(unit.tiles(args), tiles);
   }
 
   __device__ void run() {
     for (int turn = 0;; ++turn) {
-      const int slot = turn % kItems;
-      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full[slot]), turn / kItems % 2);
-      if (storage.item[slot] < 0) return;
-      begin_and_walk(slot);
-      const Unit unit(args, storage.item[slot], consumer);  // again, to hold nothing while it walks
-      arrive(storage.item_empty[slot]);
+      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full), turn % 2);
+      if (storage.item < 0) return;
+      begin_and_walk();
+      const Unit unit(args, storage.item, consumer);  // again, to hold nothing while it walks
+      arrive(storage.item_empty);
       write_lse();
       write_owners(unit);
       synchronise();

@@ -1,7 +1,7 @@
 // The walk of estimate.cu by wgmma, for estimates of one slice in half precision without bounds:
-// the two halves of `mixed`. A thread block is a warp that loads and two warpgroups, each with 64
-// query vectors of its own; both read the same tiles of 128 key vectors. The products of a tile run
-// under the exponentials of the one before.
+// the two halves of `mixed`. A thread block is a warp that loads and three warpgroups, each with 64
+// query vectors of its own; all read the same tiles of 128 key vectors. The products of one run
+// under the exponentials of the others.
 //
 //   masses of a warpgroup, in the workspace    [num_kv, 64], log2 of a key block's mass for a
 //   vector shares of its query blocks                 2^(mass - lse), summed over a block's vectors
@@ -24,10 +24,9 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
   uint32_t parity = 0;
   int64_t item = blockIdx.x;
   for (int turn = 0;; ++turn) {
-    const int slot = turn % kItems;
-    ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty[slot]), turn / kItems % 2 ^ 1);
-    const uint32_t item_full = ptx::smem_address(&storage.item_full[slot]);
-    storage.item[slot] = item < args.items ? item : -1;
+    ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty), turn % 2 ^ 1);
+    const uint32_t item_full = ptx::smem_address(&storage.item_full);
+    storage.item = item < args.items ? item : -1;
     if (item >= args.items) return ptx::mbarrier_arrive(item_full);
     ptx::mbarrier_arrive_expect(item_full, kConsumers * C::kQueryBytes);
     int32_t tiles = 0;
@@ -37,10 +36,10 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
       unit = Unit(args, item, consumer);
       tiles = imax(tiles, unit.tiles(args));
       for (int slab = 0; slab < C::kSlabs; ++slab) {
-        ptx::tma_load(
-            ptx::smem_address(storage.query[slot][consumer]) + slab * kVectors * kRowBytes,
-            &args.query, {slab * kSlabColumns, unit.vectors.begin, 0, unit.head, unit.batch},
-            item_full, ptx::kEvictFirst);
+        ptx::tma_load(ptx::smem_address(storage.query[consumer]) + slab * kVectors * kRowBytes,
+                      &args.query,
+                      {slab * kSlabColumns, unit.vectors.begin, 0, unit.head, unit.batch},
+                      item_full, ptx::kEvictFirst);
       }
     }
     const int32_t key_head = unit.head / args.params.group();
@@ -69,10 +68,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<C>*>(memory);
   if (threadIdx.x == 0) {
     constexpr int kWarps = kConsumers * kWarpgroup / 32;
-    for (int i = 0; i < kItems; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.item_full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.item_empty[i]), kWarps);
-    }
+    ptx::mbarrier_init(ptx::smem_address(&storage.item_full), 1);
+    ptx::mbarrier_init(ptx::smem_address(&storage.item_empty), kWarps);
     for (int i = 0; i < C::kStages; ++i) {
       ptx::mbarrier_init(ptx::smem_address(&storage.key_full[i]), 1);
       ptx::mbarrier_init(ptx::smem_address(&storage.key_empty[i]), kWarps);
@@ -159,8 +156,8 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
   status = encode(params, estimate.key, 0, 1, keys, params.heads_kv, kKeys, &args.key);
   if (!status.ok()) return status;
   args.blocks_at_once = imax(1, kVectors / ceil_div(params.block_q, estimate.rows));
-  args.pairs = ceil_div(params.num_q, kConsumers * args.blocks_at_once);
-  args.items = int64_t{args.pairs} * params.batch * params.heads_q;
+  args.teams = ceil_div(params.num_q, kConsumers * args.blocks_at_once);
+  args.items = int64_t{args.teams} * params.batch * params.heads_q;
   args.counter = workspace.counter;
   args.masses = workspace.masses;
   args.shares = workspace.scores;

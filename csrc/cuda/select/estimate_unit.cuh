@@ -9,7 +9,7 @@
 
 namespace sparse_attn::cuda::estimates {
 
-constexpr int kWarpgroup = 128, kConsumers = 2;
+constexpr int kWarpgroup = 128, kConsumers = 3;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kVectors = kEstimateRows;  // of a warpgroup
 constexpr int kKeys = kFragmentColumns;  // key vectors of a tile
@@ -17,11 +17,10 @@ constexpr int kRowBytes = 128;           // of a slab, which holds 64 columns
 constexpr int kSlabColumns = kRowBytes / 2;
 constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
 constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
-constexpr int kChunks = 3;
+constexpr int kChunks = 2;
 constexpr int kLanesOfOwner = kWarpgroup / kChunk;
 constexpr int kMostOwners = kVectors / kLanesOfOwner;  // query blocks of a thread
-constexpr int kItems = 2;                              // claimed ahead
-constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
+constexpr int kConsumerRegisters = 160, kLoaderRegisters = 32;
 constexpr int kWarpgroupBarrier = 1;  // and one more; 0 is __syncthreads
 
 template <Dtype kDtype_, int HEAD_DIM_>
@@ -43,13 +42,13 @@ struct Owner {
 
 template <typename C>
 struct alignas(1024) Storage {
-  uint8_t query[kItems][kConsumers][C::kQueryBytes];
+  uint8_t query[kConsumers][C::kQueryBytes];
   uint8_t key[C::kStages][C::kKeyBytes];
   alignas(16) float chunk[kConsumers][kChunks][kChunk * kChunkPitch];
   alignas(16) float lse[kConsumers][kVectors];
   Owner owners[kConsumers][kVectors];
-  int64_t item[kItems];
-  uint64_t item_full[kItems], item_empty[kItems];
+  int64_t item;
+  uint64_t item_full, item_empty;
   uint64_t key_full[C::kStages], key_empty[C::kStages];
 };
 
@@ -58,7 +57,7 @@ struct Arguments {
   Estimate estimate;
   CUtensorMap query, key;
   int32_t blocks_at_once;  // query blocks of a warpgroup
-  int32_t pairs;           // of warpgroups' units in a head
+  int32_t teams;           // of kConsumers units in a head
   int64_t items;
   int32_t* counter;  // zeroed; null where each thread block has one item
   float* masses;     // [thread blocks, kConsumers, num_kv, kVectors]
@@ -75,7 +74,7 @@ struct Unit {
   __device__ Unit(const Arguments& args, int64_t item, int consumer) {
     const SelectParams& params = args.params;
     const int32_t group = params.group();
-    const int64_t of_key_head = int64_t{args.pairs} * group;
+    const int64_t of_key_head = int64_t{args.teams} * group;
     const int64_t key_head = item / of_key_head;
     const int32_t rest = static_cast<int32_t>(item % of_key_head);
     batch = static_cast<int32_t>(key_head / params.heads_kv);
@@ -83,8 +82,8 @@ struct Unit {
     rows = params.rows(batch);
     keys = params.keys(batch);
     offset = params.offset(batch);
-    const int32_t pair = args.pairs - 1 - rest / group;
-    const int32_t first = (pair * kConsumers + consumer) * args.blocks_at_once;
+    const int32_t team = args.teams - 1 - rest / group;
+    const int32_t first = (team * kConsumers + consumer) * args.blocks_at_once;
     const int32_t there = ceil_div(rows, params.block_q);
     blocks = {imin(first, there), imin(first + args.blocks_at_once, there)};
     vectors = vectors_of(args, blocks);
