@@ -175,7 +175,6 @@ __global__ void __launch_bounds__(kMostThreads)
   extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
   ptx::wait_for_primary();
-  ptx::launch_dependents();
   const BlockRule rule = rule_of_list(params, blockIdx.x, storage.hull);
   const Interval visible = rule.visible;
   values += rule.first_value(params);

@@ -156,7 +156,6 @@ __global__ void __launch_bounds__(kMostThreads)
   }
   ptx::sync_cluster();  // the first one's storage is ready
   ptx::wait_for_primary();
-  ptx::launch_dependents();
   const uint32_t row = blockIdx.x / ptx::cluster_size();
   const BlockRule rule = rule_of_list(params, row, storage.hull);
   const Interval visible = rule.visible;

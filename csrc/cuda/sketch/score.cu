@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   using T = typename Config::T;
   extern __shared__ __align__(16) char rings[];
   ptx::wait_for_primary();
-  ptx::launch_dependents();
   const int lane = threadIdx.x % 32, quad = lane % 4, warp = threadIdx.x / 32;
   const auto split = static_cast<int32_t>(blockIdx.x % splits);
   const auto first_row = static_cast<int>(blockIdx.x / splits % row_tiles) * Config::kRows;
