@@ -183,8 +183,8 @@ class Epilogue {
     Join join[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      join[r] =
-          Join::of(begun_ ? sum_m_[r] : -INFINITY, inverse[r] == 0.0f ? -INFINITY : maxima_[r]);
+      const float m = inverse[r] == 0.0f ? -INFINITY : maxima_[r];
+      join[r] = Join::of(begun_ ? sum_m_[r] : -INFINITY, m, inverse[r]);
       const float l = join[r].sum(begun_ ? sum_l_[r] : 0.0f, inverse[r]);
       sum_m_[r] = join[r].m;
       sum_l_[r] = l;

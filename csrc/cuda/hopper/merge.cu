@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kThreads)
       if (own + step < kMostChunks) top = fmaxf(top, later);
     }
     const float before = __shfl_down_sync(~0u, top, 1, kMostChunks);
-    factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m), state.y};
+    factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m, state.y),
+                         state.y};
   }
   ptx::cp_async_wait<0>();
   __syncthreads();

@@ -50,11 +50,12 @@ struct Join {
   float m;          // of both
   float kept, own;  // what the sum before and the chunk are multiplied by
 
-  /// Of a sum with maximum `before` and a chunk with `m`, -inf where there were no keys.
-  __device__ __forceinline__ static Join of(float before, float m) {
+  /// Of a sum with maximum `before` and a chunk of `m` and `l`; m is -inf where there were no keys,
+  /// and where scores are NaN, which l shows.
+  __device__ __forceinline__ static Join of(float before, float m, float l) {
     const float both = fmaxf(before, m);
     return {both, before == both ? 1.0f : ptx::exp2_approx(before - both),
-            m == -INFINITY ? 0.0f : ptx::exp2_approx(m - both)};
+            l == 0.0f ? 0.0f : ptx::exp2_approx(m - both)};
   }
   __device__ __forceinline__ float sum(float before, float chunk) const {
     const float rest = before * kept;
