@@ -66,7 +66,9 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
     };
     // Three at least, and as many for each query block: work goes to teams of warpgroups.
     const int64_t most = std::min<int64_t>(kMostWalks, 3 * query_blocks);
-    const int64_t walks = std::max<int64_t>(3, std::min(room(kWalkBytes) / of_walk, most));
+    const int64_t inputs = (heads_q * params.seq_q + heads_kv * params.seq_kv) * row_bytes;
+    const int64_t bytes = std::max(kMassBytes, std::min(kWalkBytes, inputs / 2));
+    const int64_t walks = std::max<int64_t>(3, std::min(room(bytes) / of_walk, most));
     const int64_t of_head = std::max<int64_t>(slice_masses_of_head(params), 1);
     const int64_t heads = std::max<int64_t>(1, std::min(room(kMassBytes) / of_head, heads_q));
     workspace->walks = static_cast<int32_t>(walks);

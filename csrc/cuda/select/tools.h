@@ -13,8 +13,8 @@ namespace sparse_attn::cuda {
 
 constexpr int32_t kEstimateRows = 64;      // query vectors of a thread block's tile
 constexpr int32_t kMostWalks = 396;        // at a time, each with its own masses
-constexpr int64_t kWalkBytes = 128 << 20;  // of the masses of all walks, ...
-constexpr int64_t kMassBytes = 16 << 20;   // ... or of slices: or as much as the scores take
+constexpr int64_t kMassBytes = 16 << 20;   // of all walks, or as much as the scores take, ...
+constexpr int64_t kWalkBytes = 128 << 20;  // ... or half of queries and keys, up to this
 constexpr int32_t kLastRows = 64;          // whose columns and diagonals speak for all rows
 constexpr int32_t kLineKeys = 1024;        // that a thread block multiplies with them
 
