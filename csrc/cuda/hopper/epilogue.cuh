@@ -42,8 +42,9 @@ class Epilogue {
       const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
       const bool folding = folds<C>(args_, work);
       if (folding || is_chunk(work)) {
-        if (!folding) write_state(m, l, r, work);
-        if (C::kFolds) maxima_[r] = m;
+        const float shown = isnan(l) ? l : m;  // maxima skip NaN, which must join the sum
+        if (!folding) write_state(shown, l, r, work);
+        if (C::kFolds) maxima_[r] = shown;
         inverse[r] = l;
         continue;
       }
