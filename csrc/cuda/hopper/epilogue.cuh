@@ -42,9 +42,8 @@ class Epilogue {
       const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
       const bool folding = folds<C>(args_, work);
       if (folding || is_chunk(work)) {
-        const float shown = isnan(l) ? l : m;  // maxima skip NaN, which must join the sum
-        if (!folding) write_state(shown, l, r, work);
-        if (C::kFolds) maxima_[r] = shown;
+        if (!folding) write_state(m, l, r, work);
+        if (C::kFolds) maxima_[r] = m;
         inverse[r] = l;
         continue;
       }
