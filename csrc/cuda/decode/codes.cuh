@@ -16,11 +16,12 @@ struct CodeLoader {
   static constexpr int kPasses = kStepKeys / kRowsAtOnce;
 
   int32_t columns;  // that exist, a multiple of 8; zeros up to HEAD_DIM
-  bool aligned;
 
-  /// Row r lies at from + r * stride; rows that are not in `valid` become zeros.
+  /// Row r lies at from + r * stride; rows that are not in `valid` become zeros. Rows of codes that
+  /// do not begin at 16 bytes come a byte at a time.
   __device__ __forceinline__ void load(uint32_t to, const uint8_t* from, int64_t stride,
                                        Interval valid) const {
+    const bool aligned = ((reinterpret_cast<uintptr_t>(from) | stride) & 15) == 0;
     const int lane = threadIdx.x % 32;
     const int column = lane % Tile::kChunks * Tile::kChunk;
     const int there = imax(0, imin(columns - column, Tile::kChunk));

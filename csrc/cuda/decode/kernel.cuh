@@ -27,7 +27,6 @@ struct KeyLoader {
   uint32_t ring;
   RowLoader<Config> key_rows, value_rows;
   Walk walk;
-  Step ahead = walk.next();  // found while the steps before it are on their way
 
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
     return ring + slot * 2 * Config::kTileBytes;
@@ -38,7 +37,7 @@ struct KeyLoader {
 
   /// Loads the next step, if there is one, and closes the group of its copies.
   __device__ __forceinline__ void load_next(int slot) {
-    const Step step = ahead;
+    const Step step = walk.next();
     if (threadIdx.x % 32 == 0) steps[slot] = step;
     if (step.chunk < walk.end_chunk) {
       const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
@@ -62,7 +61,6 @@ struct KeyLoader {
       }
     }
     ptx::cp_async_commit();
-    ahead = walk.next();
   }
 
  private:
@@ -76,7 +74,7 @@ struct KeyLoader {
     const uint8_t* from =
         static_cast<const uint8_t*>(tensor.data) +
         params.keys.locate(tensor, work.sequence, work.batch, work.key_head, start);
-    Codes{rows.columns, rows.aligned}.load(to, from, tensor.stride_s, valid);
+    Codes{rows.columns}.load(to, from, tensor.stride_s, valid);
   }
 
   /// A step of consecutive keys lies in one page: pages are whole numbers of steps.
