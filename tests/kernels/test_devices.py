@@ -133,7 +133,7 @@ def test_first_calls_of_a_process_on_the_second_device():
     code = FIRST_ON_THE_SECOND.format(engines=ENGINES["cuda"])
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    refused = ("not float32", "decode takes up to")  # of types, and of 300 queries
+    refused = ("no float32", "decode takes up to")  # of types, and of 300 queries
     assert all(any(words in line for words in refused) for line in run.stdout.splitlines())
 
 
