@@ -1,14 +1,17 @@
 """`ByHead`: a pattern of its own for each key head, run as few calls on views.
 
 Heads of equal patterns that lie side by side run as one call; query, key and value are views, and
-each call writes its part of one output. Made by `Policy` for layers with ``heads=``; run by
-`sparse_attention`, `naive_attention` and the integrations.
+each call writes its part of one output. Block top-k of different settings on neighbouring heads is
+one call too: each setting selects its heads' lists, and one call attends to all of them. Made by
+`Policy` for layers with ``heads=``; run by `sparse_attention`, `naive_attention` and the
+integrations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +21,9 @@ from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
 from ._tiles import TileRun
 from .ops import empty_output
-from .patterns import BlockSparse, Full, Pattern
+from .patterns import BlockSparse, BlockTopK, Full, Pattern
 
-__all__ = ["ByHead", "attend_by_head", "parts_of"]
+__all__ = ["ByHead", "ListsByHead", "attend_by_head", "parts_of"]
 
 #: Arguments with query heads or key heads, and the dimension of these, from the right.
 _QUERY_HEADS = {
@@ -32,7 +35,8 @@ _QUERY_HEADS = {
 }
 _KEY_HEADS = {"key_scale": -1, "value_scale": -1}
 
-
+#: Up to so many queries lists stay with their own op, which has an engine for them.
+_FEW_QUERIES = 16
 _DENSE = Full()
 
 
@@ -141,6 +145,33 @@ class ByHead(Pattern):
         )
 
 
+@dataclass(frozen=True)
+class ListsByHead(Pattern):
+    """Block top-k of one block size, with settings by key head: lists of all heads for one call.
+
+    Parameters
+    ----------
+    runs : tuple of (BlockTopK, slice)
+        Settings, each with its key heads.
+    """
+
+    runs: tuple[tuple[BlockTopK, slice], ...]
+
+    @property
+    def _region(self) -> Pattern:
+        return self.runs[0][0]
+
+    def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Refuse, as block top-k does: the blocks depend on the scores."""
+        return self._region.allows(row, position, key)
+
+    def selections(
+        self, query: torch.Tensor, key: torch.Tensor, common: Mapping[str, Any]
+    ) -> list[Part]:
+        """Return the parts that select: views of the heads of each setting."""
+        return _cut_parts(self.runs, (query, key, key), common)
+
+
 class Part(NamedTuple):
     """The heads of one pattern: the pattern, views of query, key and value, their keywords."""
 
@@ -155,6 +186,7 @@ def parts_of(
     key: torch.Tensor,
     value: torch.Tensor,
     common: dict[str, Any],
+    joins: bool = False,
 ) -> list[Part]:
     """Return the calls that a call by head consists of, on views.
 
@@ -166,6 +198,8 @@ def parts_of(
         is the whole call, which the op refuses.
     common : dict
         Keywords of the call; those with heads are cut to the heads of each run.
+    joins : bool
+        Whether neighbouring runs of block top-k become one part, a `ListsByHead`.
     """
     tensors = query, key, value
     if any(tensor.dim() != 4 for tensor in tensors):
@@ -174,9 +208,47 @@ def parts_of(
     runs = pattern.runs(heads_kv)
     if len(runs) <= 1 or heads_q % heads_kv:
         return [Part(runs[0][0] if runs else pattern.rest, tensors, common)]
+    return _cut_parts(_joined_runs(runs) if joins else runs, tensors, common)
+
+
+def _joined_runs(runs: list[tuple[Pattern, slice]]) -> list[tuple[Pattern, slice]]:
+    """Join neighbouring runs of block top-k of one block size, whose lists one call takes."""
+    found: list[tuple[Pattern, slice]] = []
+    for _, together in groupby(runs, key=lambda run: _lists_of(run[0]) or run[1].start):
+        same = list(together)
+        if len(same) == 1:
+            found += same
+            continue
+        first, last = same[0][1], same[-1][1]
+        parts = tuple(
+            (own, slice(heads.start - first.start, heads.stop - first.start))
+            for own, heads in same
+            if isinstance(own, BlockTopK)
+        )
+        found.append((ListsByHead(parts), slice(first.start, last.stop)))
+    return found
+
+
+def _lists_of(pattern: Pattern) -> tuple[int, int] | None:
+    """Return the block size of lists by query head that data choose; None of other patterns."""
+    if not isinstance(pattern, BlockTopK) or pattern.group != "q" or pattern._by_sketch:
+        return None
+    if isinstance(pattern.selector, torch.Tensor):
+        return None
+    return pattern._blocks
+
+
+def _cut_parts(
+    runs: Sequence[tuple[Pattern, slice]],
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    common: Mapping[str, Any],
+) -> list[Part]:
+    """Return a part for each run of key heads."""
+    query, key, value = tensors
+    heads_q, heads_kv = query.shape[1], key.shape[1]
+    group = heads_q // heads_kv
     parts = []
     for own, heads in runs:
-        group = heads_q // heads_kv
         rows = slice(group * heads.start, group * heads.stop)
         cut = {
             name: _cut(name, argument, rows, heads_q, heads, heads_kv)
@@ -193,13 +265,14 @@ def attend_by_head(
     value: torch.Tensor,
     common: dict[str, Any],
     attend: Callable[..., Any],
+    joins: bool = True,
 ) -> Any:
     """Run ``attend(query, key, value, pattern, **common)`` for every run of equal heads.
 
     Parameters
     ----------
-    pattern, query, key, value, common
-        As in `parts_of`.
+    pattern, query, key, value, common, joins
+        As in `parts_of`; few queries never join, since a decode call takes no lists of tiles.
     attend : callable
         As `sparse_attention`.
 
@@ -211,7 +284,8 @@ def attend_by_head(
     given = {name: argument for name, argument in common.items() if argument is not None}
     if not _joins(query, key, value) and "out" not in given and query.dim() == value.dim() == 4:
         given["out"] = empty_output(query, value)
-    parts = parts_of(pattern, query, key, value, given)
+    joins = joins and query.dim() == 4 and query.shape[2] > _FEW_QUERIES
+    parts = parts_of(pattern, query, key, value, given, joins)
     results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
     if len(results) == 1:
         return results[0]

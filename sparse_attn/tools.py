@@ -11,6 +11,7 @@ import torch
 from . import ops
 from ._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from ._common import op_arguments
+from .by_head import ListsByHead
 from .layout import BlockLayout
 from .patterns import BlockSparse, BlockTopK, Pattern, TopK
 
@@ -113,6 +114,9 @@ def with_lists(
     pattern: Pattern, query: torch.Tensor, key: torch.Tensor, common: Mapping[str, object]
 ) -> Pattern:
     """Return a pattern whose blocks, where the data chooses them, are those of a call."""
+    if isinstance(pattern, ListsByHead):
+        parts = pattern.selections(query, key, common)
+        return _one_list([with_lists(p.pattern, *p.tensors[:2], p.common) for p in parts])
     blocks = pattern._region
     if not isinstance(blocks, BlockTopK):
         return pattern
@@ -125,6 +129,16 @@ def with_lists(
         layout = BlockLayout._trusted(layout.counts, indices, *blocks._blocks, layout.num_kv_blocks)
     listed = BlockSparse(layout)
     return replace(pattern, inside=listed) if isinstance(pattern, TopK) else listed
+
+
+def _one_list(parts: list[Pattern]) -> BlockSparse:
+    """Join the lists of neighbouring heads, all of one width."""
+    layouts = [part.layout for part in parts if isinstance(part, BlockSparse)]
+    first = layouts[0]
+    counts = torch.cat([layout.counts for layout in layouts], 1)
+    indices = torch.cat([layout.indices for layout in layouts], 1)
+    sizes = first.block_q, first.block_kv, first.num_kv_blocks
+    return BlockSparse(BlockLayout._trusted(counts, indices, *sizes))
 
 
 def merge_states(

@@ -9,7 +9,7 @@ import torch
 from .._checks import check_tensors
 from .._common import Result, attend
 from .._pattern import check_pattern
-from ..by_head import ByHead, attend_by_head
+from ..by_head import ByHead, ListsByHead, attend_by_head
 from ..patterns import Full, Pattern, TopK
 from ..tools import with_lists
 
@@ -37,6 +37,6 @@ def attend_any(
             return attend_any(owner, own, q, k, v, part, op)
 
         return attend_by_head(pattern, query, key, value, common, of_heads)
-    if op == "naive" or isinstance(pattern, TopK):
+    if op == "naive" or isinstance(pattern, (ListsByHead, TopK)):
         pattern = with_lists(pattern, query, key, common)
     return attend(owner, pattern, query, key, value, common, op)

@@ -206,7 +206,7 @@ def attention(
     }
     try:
         if isinstance(pattern, ByHead):
-            out = attend_by_head(pattern, query, key, value, common, attend)
+            out = attend_by_head(pattern, query, key, value, common, attend, not flattened)
         else:
             out = attend(query, key, value, pattern, **common)
     except (ValueError, NotImplementedError) as error:

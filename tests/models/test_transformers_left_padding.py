@@ -14,7 +14,11 @@ pytestmark = pytest.mark.usefixtures("on_device")
 apply = sa.integrations.transformers.apply
 LENGTH = 40
 ONE_BLOCK = sa.BlockTopK(16, mass=None, budget_blocks=1, selector="mean", local_blocks=1)
-BY_BLOCKS = {"block top-k": lambda: ONE_BLOCK, "top-k in blocks": lambda: sa.TopK(5, ONE_BLOCK)}
+BY_BLOCKS = {
+    "block top-k": lambda: ONE_BLOCK,
+    "block top-k by head": lambda: sa.ByHead({0: ONE_BLOCK}, rest=sa.BlockTopK(16, 0.3)),
+    "top-k in blocks": lambda: sa.TopK(5, ONE_BLOCK),
+}
 PATTERNS = {
     "sinks": lambda: sa.Band((3, 0), sinks=4),
     "first global tokens": lambda: sa.Band((3, 0), global_tokens=3),

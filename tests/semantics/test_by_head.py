@@ -18,6 +18,14 @@ PATTERNS = {
     "neighbours": lambda d: sa.ByHead({0: sa.Full(), 1: sa.Full()}, rest=BAND),
     "alternating": lambda d: sa.ByHead({1: BAND, 3: BAND}),
     "one": lambda d: sa.ByHead({2: BAND}, rest=BAND),
+    "lists": lambda d: sa.ByHead(
+        {1: sa.BlockTopK(16, 0.4), 3: sa.BlockTopK(16, None, budget_blocks=2)},
+        rest=sa.BlockTopK(16, 0.7, row_step=8),
+    ),
+    "lists-beside": lambda d: sa.ByHead(
+        {0: sa.BlockTopK(16, 0.4), 1: sa.BlockTopK(32, 0.4), 2: sa.BlockTopK(32, 0.6)},
+        rest=sa.BlockTopK(32, 0.5, group="kv"),
+    ),
     "all-different": lambda d: sa.ByHead(
         {0: sa.Strided(5, 8), 1: layout(d), 2: sa.TopK(5)},
         rest=sa.BlockTopK(16, 0.5, local_blocks=1),
@@ -88,6 +96,30 @@ def test_heads_of_one_pattern_are_one_call_on_views(device, monkeypatch):
         (heads, query.data_ptr() + first * step, out.data_ptr() + first * step)
         for heads, first in ((2, 0), (4, 2), (2, 6))
     ]
+
+
+def test_lists_of_neighbouring_heads_are_one_call(device, monkeypatch):
+    from sparse_attn import ops
+
+    calls = []
+
+    def call(name, query, *tensors, **arguments):
+        calls.append((name.removesuffix("_out"), query.shape[1]))
+        return real(name, query, *tensors, **arguments)
+
+    real = ops.call
+    monkeypatch.setattr(ops, "call", call)
+    tensors = SHAPE.make(device)
+    sa.sparse_attention(*tensors, PATTERNS["lists"](device), is_causal=True)
+    assert calls == [*4 * [("select_blocks", 2)], ("block_sparse", 8)]
+    calls.clear()
+    sa.sparse_attention(*tensors, PATTERNS["lists-beside"](device), is_causal=True)
+    selected = 2 * [("select_blocks", 2)]
+    assert calls == [("block_topk", 2), *selected, ("block_sparse", 4), ("block_topk", 2)]
+    calls.clear()
+    few = [tensor[:, :, :16] for tensor in tensors]  # decode has lists of its own
+    sa.sparse_attention(*few, PATTERNS["lists"](device))
+    assert {name for name, _ in calls} == {"block_topk"}
 
 
 def test_out_is_written_and_returned(device):
