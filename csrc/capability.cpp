@@ -10,6 +10,7 @@ namespace sparse_attn {
 namespace {
 
 using F = Feature;
+namespace hopper = cuda::hopper;
 
 /// What calls of (B, H, S, D) tensors bring, whatever their pattern.
 constexpr Features kContiguous =
@@ -18,10 +19,8 @@ constexpr Features kContiguous =
                  F::kDilation, F::kLead, F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList,
                  F::kPartialBlocks, F::kTopK, F::kValueDim);
 
-/// Sequences that differ in length, packed or in pages.
-constexpr Features kRagged = Features::of(F::kPacked, F::kUsedKeys, F::kPaged);
-/// The same, and keys of 8 bits.
-constexpr Features kSequences = kRagged.with(Features::of(F::kFloat8Keys));
+/// Sequences that differ in length, packed or in pages, and keys of 8 bits.
+constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
 
 struct EngineLimits {
   const char* name;
@@ -113,53 +112,43 @@ std::string unlisted(Features features, Features listed) {
 }
 
 /// The head dims that have a Hopper kernel of their own, as a sentence lists them.
-std::string head_dims_with(cuda::hopper::Tiling tiling) {
+std::string head_dims_with(const hopper::Wanted& wanted) {
   std::string list;
-  for (const cuda::hopper::HeadDimKernels& row : cuda::hopper::kTable) {
-    if (!row.has(tiling)) continue;
-    list += (list.empty() ? "" : " and ") + std::to_string(row.head_dim);
+  for (const int32_t head_dim : hopper::kHeadDims) {
+    if (hopper::find_kernel(head_dim, wanted).head_dim != head_dim) continue;
+    list += (list.empty() ? "" : " and ") + std::to_string(head_dim);
   }
   return list.empty() ? "none" : list;
 }
 
-/// The Hopper kernel of sequences that differ in length.
-cuda::hopper::Tiling ragged_tiling(bool listed) {
-  return listed ? cuda::hopper::Tiling::kRaggedListed : cuda::hopper::Tiling::kRagged;
-}
-
 /// What the Hopper engine leaves out of sequences that differ in length.
 std::string ragged_refusal(const Case& c) {
-  constexpr Features kPlain = Features::of(F::kQueryOffsets, F::kSinkLogits, F::kWindow,
-                                           F::kDilation, F::kValueDim);  // of plain kernels
   const std::string with =
       c.features.has(F::kPaged) ? " with paged keys" : " with packed sequences";
+  const bool listed = c.features.has(F::kList);
   // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
   // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
   // scores, those of the next sequence too.
-  Features served = kContiguous.with(kSequences)
-                        .without(Features::of(F::kMask, F::kAlibi, F::kTopK, F::kGlobalRows,
-                                              F::kGlobalIndices, F::kColumns, F::kSoftcap));
+  Features served = listed ? hopper::kRaggedListedCalls : hopper::kRaggedCalls;
   if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
   if (c.block_q % 128 != 0) {
     return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
   }
-  using cuda::hopper::tile_keys;
-  using cuda::hopper::Tiling;
   const int32_t head_dim = c.problem.widest_dim();
-  const bool folds =
-      cuda::hopper::ragged_folds(cuda::hopper::built_head_dim(head_dim, Tiling::kRagged));
+  const hopper::Entry entry = hopper::find_kernel(head_dim, {c.features});
+  const bool folds = hopper::kKernels[entry.kernel].folds(entry.head_dim);
   // Chunks are summed in the order in which tiles are visited, leading ones last.
   if (c.may_split && (!folds || c.features.has(F::kLead))) {
     return "hopper takes no few queries on many keys" + with +
            ", where a sequence alone would have its keys split";
   }
-  const bool listed = c.features.has(F::kList);
-  const Tiling own = listed ? Tiling::kListed : Tiling::kGeneral;
-  const bool plain = c.features.without(kRagged).within(kPlain);
-  if (tile_keys(head_dim, ragged_tiling(listed)) != tile_keys(head_dim, own) ||
-      (plain && !cuda::hopper::ragged_is_plain(head_dim))) {
+  const hopper::Entry alone = listed ? hopper::find_kernel(head_dim, {Features::of(F::kList)})
+                                     : hopper::find_chunked(head_dim, false);
+  const bool plain = c.features.without(hopper::kLengths).within(hopper::kPlainCalls);
+  if (entry.keys() != alone.keys() ||
+      (plain && !hopper::plain_tiles_have(head_dim, entry.keys()))) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
   }
@@ -182,41 +171,38 @@ std::string float8_refusal(const Case& c) {
 
 /// Limits of the Hopper engine that are no single features.
 std::string hopper_refusal(const Case& c) {
-  using cuda::hopper::built_head_dim;
-  using cuda::hopper::Tiling;
   const int32_t head_dim = c.problem.widest_dim();
-  constexpr Features kBiases = Features::of(F::kMask, F::kAlibi);
-  if (c.features.any(kBiases)) {
+  if (c.features.any(hopper::kBiases)) {
     const std::string bias = words_of(c.features.has(F::kMask) ? F::kMask : F::kAlibi);
     if (c.features.has(F::kList)) return "hopper takes no " + bias + " with block lists";
-    if (built_head_dim(head_dim, Tiling::kBiased) == 0) {
+    if (!hopper::find_chunked(head_dim, true).exists()) {
       return "hopper takes " + bias + " at head dims up to " +
-             std::to_string(cuda::hopper::largest_head_dim(Tiling::kBiased)) + ", not " +
+             std::to_string(hopper::largest_head_dim({hopper::kBiases})) + ", not " +
              std::to_string(head_dim);
     }
   }
-  const bool listed = c.features.has(F::kList), ragged = c.features.any(kRagged);
-  const Tiling least = ragged ? ragged_tiling(listed) : listed ? Tiling::kListed : Tiling::kGeneral;
-  if (built_head_dim(head_dim, least) == 0) {
+  Features kind;  // of kernels: lists, lengths, both or neither
+  kind.add(F::kList, c.features.has(F::kList));
+  kind.add(F::kPacked, c.features.any(hopper::kLengths));
+  if (!hopper::find_kernel(head_dim, {kind}).exists()) {
     return "hopper is built for head dims up to " +
-           std::to_string(cuda::hopper::largest_head_dim(least)) + ", not " +
-           std::to_string(head_dim);
+           std::to_string(hopper::largest_head_dim({kind})) + ", not " + std::to_string(head_dim);
   }
   if (c.features.has(F::kFloat8Keys)) {
     const std::string reason = float8_refusal(c);
     if (!reason.empty()) return reason;
   }
-  if (ragged) {
+  if (kind.has(F::kPacked)) {
     const std::string reason = ragged_refusal(c);
     if (!reason.empty()) return reason;
   }
   if (c.features.has(F::kTopK)) {
-    constexpr Features kWithTopK = Features::of(F::kTopK, F::kQueryOffsets, F::kSinkLogits);
-    if (built_head_dim(head_dim, Tiling::kTop) != head_dim) {
-      return "hopper takes token top-k at head dims " + head_dims_with(Tiling::kTop) + ", not " +
+    constexpr hopper::Wanted kTopK = {Features::of(F::kTopK)};
+    if (hopper::find_kernel(head_dim, kTopK).head_dim != head_dim) {
+      return "hopper takes token top-k at head dims " + head_dims_with(kTopK) + ", not " +
              std::to_string(head_dim);
     }
-    const std::string words = unlisted(c.features, kWithTopK);
+    const std::string words = unlisted(c.features, hopper::kTopCalls);
     if (!words.empty()) return "hopper takes no " + words + " with token top-k";
   }
   // Gathered with the sinks, global keys are one lead view for all batch entries, whose positions a
@@ -231,7 +217,9 @@ std::string hopper_refusal(const Case& c) {
   if (kMovingColumns.within(c.features)) {
     return "hopper takes no key_origin with strided columns";
   }
-  const int32_t least_rows = built_head_dim(head_dim, Tiling::kHalfListed) == 0 ? 128 : 64;
+  hopper::Wanted half = {Features::of(F::kList)};
+  half.block_q = 64;
+  const int32_t least_rows = hopper::find_kernel(head_dim, half).exists() ? 64 : 128;
   if (c.block_q % least_rows != 0) {
     return "hopper takes query blocks that are multiples of " + std::to_string(least_rows) +
            " at head dim " + std::to_string(head_dim) + ", not " + std::to_string(c.block_q);

@@ -63,8 +63,6 @@ struct Arguments {
   float cap_unit = 1;
   bool mask_in_pairs = false;    // two keys of a row of the mask lie in one aligned word
   bool mask_has_bounds = false;  // the bounds are those of the mask, see padding.h
-  bool plain = false;            // KernelKind::kPlain serves the call
-  bool few = false;              // KernelKind::kFew does
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
   int32_t box_rows = 0;      // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks

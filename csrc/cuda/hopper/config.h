@@ -1,14 +1,14 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
 // producers, of which one warp plans, two load and one may write masks, and kConsumers warpgroups
-// of 64 query rows each. Which configurations exist stands in table.h, when each is chosen in
-// engine.cu.
+// of 64 query rows each. Which configurations exist, and which calls each serves, stands in
+// table.h.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "../../params.h"
-#include "table.h"
+#include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -19,30 +19,35 @@ constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes
 constexpr int kReservedBytes = 1024;      // ... from each block
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
 
-template <Dtype kDtype_, int HEAD_DIM_, int BLOCK_KV_, int kConsumers_, KernelKind kKind>
+template <Dtype kDtype_, int HEAD_DIM_, int kKernel>
 struct Config {
   static constexpr Dtype kDtype = kDtype_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
-  static constexpr int BLOCK_KV = BLOCK_KV_;
-  static constexpr int kConsumers = kConsumers_;
-  static constexpr bool kTop = kKind == KernelKind::kTop;
-  static constexpr bool kFew = kKind == KernelKind::kFew;
-  static constexpr bool kPlain = kKind == KernelKind::kPlain || kTop || kFew;
-  // Sequences of any length, keys in pages.
-  static constexpr bool kRagged =
-      kKind == KernelKind::kRagged || kKind == KernelKind::kRaggedListed;
-  static constexpr bool kListed =
-      kKind == KernelKind::kListed || kKind == KernelKind::kRaggedListed;
+
+  // What table.h says of the kernel.
+  static constexpr Kernel kOwn = kKernels[kKernel];
+  static constexpr KernelTile kTile = tile_of({kKernel, HEAD_DIM});
+  static constexpr int BLOCK_KV = kTile.block_kv;
+  static constexpr int kConsumers = kOwn.consumers;
+  static constexpr bool kTop = kOwn.is_top();
+  static constexpr bool kPlain = kOwn.is_plain();
+  static constexpr bool kRagged = kOwn.is_ragged();  // sequences of any length, keys in pages
+  static constexpr bool kListed = kOwn.is_listed();
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
-  static constexpr bool kBiased = kKind == KernelKind::kBiased;
-  static constexpr bool kPacks = kKind == KernelKind::kGeneral || kFew;  // several heads a tile
-  static constexpr bool kRange = kKind == KernelKind::kRange;
-  static constexpr bool kSplits = kPacks || kBiased || kRange;  // takes chunks of keys
-  // Sums the chunks of a tile itself.
-  static constexpr bool kFolds = kFew || (kKind == KernelKind::kRagged && ragged_folds(HEAD_DIM_));
-  static constexpr bool kLeads = !kPlain && !kListed;  // lead views and global rows
-  static constexpr bool kRawValues = !kPlain || kTop;  // V may hold rows of no key
-  static constexpr bool kScaled = !kPlain && !kHalf && !kBiased && !kRange;  // keys, by head
+  static constexpr bool kPacks = kTile.packs;     // several heads a tile
+  static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
+  static constexpr bool kFolds = kTile.folds;     // sums the chunks of a tile itself
+  static constexpr bool kRawValues = kOwn.takes_raw_values();  // V may hold rows of no key
+  static constexpr bool kBiased = kOwn.accepts.any(kBiases);
+  static constexpr bool kBounds = kOwn.accepts.has(Feature::kKeyBounds);
+  static constexpr bool kCaps = kOwn.accepts.has(Feature::kSoftcap);
+  static constexpr bool kTransforms = kOwn.accepts.has(Feature::kOddScale);   // or caps, or biases
+  static constexpr bool kScaled = kOwn.accepts.has(Feature::kFloat8Keys);     // keys, by head
+  static constexpr bool kLeads = kOwn.accepts.has(Feature::kLead);            // lead views,
+  static constexpr bool kStridedLeads = kOwn.accepts.has(Feature::kColumns);  // strided ones,
+  static constexpr bool kGlobalRows = kOwn.accepts.has(Feature::kGlobalRows);
+  static constexpr bool kLeadKeys =
+      kOwn.accepts.has(Feature::kGlobalIndices);  // and ones of listed keys
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;

@@ -1,8 +1,7 @@
-// The Hopper engine: chooses the kernel of a call from table.h and launches it. What it does not
+// The Hopper engine: takes the kernel of a call from table.h and launches it. What it does not
 // serve (capability.h keeps such calls away) is float32, attn_mask beside lists or at wide heads,
 // lists of query blocks that no tile height divides.
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -29,12 +28,6 @@ constexpr int64_t kCounterBytes = 256;
 /// Most keys for which tiles of 128 rows beat those of 192 under causal.
 constexpr int32_t kShortCausal = 1536;
 
-/// A kernel of the table.
-struct Choice {
-  Tiling tiling;
-  int32_t head_dim;
-};
-
 /// Rows of all tiles of a (batch, head) that this many consumers work on, those past its end too.
 int32_t tile_rows(const AttentionParams& params, int32_t consumers) {
   const int32_t height = consumers * kConsumerRows;
@@ -50,52 +43,40 @@ bool prefers_three(const AttentionParams& params) {
   return tile_rows(params, 3) <= kGain * tile_rows(params, 2);
 }
 
-/// Whether a range kernel serves what a general one does.
-bool is_range(const Arguments& args) {
-  const AttentionParams& params = args.params;
-  const KeySource& keys = params.keys;
-  const bool scaled = keys.key_scale.data != nullptr || keys.value_scale.data != nullptr;
-  return !args.plain && general_tiling(params) == Tiling::kGeneral && !args.transform && !scaled &&
-         params.pattern.lead_keys == nullptr && !plan_key_split(params, split_tile(params)).all;
+/// Whether which keys exist is known on the device alone, or for classes of keys of their own.
+bool has_raw_values(const AttentionParams& params) {
+  if (params.scores.bounds.data != nullptr || !params.sequences.same_lengths()) return true;
+  const bool cut = params.sequences.offsets_on_device() ||
+                   params.num_keys(params.sequences.of(0)) < params.problem.seq_kv;
+  return params.pattern.causal && cut && !has_short_maps(params);
 }
 
-Choice choose(const Arguments& args) {
-  const AttentionParams& params = args.params;
-  const BlockList& list = params.pattern.list;
-  auto least = [&](Tiling tiling) -> Choice {
-    return {tiling, built_head_dim(params.problem.widest_dim(), tiling)};
-  };
-  if (params.pattern.topk > 0) return least(Tiling::kTop);
-  if (!params.sequences.same_lengths()) {
-    return least(list.present() ? Tiling::kRaggedListed : Tiling::kRagged);
-  }
-  // 64 rows are one row of the layout.
-  if (list.present()) return least(list.block_q % 128 == 0 ? Tiling::kListed : Tiling::kHalfListed);
-  if (args.few) return {Tiling::kFew, split_tile(params).head_dim};
-  const Choice general = least(general_tiling(params));
-  if (is_range(args) && kernels_of(general.head_dim).has(Tiling::kRange)) {
-    return {Tiling::kRange, general.head_dim};
-  }
-  if (!args.plain) return general;
-  const PlainKernels plain = plain_kernels(params.problem.widest_dim());
-  const bool three = plain.wide == plain.narrow ? prefers_three(params) : plain.wide != 0;
-  return three ? Choice{Tiling::kWidePlain, plain.wide} : Choice{Tiling::kPlain, plain.narrow};
+/// The kernel of a call.
+Entry choose(const AttentionParams& params) {
+  const KeySplit plan = plan_key_split(params, split_tile(params));
+  const Split split = plan.chunks == 0 ? Split::kNone : plan.all ? Split::kAll : Split::kGlobalRows;
+  const Wanted wanted = {params.features, split, has_raw_values(params),
+                         params.pattern.list.block_q};
+  const Entry entry = find_kernel(params.problem.widest_dim(), wanted);
+  // A plain kernel of three consumers is followed by that of two.
+  if (!entry.exists() || kKernels[entry.kernel].consumers < 3) return entry;
+  const Entry lower = {entry.kernel + 1, entry.head_dim};
+  return lower.keys() > 0 && !prefers_three(params) ? lower : entry;
 }
 
-/// Launches the chosen kernel if it is of this row of the table.
-template <Dtype kDtype, std::size_t kRow>
-void launch_row(Choice choice, const Arguments& args, Status* status) {
-  constexpr HeadDimKernels kKernels = kTable[kRow];
-  if constexpr (kKernels.is_built()) {
-    if (kKernels.head_dim != choice.head_dim) return;
-    *status = launch_head_dim<kDtype, kKernels.head_dim>(choice.tiling, args);
+/// Launches the chosen kernel if it is of this head dim.
+template <Dtype kDtype, int32_t kHeadDim>
+void launch_at(Entry entry, const Arguments& args, Status* status) {
+  if constexpr (is_built(kHeadDim)) {
+    if (kHeadDim != entry.head_dim) return;
+    *status = launch_head_dim<kDtype, kHeadDim>(entry.kernel, args);
   }
 }
 
-template <Dtype kDtype, std::size_t... kRow>
-Status launch(Choice choice, const Arguments& args, std::index_sequence<kRow...>) {
-  Status status = {cudaErrorNotSupported, "the hopper engine has no kernel for this head dim"};
-  (launch_row<kDtype, kRow>(choice, args, &status), ...);
+template <Dtype kDtype, std::size_t... kIndex>
+Status launch(Entry entry, const Arguments& args, std::index_sequence<kIndex...>) {
+  Status status = {cudaErrorNotSupported, "the hopper engine has no kernel for this call"};
+  (launch_at<kDtype, kHeadDims[kIndex]>(entry, args, &status), ...);
   return status;
 }
 
@@ -105,35 +86,6 @@ bool even_tiles(const AttentionParams& params) {
   return params.sequences.same_lengths() && !pattern.causal && !pattern.list.present() &&
          params.scores.bounds.data == nullptr && pattern.left >= params.problem.seq_kv &&
          pattern.right >= params.problem.seq_kv;
-}
-
-/// Whether which keys exist is known on the device alone, or for classes of keys of their own.
-bool has_raw_values(const AttentionParams& params) {
-  if (params.scores.bounds.data != nullptr || !params.sequences.same_lengths()) return true;
-  const bool cut = params.sequences.offsets_on_device() ||
-                   params.num_keys(params.sequences.of(0)) < params.problem.seq_kv;
-  return params.pattern.causal && cut && !has_short_maps(params);
-}
-
-/// Whether the scores are those of plain kernels.
-bool has_plain_scores(const AttentionParams& params) {
-  constexpr Features kPlain =
-      Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow,
-                   Feature::kDilation, Feature::kTopK, Feature::kValueDim);
-  if (!params.features.within(kPlain)) return false;
-  return params.pattern.topk > 0 || !has_raw_values(params);
-}
-
-/// Whether a plain kernel serves the call.
-bool is_plain(const AttentionParams& params) {
-  return has_plain_scores(params) && plan_key_split(params, split_tile(params)).chunks == 0;
-}
-
-/// Whether the plain kernel of chunks does: of the tiles of the general one.
-bool is_few(const AttentionParams& params) {
-  const KernelTile tile = split_tile(params);
-  return has_plain_scores(params) && plan_key_split(params, tile).all &&
-         kernels_of(tile.head_dim).keys_of(Tiling::kFew) == tile.block_kv;
 }
 
 /// The partial results of a call.
@@ -172,7 +124,7 @@ PartialPlan plan_partials(const AttentionParams& params, KernelTile tile, int32_
   const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
   const int64_t tiles =
       heads / least * ceil_div64(least, plan.packing.heads) * classes * plan.split.tiles;
-  plan.folds = is_few(params) && params.outputs.rows == nullptr && fills(tiles, multiprocessors);
+  plan.folds = tile.folds && params.outputs.rows == nullptr && fills(tiles, multiprocessors);
   if (plan.folds) {
     plan.heads = heads;
     return plan;
@@ -193,7 +145,7 @@ int64_t call_bytes(const AttentionParams& params) {
     return kCounterBytes + rows * static_cast<int64_t>(sizeof(Threshold));
   }
   const PartialPlan partials =
-      plan_partials(params, split_tile(params), multiprocessors_of(params.device));
+      plan_partials(params, tile_of(choose(params)), multiprocessors_of(params.device));
   const int64_t most_tiles = int64_t{params.problem.batch} * params.problem.heads_q *
                              ceil_div(params.problem.seq_q, kConsumerRows);
   const int64_t order_bytes = orders_lists(params) ? most_tiles * sizeof(int32_t)
@@ -257,17 +209,12 @@ Status run_call(const AttentionParams& params) {
   prepare_scores(&args);
   if (Status status = prepare_mask(&args); !status.ok()) return status;
   args.raw = has_raw_values(args.params);
-  args.plain = is_plain(args.params);
-  args.few = is_few(args.params);
   if (!even_tiles(args.params)) args.counter = static_cast<int32_t*>(params.workspace);
-  if (params.pattern.topk > 0) {
-    if (!args.plain) return {cudaErrorNotSupported, "hopper's top-k takes scaled scores alone"};
-    args.thresholds = reinterpret_cast<Threshold*>(args.scratch);
-  }
-  constexpr auto kRows = std::make_index_sequence<std::size(kTable)>();
-  const Choice choice = choose(args);
-  return params.problem.dtype == Dtype::kFloat16 ? launch<Dtype::kFloat16>(choice, args, kRows)
-                                                 : launch<Dtype::kBFloat16>(choice, args, kRows);
+  if (params.pattern.topk > 0) args.thresholds = reinterpret_cast<Threshold*>(args.scratch);
+  constexpr auto kIndices = std::make_index_sequence<kNumHeadDims>();
+  const Entry entry = choose(args.params);
+  return params.problem.dtype == Dtype::kFloat16 ? launch<Dtype::kFloat16>(entry, args, kIndices)
+                                                 : launch<Dtype::kBFloat16>(entry, args, kIndices);
 }
 
 int64_t typed_bytes(const AttentionParams& params) {

@@ -2,50 +2,36 @@
 // (head_dim.cu.in).
 #pragma once
 
+#include <utility>
+
 #include "launch.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
-template <Dtype kDtype, int HEAD_DIM, Tiling kTiling>
-Status launch_tiling(const Arguments& args) {
-  constexpr TilingShape kShape = shape_of(kTiling);
-  constexpr int32_t kKeys = kernels_of(HEAD_DIM).keys_of(kTiling);
-  if constexpr (kKeys == 0) {
+template <Dtype kDtype, int HEAD_DIM, int kKernel>
+Status launch_kernel(const Arguments& args) {
+  if constexpr (kKernels[kKernel].keys_at(HEAD_DIM) == 0) {
     return {cudaErrorNotSupported, "the hopper engine has no such kernel for this head dim"};
-  } else if constexpr (kTiling == Tiling::kTop) {
+  } else if constexpr (kKernels[kKernel].is_top()) {
     return launch_topk<kDtype, HEAD_DIM>(args);
   } else {
-    return launch<Config<kDtype, HEAD_DIM, kKeys, kShape.consumers, kShape.kind>>(args);
+    return launch<Config<kDtype, HEAD_DIM, kKernel>>(args);
   }
 }
 
+template <Dtype kDtype, int HEAD_DIM, int... kKernel>
+Status launch_kernel(int32_t kernel, const Arguments& args,
+                     std::integer_sequence<int, kKernel...>) {
+  Status status;
+  ((kernel == kKernel ? void(status = launch_kernel<kDtype, HEAD_DIM, kKernel>(args)) : void()),
+   ...);
+  return status;
+}
+
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_head_dim(Tiling tiling, const Arguments& args) {
-  switch (tiling) {
-    case Tiling::kWidePlain:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kWidePlain>(args);
-    case Tiling::kPlain:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kPlain>(args);
-    case Tiling::kGeneral:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kGeneral>(args);
-    case Tiling::kListed:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kListed>(args);
-    case Tiling::kHalfListed:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kHalfListed>(args);
-    case Tiling::kTop:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kTop>(args);
-    case Tiling::kBiased:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kBiased>(args);
-    case Tiling::kRagged:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRagged>(args);
-    case Tiling::kRaggedListed:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRaggedListed>(args);
-    case Tiling::kFew:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kFew>(args);
-    case Tiling::kRange:
-      return launch_tiling<kDtype, HEAD_DIM, Tiling::kRange>(args);
-  }
-  return {};
+Status launch_head_dim(int32_t kernel, const Arguments& args) {
+  constexpr auto kAll = std::make_integer_sequence<int, kNumKernels>();
+  return launch_kernel<kDtype, HEAD_DIM>(kernel, args, kAll);
 }
 
 }  // namespace sparse_attn::cuda::hopper

@@ -36,8 +36,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   ptx::fence_async_proxy();
 }
 
-/// The arguments, with what a kernel of this kind knows of them written out, so that the compiler
-/// leaves out the code that none of its calls needs: of a plain one two thirds of all.
+/// The arguments, with what follows from the features of the kernel written out, so that the
+/// compiler leaves out the code that none of its calls needs: of a plain one two thirds of all.
 template <class C>
 __device__ __forceinline__ Arguments known(const Arguments& args) {
   Arguments all = args;
@@ -54,14 +54,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.box_rows = C::BLOCK_KV;
     all.boxes = 1;
   }
-  if (C::kRagged) {  // what capability.cpp keeps away
-    all.params.scores.bounds = {};
-    all.capped = false;
-    pattern.global_count = 0;
-    pattern.global_bits = nullptr;
-    pattern.lead_keys = nullptr;
-    pattern.lead.step = 1;
-  } else {
+  if (!C::kRagged) {
     all.params.sequences.first_rows = all.params.sequences.first_keys = nullptr;
     all.params.sequences.used_keys = nullptr;
     all.params.keys.table = nullptr;
@@ -69,16 +62,19 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.copies = all.boxes;
   }
   if (!C::kScaled) all.params.keys.key_scale = all.params.keys.value_scale = {};
-  if (!C::kLeads) {
-    pattern.lead = {};
+  if (!C::kLeads) pattern.lead = {};
+  if (!C::kStridedLeads) pattern.lead.step = 1;
+  if (!C::kGlobalRows) {
     pattern.global_count = 0;
+    pattern.global_bits = nullptr;
   }
-  if (!C::kLeads || C::kBiased || C::kRange) pattern.lead_keys = nullptr;
+  if (!C::kLeadKeys) pattern.lead_keys = nullptr;
   if (!C::kSplits) all.split = {};
   if (!C::kFolds) all.folds = false;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
-  if (C::kPlain) all.params.scores.bounds = {};
-  if (C::kPlain || C::kRange) all.transform = all.capped = false;
+  if (!C::kBounds) all.params.scores.bounds = {};
+  if (!C::kCaps) all.capped = false;
+  if (!C::kTransforms) all.transform = false;
   return all;
 }
 

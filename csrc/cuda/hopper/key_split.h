@@ -11,12 +11,20 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// A kernel's tile, and what the kernel makes of chunks.
 struct KernelTile {
   int32_t block_q, block_kv;
   int32_t head_dim = 0;
-  bool splits = false;  // the kernel takes chunks
-  bool packs = false;   // and tiles of several query heads
+  bool splits = false;  // it takes chunks,
+  bool packs = false;   // tiles of several query heads,
+  bool folds = false;   // and may sum the chunks of a tile itself
 };
+constexpr KernelTile tile_of(Entry entry) {
+  const Kernel& kernel = kKernels[entry.kernel];
+  return {kernel.rows(),  entry.keys(),
+          entry.head_dim, entry.exists() && kernel.splits != Split::kNone,
+          kernel.packs(), kernel.folds(entry.head_dim)};
+}
 
 struct KeySplit {
   int32_t tiles = 0;   // query tiles of a head (and class) that are split
@@ -148,21 +156,12 @@ inline HeadPacking pack_heads(const AttentionParams& params, KernelTile tile,
   return rows < tile.block_q ? HeadPacking{tile.block_q / rows, rows, shift} : alone;
 }
 
-/// The kernel of calls that are neither plain nor listed, of sequences of one length.
-inline Tiling general_tiling(const AttentionParams& params) {
-  constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
-  return params.features.any(kBiases) ? Tiling::kBiased : Tiling::kGeneral;
-}
-
-/// The tile of the kernel that takes chunks; none where there is no such kernel.
+/// The tile that chunks are made of, whichever kernel takes them.
 inline KernelTile split_tile(const AttentionParams& params) {
-  const Tiling tiling = general_tiling(params);
-  const int32_t head_dim = built_head_dim(params.problem.widest_dim(), tiling);
-  const int32_t height = shape_of(tiling).consumers * kConsumerRows;
-  const bool ranges = !params.pattern.list.present() && params.pattern.topk == 0;
-  const bool splits = head_dim > 0 && ranges;
-  return {height, kernels_of(head_dim).keys_of(tiling), head_dim, splits,
-          splits && tiling == Tiling::kGeneral};
+  KernelTile tile =
+      tile_of(find_chunked(params.problem.widest_dim(), params.features.any(kBiases)));
+  tile.splits &= !params.pattern.list.present() && params.pattern.topk == 0;
+  return tile;
 }
 
 /// Whether a sequence, of those whose lengths the device alone knows, may be one whose own call is

@@ -53,7 +53,7 @@ Status launch(Arguments args) {
   static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
-  arrange_tiles({C::BLOCK_Q, C::BLOCK_KV, C::HEAD_DIM, C::kSplits, C::kPacks}, &args);
+  arrange_tiles(C::kTile, &args);
 
   TensorMaps maps;
   BoxShape box = {C::kSlabColumns, C::kColumns,    imin(args.packing.rows, kConsumerRows),

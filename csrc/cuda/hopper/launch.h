@@ -14,11 +14,11 @@ void arrange_tiles(KernelTile tile, Arguments* args);
 /// where there are none.
 bool next_section(Arguments* args);
 
-/// Launches a kernel of a built head dim, one that the table has.
+/// Launches a kernel of the list at a built head dim, one that there is.
 template <Dtype kDtype, int HEAD_DIM>
-Status launch_head_dim(Tiling tiling, const Arguments& args);
+Status launch_head_dim(int32_t kernel, const Arguments& args);
 
-/// The same for token top-k, where the table has it.
+/// The same for token top-k.
 template <Dtype kDtype, int HEAD_DIM>
 Status launch_topk(const Arguments& args);
 

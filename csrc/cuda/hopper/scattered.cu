@@ -155,7 +155,7 @@ ScatteredCalls scattered_calls(const AttentionParams& params) {
       contiguous(at(layout.key), problem.heads_kv, layout.listed, problem.head_dim);
   columns.keys.lead_value =
       contiguous(at(layout.value), problem.heads_kv, layout.listed, problem.value_dim);
-  columns.features = features_of(columns);
+  columns.features = features_of(columns).with(Features::of(Feature::kGlobalIndices));
 
   AttentionParams& rows = calls.rows;
   rows.problem.seq_q = layout.queries;

@@ -102,8 +102,8 @@ inline bool pays_for_pages(const AttentionParams& params) {
   if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
     return false;
   }
-  const int32_t tile = tile_keys(p.widest_dim(), Tiling::kRagged);
-  if (std::gcd(tile, params.keys.page_size) >= kManyKeys) return false;
+  const Entry ragged = find_kernel(p.widest_dim(), {Features::of(Feature::kPaged)});
+  if (std::gcd(ragged.keys(), params.keys.page_size) >= kManyKeys) return false;
   return std::min<int64_t>(p.seq_q, window_of(params.pattern)) * p.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
 }

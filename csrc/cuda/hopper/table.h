@@ -1,8 +1,11 @@
-// The kernels of the Hopper engine, one table: CMake reads it to write the files that compile them,
-// engine.cu chooses from it, and capability.cpp tells from it what is served. Plain C++.
+// The kernels of the Hopper engine, one list: CMake reads it to write the files that compile them,
+// engine.cu takes the first that serves a call, and capability.cpp tells from it what is served.
+// Plain C++.
 #pragma once
 
 #include <cstdint>
+
+#include "../../feature_set.h"
 
 /// Bit h / 16: the kernels of head dim h are built. CMake says which where SPARSE_ATTN_HEAD_DIMS
 /// asks for some; else all are.
@@ -14,141 +17,184 @@ namespace sparse_attn::cuda::hopper {
 
 constexpr int32_t kConsumerRows = 64;  // of a wgmma
 
-/// What a kernel is compiled for. A plain one serves ranges in which each row's window starts one
-/// key later than that of the row above, of scores that are only scaled: full, causal, band,
-/// dilated. kTop is a plain one that keeps the scores above thresholds: the second pass of token
-/// top-k. A listed one serves lists, a biased one scores that attn_mask or ALiBi joins, a general
-/// one every other call. Sequences that differ in length have kernels of their own, whose keys may
-/// lie in pages: a ragged one, and one for lists. What few queries of a plain call take is kFew's,
-/// a plain one of chunks: little code, since they run for microseconds. A range one is a general
-/// one of scores that are only scaled, as under sinks, global rows and bounds, with two thirds of
-/// its code: where query tiles are short, code that is fetched shows.
-enum class KernelKind {
-  kPlain,
-  kGeneral,
-  kListed,
-  kTop,
-  kBiased,
-  kRagged,
-  kRaggedListed,
-  kFew,
-  kRange
+// ---- Features: what a kernel has code for -------------------------------------------------------
+
+/// Ranges in which each row's window starts one key later than that of the row above, of scores
+/// that are only scaled: full, causal, band, dilated.
+constexpr Features kPlainCalls =
+    Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow, Feature::kDilation,
+                 Feature::kValueDim);
+/// Any ranges, of scores that are only scaled. Of a general kernel's code two thirds: where query
+/// tiles are short, code that is fetched shows.
+constexpr Features kRangeCalls =
+    kPlainCalls.with(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins, Feature::kLead,
+                                  Feature::kColumns, Feature::kGlobalRows));
+constexpr Features kScoreCalls = Features::of(Feature::kSoftcap, Feature::kOddScale);
+constexpr Features kGeneralCalls =
+    kRangeCalls.with(kScoreCalls).with(Features::of(Feature::kGlobalIndices, Feature::kFloat8Keys));
+/// Scores that attn_mask or ALiBi joins.
+constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
+constexpr Features kBiasedCalls = kRangeCalls.with(kScoreCalls).with(kBiases);
+/// Lists; those of query blocks of 64 rows in half tiles.
+constexpr Features kHalfListedCalls =
+    Features::of(Feature::kList, Feature::kPartialBlocks, Feature::kKeyBounds,
+                 Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kValueDim)
+        .with(kScoreCalls);
+constexpr Features kListedCalls = kHalfListedCalls.with(Features::of(Feature::kFloat8Keys));
+/// Scores above thresholds: the second pass of token top-k.
+constexpr Features kTopCalls =
+    Features::of(Feature::kTopK, Feature::kQueryOffsets, Feature::kSinkLogits);
+/// Sequences that differ in length, whose keys may lie in pages.
+constexpr Features kLengths = Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
+constexpr Features kRaggedCalls = kPlainCalls.with(kLengths).with(
+    Features::of(Feature::kKeyOrigins, Feature::kLead, Feature::kOddScale, Feature::kFloat8Keys));
+constexpr Features kRaggedListedCalls =
+    kListedCalls.without(Features::of(Feature::kKeyBounds, Feature::kSoftcap)).with(kLengths);
+
+/// Which query tiles have their keys cut into chunks (key_split.h): none, those with global rows,
+/// or all.
+enum class Split : int32_t { kNone, kGlobalRows, kAll };
+
+// ---- The list -----------------------------------------------------------------------------------
+
+/// The head dims of kernels: columns that are multiplied. Those that a call lacks are zeros. In
+/// slabs (config.h) they are 1 x 32, 1 x 64, 1 x 64, 3 x 32, 3 x 32, 2 x 64, 2 x 64, 5 x 32, 3 x
+/// 64, 7 x 32, 4 x 64.
+constexpr int32_t kHeadDims[] = {32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
+constexpr int32_t kNumHeadDims = sizeof(kHeadDims) / sizeof(int32_t);
+
+/// Whether this build has the kernels of a head dim.
+constexpr bool is_built(int32_t head_dim) { return SPARSE_ATTN_HEAD_DIM_BITS >> head_dim / 16 & 1; }
+
+/// What a call asks of a kernel.
+struct Wanted {
+  Features features;
+  Split split = Split::kNone;
+  bool raw_values = false;  // V may hold rows of keys that do not exist
+  int32_t block_q = 0;      // of a list, which is a multiple of the tile's rows
 };
 
-/// The kernels that a head dim may have.
-enum class Tiling : int32_t {
-  kWidePlain,
-  kPlain,
-  kGeneral,
-  kListed,
-  kHalfListed,
-  kTop,
-  kBiased,
-  kRagged,
-  kRaggedListed,
-  kFew,
-  kRange
-};
-constexpr int32_t kTilings = 11;
+struct Kernel {
+  int32_t consumers;           // of 64 query rows, that work on a tile
+  Features accepts;            // for which it has code
+  Split splits;                // the most chunks that it takes
+  int32_t keys[kNumHeadDims];  // of a key tile, by head dim; 0: there is no such kernel
 
-/// A kind, and how many consumers of 64 query rows work on a tile.
-struct TilingShape {
-  KernelKind kind;
-  int32_t consumers;
-};
-constexpr TilingShape kTilingShapes[kTilings] = {
-    {KernelKind::kPlain, 3},  {KernelKind::kPlain, 2},  {KernelKind::kGeneral, 2},
-    {KernelKind::kListed, 2}, {KernelKind::kListed, 1}, {KernelKind::kTop, 2},
-    {KernelKind::kBiased, 2}, {KernelKind::kRagged, 2}, {KernelKind::kRaggedListed, 2},
-    {KernelKind::kFew, 2},    {KernelKind::kRange, 2},
-};
-constexpr TilingShape shape_of(Tiling tiling) {
-  return kTilingShapes[static_cast<int32_t>(tiling)];
-}
-
-struct HeadDimKernels {
-  int32_t head_dim = 0;         // columns that are multiplied; those that a call lacks are zeros
-  int32_t keys[kTilings] = {};  // of a key tile; 0: there is no such kernel
-
-  constexpr int32_t keys_of(Tiling tiling) const { return keys[static_cast<int32_t>(tiling)]; }
-  constexpr bool is_built() const { return SPARSE_ATTN_HEAD_DIM_BITS >> head_dim / 16 & 1; }
-  /// Whether this build has the kernel.
-  constexpr bool has(Tiling tiling) const { return is_built() && keys_of(tiling) > 0; }
-};
-
-/// By head dim, ascending. Keys of a tile are what registers (scores, probabilities and output) and
-/// shared memory (queries, two tiles of K, two of V) leave room for; those of lists are powers of
-/// two, so that blocks divide them. What a row lacks, the next one that has it serves. Each row
-/// ends with its slabs (config.h); CMake reads the rows, a line each.
-constexpr HeadDimKernels kTable[] = {
-    // head dim, keys of: three consumers, two, general, lists, lists of low query blocks, top-k,
-    // biased, ragged, ragged lists, few queries, ranges
-    {32, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                    // 1 x 32
-    {48, {128, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                    // 1 x 64
-    {64, {128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128}},  // 1 x 64
-    {80, {96, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                   // 3 x 32
-    {96, {96, 128, 128, 128, 128, 0, 0, 0, 0, 0, 0}},               // 3 x 32
-    {112, {0, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0}},                   // 2 x 64
-    {128, {0, 128, 128, 128, 128, 128, 96, 128, 128, 128, 128}},    // 2 x 64
-    {160, {0, 128, 128, 0, 0, 0, 0, 128, 0, 0, 0}},                 // 5 x 32
-    {192, {0, 112, 112, 64, 0, 0, 0, 112, 0, 0, 0}},                // 3 x 64
-    {224, {0, 96, 80, 0, 0, 0, 0, 0, 0, 0, 0}},                     // 7 x 32
-    {256, {0, 80, 80, 64, 0, 0, 0, 80, 0, 0, 0}},                   // 4 x 64
-};
-
-/// The kernels of a head dim; none where the table has no row of it.
-constexpr HeadDimKernels kernels_of(int32_t head_dim) {
-  for (const HeadDimKernels& row : kTable) {
-    if (row.head_dim == head_dim) return row;
+  constexpr int32_t rows() const { return consumers * kConsumerRows; }
+  /// Whether all masks slide by a column a row.
+  constexpr bool is_plain() const { return accepts.within(kPlainCalls.with(kTopCalls)); }
+  constexpr bool takes_raw_values() const { return !accepts.within(kPlainCalls); }
+  constexpr bool is_ragged() const { return accepts.any(kLengths); }
+  constexpr bool is_listed() const { return accepts.has(Feature::kList); }
+  constexpr bool is_top() const { return accepts.has(Feature::kTopK); }
+  /// Whether query heads that see the same keys share a tile.
+  constexpr bool packs() const { return splits == Split::kAll && !accepts.any(kBiases); }
+  /// Whether thread blocks may sum the chunks of a tile: where a sum in float32 has room.
+  constexpr bool folds(int32_t head_dim) const {
+    return head_dim <= 128 && !is_listed() && (is_ragged() || (is_plain() && packs()));
   }
-  return {};
-}
 
-/// The head dim of the kernel that serves a call: the least that is built, from the call's on; 0
-/// where none is.
-constexpr int32_t built_head_dim(int32_t head_dim, Tiling tiling) {
-  for (const HeadDimKernels& row : kTable) {
-    if (row.head_dim >= head_dim && row.has(tiling)) return row.head_dim;
+  /// Keys of a tile of a built kernel; 0 where there is none.
+  constexpr int32_t keys_at(int32_t head_dim) const {
+    for (int32_t i = 0; i < kNumHeadDims; ++i) {
+      if (kHeadDims[i] == head_dim) return is_built(head_dim) ? keys[i] : 0;
+    }
+    return 0;
   }
-  return 0;
-}
-
-/// The kernel of a plain call: of three consumers or of two, whichever has the lesser head dim.
-/// Where both have one the engine chooses by lengths.
-struct PlainKernels {
-  int32_t wide = 0, narrow = 0;  // head dims; 0: not served
+  /// The least head dim of a built kernel, from one on; 0 where there is none.
+  constexpr int32_t head_dim_from(int32_t least) const {
+    for (int32_t i = 0; i < kNumHeadDims; ++i) {
+      if (kHeadDims[i] >= least && keys_at(kHeadDims[i]) > 0) return kHeadDims[i];
+    }
+    return 0;
+  }
+  /// Kernels of lists, of thresholds and of lengths serve no call without those.
+  constexpr bool serves(const Wanted& wanted) const {
+    const Features features = wanted.features;
+    return features.within(accepts) && wanted.split <= splits &&
+           (!wanted.raw_values || takes_raw_values()) && wanted.block_q % rows() == 0 &&
+           is_listed() == features.has(Feature::kList) &&
+           is_top() == features.has(Feature::kTopK) && is_ragged() == features.any(kLengths);
+  }
 };
-constexpr PlainKernels plain_kernels(int32_t head_dim) {
-  const int32_t wide = built_head_dim(head_dim, Tiling::kWidePlain);
-  const int32_t narrow = built_head_dim(head_dim, Tiling::kPlain);
-  if (wide == narrow) return {wide, narrow};
-  return narrow == 0 || (wide != 0 && wide < narrow) ? PlainKernels{wide, 0}
-                                                     : PlainKernels{0, narrow};
-}
 
-/// Keys of a tile of the kernel that serves a call; 0 where there is none.
-constexpr int32_t tile_keys(int32_t head_dim, Tiling tiling) {
-  return kernels_of(built_head_dim(head_dim, tiling)).keys_of(tiling);
-}
+/// Of kernels that serve a call with the same head dim the first one does. Keys of a tile are what
+/// registers (scores, probabilities and output) and shared memory (queries, two tiles of K, two of
+/// V) leave room for; those of lists are powers of two, so that blocks divide them.
+constexpr Kernel kKernels[] = {
+    {3, kPlainCalls, Split::kNone, {128, 128, 128, 96, 96, 0, 0, 0, 0, 0, 0}},
+    {2, kPlainCalls, Split::kNone, {0, 0, 128, 128, 128, 128, 128, 128, 112, 96, 80}},
+    // Few queries: little code, since it runs for microseconds.
+    {2, kPlainCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kGeneralCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 80, 80}},
+    {2, kBiasedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 96, 0, 0, 0, 0}},
+    {2, kListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 64, 0, 64}},
+    {1, kHalfListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 0, 0, 0}},
+    {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
+    {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+};
+constexpr int32_t kNumKernels = sizeof(kKernels) / sizeof(Kernel);
 
-/// Whether the ragged kernel takes keys in the tiles of every plain one, and so gives its bits.
-constexpr bool ragged_is_plain(int32_t head_dim) {
-  const int32_t keys = tile_keys(head_dim, Tiling::kRagged);
-  const PlainKernels plain = plain_kernels(head_dim);
-  return (plain.wide == 0 || kernels_of(plain.wide).keys_of(Tiling::kWidePlain) == keys) &&
-         (plain.narrow == 0 || kernels_of(plain.narrow).keys_of(Tiling::kPlain) == keys);
-}
+// ---- Choosing -----------------------------------------------------------------------------------
 
-/// Whether the ragged kernel of a head dim sums the chunks that a sequence's own call would have.
-constexpr bool ragged_folds(int32_t head_dim) { return head_dim <= 128; }
+/// A kernel of the list at a head dim of its own.
+struct Entry {
+  int32_t kernel = 0;
+  int32_t head_dim = 0;  // 0: none serves the call
+
+  constexpr bool exists() const { return head_dim > 0; }
+  constexpr int32_t keys() const { return kKernels[kernel].keys_at(head_dim); }
+};
+
+/// The kernel that serves a call: of the least head dim that is built, from the call's on.
+constexpr Entry find_kernel(int32_t head_dim, const Wanted& wanted) {
+  Entry found;
+  for (int32_t k = 0; k < kNumKernels; ++k) {
+    if (!kKernels[k].serves(wanted)) continue;
+    const int32_t own = kKernels[k].head_dim_from(head_dim);
+    if (own > 0 && (!found.exists() || own < found.head_dim)) found = {k, own};
+  }
+  return found;
+}
 
 /// The largest head dim that is served; 0 where none is.
-constexpr int32_t largest_head_dim(Tiling tiling) {
+constexpr int32_t largest_head_dim(const Wanted& wanted) {
   int32_t largest = 0;
-  for (const HeadDimKernels& row : kTable) {
-    if (row.has(tiling)) largest = row.head_dim;
+  for (int32_t head_dim : kHeadDims) {
+    if (find_kernel(head_dim, wanted).head_dim == head_dim) largest = head_dim;
   }
   return largest;
+}
+
+/// The kernel whose tiles chunks are made of, which serves every range: the general one, or under
+/// biases theirs.
+constexpr Entry find_chunked(int32_t head_dim, bool biased) {
+  return find_kernel(head_dim, {biased ? kBiases : Features(), Split::kAll, true});
+}
+
+/// Whether all kernels of chunks have the tiles of the general one.
+constexpr bool chunks_are_alike() {
+  for (const Kernel& kernel : kKernels) {
+    if (kernel.splits == Split::kNone || kernel.accepts.any(kBiases)) continue;
+    for (int32_t head_dim : kHeadDims) {
+      const int32_t keys = kernel.keys_at(head_dim);
+      if (keys != 0 && keys != find_chunked(head_dim, false).keys()) return false;
+    }
+  }
+  return true;
+}
+static_assert(chunks_are_alike(), "a row's bits depend on chunks, so on no choice of kernel");
+
+/// Whether all kernels that may serve a plain call take so many keys a tile.
+constexpr bool plain_tiles_have(int32_t head_dim, int32_t keys) {
+  const int32_t own = find_kernel(head_dim, {}).head_dim;
+  for (const Kernel& kernel : kKernels) {
+    const int32_t has = kernel.serves({}) && kernel.is_plain() ? kernel.keys_at(own) : keys;
+    if (has != 0 && has != keys) return false;
+  }
+  return true;
 }
 
 }  // namespace sparse_attn::cuda::hopper

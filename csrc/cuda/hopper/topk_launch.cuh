@@ -91,7 +91,9 @@ Status launch_topk(const Arguments& args) {
   hopper::rank_kernel<Rank><<<blocks, Rank::kThreads, kBytes, stream>>>(params, rank);
   status = launched();
   if (!status.ok()) return status;
-  return launch<Config<kDtype, HEAD_DIM, Rank::BLOCK_KV, 2, KernelKind::kTop>>(args);
+  constexpr Entry kTop = find_kernel(HEAD_DIM, {Features::of(Feature::kTopK)});
+  static_assert(kTop.keys() == Rank::BLOCK_KV, "both passes have the same tiles");
+  return launch<Config<kDtype, HEAD_DIM, kTop.kernel>>(args);
 }
 
 }  // namespace sparse_attn::cuda::hopper

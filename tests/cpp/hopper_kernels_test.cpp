@@ -1,0 +1,78 @@
+// The list of Hopper's kernels: who serves a call has code for all its features, and the least head
+// dim; lists, thresholds and lengths are served by kernels of theirs alone, and a feature that no
+// row has by none.
+#include "check.h"
+#include "cuda/hopper/table.h"
+
+using namespace sparse_attn;
+using namespace sparse_attn::cuda::hopper;
+
+namespace {
+
+constexpr Features kMarks = kLengths.with(Features::of(Feature::kList, Feature::kTopK));
+
+/// What the list says, asked plainly.
+void test_serves(int32_t head_dim, const Wanted& wanted) {
+  const Entry entry = find_kernel(head_dim, wanted);
+  const std::string text = "head dim " + std::to_string(head_dim) + " is served by kernel " +
+                           std::to_string(entry.kernel) + " of head dim " +
+                           std::to_string(entry.head_dim);
+  if (!entry.exists()) return;
+  const Kernel& kernel = kKernels[entry.kernel];
+  CHECK(entry.head_dim >= head_dim && entry.keys() > 0, text);
+  CHECK(wanted.features.within(kernel.accepts), text);
+  CHECK(wanted.block_q % kernel.rows() == 0, text);
+  CHECK(kernel.accepts.any(kMarks) == wanted.features.any(kMarks), text);
+  CHECK(!wanted.raw_values || kernel.takes_raw_values(), text);
+  CHECK(wanted.split == Split::kNone || kernel.splits != Split::kNone, text);
+  for (const Kernel& other : kKernels) {
+    const int32_t least = other.serves(wanted) ? other.head_dim_from(head_dim) : 0;
+    CHECK(least == 0 || least >= entry.head_dim, text);
+  }
+}
+
+void test_every_row_serves_what_it_accepts() {
+  for (const Kernel& kernel : kKernels) {
+    Wanted wanted = {kernel.accepts, kernel.splits, kernel.takes_raw_values()};
+    if (kernel.is_listed()) wanted.block_q = kernel.rows();
+    CHECK(kernel.serves(wanted), std::to_string(&kernel - kKernels));
+    for (int32_t f = 0; f < static_cast<int32_t>(Feature::kCount); ++f) {
+      const Features one = Features::of(static_cast<Feature>(f));
+      if (one.within(kMarks)) continue;
+      wanted.features = kernel.accepts.without(one);
+      CHECK(kernel.serves(wanted), "without feature " + std::to_string(f));
+      for (int32_t head_dim = 8; head_dim <= 264; head_dim += 8) test_serves(head_dim, wanted);
+    }
+    wanted.features = kernel.accepts.with(Features::of(Feature::kCount));  // one that nobody has
+    CHECK(!kernel.serves(wanted), "a feature that no row has");
+  }
+}
+
+void test_marked_kernels_keep_to_their_calls() {
+  for (const Kernel& kernel : kKernels) {
+    if (!kernel.accepts.any(kMarks)) continue;
+    CHECK(!kernel.serves({}), "a call without marks");
+    CHECK(!kernel.serves({kernel.accepts.without(kMarks)}), "features without their mark");
+  }
+}
+
+/// Few queries and any masks are served wherever plain calls are.
+void test_every_range_is_served() {
+  for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
+    CHECK(find_kernel(head_dim, {}).exists(), std::to_string(head_dim));
+    CHECK(find_chunked(head_dim, false).head_dim == find_kernel(head_dim, {}).head_dim,
+          std::to_string(head_dim));
+    CHECK(find_kernel(head_dim, {kGeneralCalls, Split::kAll, true}).exists(),
+          std::to_string(head_dim));
+  }
+  CHECK(!find_kernel(kHeadDims[kNumHeadDims - 1] + 8, {}).exists(), "larger head dims");
+}
+
+}  // namespace
+
+int main() {
+  test_every_row_serves_what_it_accepts();
+  test_marked_kernels_keep_to_their_calls();
+  test_every_range_is_served();
+  return check::summary();
+}
