@@ -1,0 +1,89 @@
+"""`profile`: attention's share of the time, and where patterns begin to pay on a device."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+from sparse_attn.advisor._profile import AtLength
+
+PATTERNS = {
+    "narrow": sa.Band((3, 0), sinks=1),
+    "wide": sa.Band((31, 0), sinks=4),
+    "blocks": sa.BlockTopK(16, budget_blocks=2, local_blocks=1),
+}
+
+
+def test_profile_measures_and_leaves_the_model(llama, ids):
+    from tiny_models import output
+
+    before = output(llama, input_ids=ids)
+    measured = sa.profile(llama, ids, [64, 128], patterns=PATTERNS, progress=False)
+    assert torch.equal(output(llama, input_ids=ids), before)
+    assert [row.length for row in measured.rows] == [64, 128]
+    for row in measured.rows:
+        assert 0 <= row.share < 1 and sorted(row.layers) == [0, 1]
+        assert set(row.patterns) == set(PATTERNS) and min(row.patterns.values()) > 0
+    assert "positions attention takes" in str(measured)
+    usual = sa.profile(llama, ids, progress=False)
+    assert [row.length for row in usual.rows] == [64, 128, 256] and str(usual)
+    assert len({tuple(row.patterns) for row in usual.rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lengths", "sentence"),
+    [
+        ({"name": "text"}, None, r"inputs with a tensor \(B, S, ...\), got name"),
+        (torch.ones(1, 8), [], "at least one of lengths, got none"),
+        (torch.ones(1, 8), [0], "lengths of at least 1, got 0"),
+        (torch.ones(1, 8), 3, "lengths to be a list of ints, got int"),
+    ],
+)
+def test_profile_refuses_what_it_cannot_measure(llama, inputs, lengths, sentence):
+    with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.profile: .*{sentence}"):
+        sa.profile(llama, inputs, lengths, progress=False)
+
+
+def test_profile_says_when_it_is_not_worth_it():
+    def row(length, without, dense, band):
+        return AtLength(length, 1.0, without, {0: dense}, {"band": band}, None)
+
+    small = sa.Profile((row(64, 0.96, 0.04, 0.05),), "Model")
+    assert "not worth it" in str(small) and small.crossover("band") is None
+    rows = (row(64, 0.9, 1.0, 2.0), row(128, 0.8, 4.0, 3.0), row(256, 0.5, 16.0, 5.0))
+    large = sa.Profile(rows, "Model")
+    assert large.crossover("band") == 128
+    assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)
+
+
+def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
+    from sparse_attn.advisor import _crossover
+    from sparse_attn.advisor._kept import cache_file
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(_crossover, "LAST", {"cpu": 1024})
+    lengths = []
+
+    def seconds(tensors, pattern):
+        lengths.append(tensors[0].shape[2])
+        slow = pattern == sa.Band(20) or (pattern == sa.Band(9) and lengths[-1] < 256)
+        return 1.0 if pattern == sa.Full() else 2.0 if slow else 0.5
+
+    monkeypatch.setattr(_crossover, "seconds_of_call", seconds)
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 1, 16)
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    assert lengths == [128, 128, 256, 256, 512, 512]
+    assert _crossover.crossover(sa.Band(20), query, key) is None
+    measured = len(lengths)
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    assert _crossover.crossover(sa.Band(20), query, key) is None
+    assert len(lengths) == measured
+    _crossover.crossover(sa.Band(9), query, query)  # other heads
+    cache_file().write_text("{")
+    assert len(lengths) > measured
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", "/proc/nowhere")
+    assert _crossover.crossover(sa.Band(9), query, key) == 256
+    layout = sa.BlockLayout.local(64, 64, 16, 16, 0)
+    for pattern in (sa.BlockTopK(), sa.TopK(4, inside=layout), sa.BlockSparse(layout)):
+        with pytest.raises(NotImplementedError, match="not served: .* without its data"):
+            _crossover.crossover(pattern, query, key)

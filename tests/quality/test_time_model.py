@@ -1,0 +1,53 @@
+"""The advisor's clock, and the time that a pattern is predicted to take."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+
+def test_the_time_left_counts_forwards(monkeypatch):
+    from sparse_attn.advisor import _clock
+
+    now = [100.0]
+    monkeypatch.setattr(_clock.time, "monotonic", lambda: now[0])
+    clock = _clock.Clock(None, layers=4, evaluations=10)
+    clock.time_forward(lambda: now.append(now.pop() + 2))
+    now[0] += 3
+    clock.measured(1)  # a layer takes 3 seconds, a forward 2
+    assert clock.left() == 3 * 3 + 10 * 2 + 11 * 2
+    clock.evaluated()
+    assert clock.left() == 9 * 2 + 11 * 2
+    hurried = _clock.Clock(1.0, layers=4, evaluations=100)
+    hurried.time_forward(lambda: now.append(now.pop() + 2))
+    assert hurried.left() == 58 - 11 * 2 + 11 * 2  # the minute, less what has gone
+    assert hurried.has_time_for(9, 0.5) is (2 + 18 < 19) and hurried.has_time_for(8, 0.5)
+    now[0] += 40
+    assert hurried.out_of_time(1.0)() and hurried.left() == 22
+
+
+def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
+    from sparse_attn.advisor import _rates
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(_rates, "_known", {})
+    monkeypatch.setattr(_rates, "LENGTH", {"cpu": 512})
+    timed = []
+
+    def seconds(tensors, pattern):
+        timed.append(type(pattern).__name__)
+        tiles = pattern.cost(512, is_causal=True)
+        slowed = 3 if len(timed) in (1, 2) else 1  # by others, for a while
+        return slowed * tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0}[timed[-1]]
+
+    monkeypatch.setattr(_rates, "seconds_of_call", seconds)
+    query, key = torch.randn(1, 4, 256, 16), torch.randn(1, 2, 256, 16)
+    band = sa.Band((63, 0))
+    tiles = band.cost(256, is_causal=True) / sa.Full().cost(256, is_causal=True)
+    assert _rates.cost(band, query, key, True, [0.1, 0.1]) == pytest.approx([1.5 * tiles] * 2)
+    found = _rates.cost(sa.BlockTopK(16), query, key, True, [0.1, 0.3])
+    assert found == pytest.approx([0.2, 0.6])
+    assert timed == 3 * ["Band", "Full"] + 3 * ["BlockSparse", "Full"]
+    monkeypatch.setattr(_rates, "_known", {})  # another process finds them in the file
+    assert _rates.cost(band, query, key, True, [0.1]) == pytest.approx([1.5 * tiles])
+    assert len(timed) == 12
