@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sparse_attn._info import engine_names
 
 from .digests import ROOT
+from .gpus import visible_gpus
 from .older_code import outcomes
 
 TEST = ROOT / "tests" / "semantics" / "test_fuzz.py"
@@ -40,11 +40,11 @@ def run(extra: Sequence[str] = (), device: str = "cuda") -> dict[str, Any]:
     """Run the cases of every engine and return what came out, by engine."""
     engines = engine_names(device == "cuda")
     pairs = [(engine, head_dim) for engine in engines for head_dim in HEAD_DIMS]
-    gpus = max(1, torch.cuda.device_count())
+    gpus = visible_gpus() or [""]
     start = time.monotonic()
     with ThreadPoolExecutor(min(len(pairs), os.cpu_count() or 1)) as pool:
         jobs = [
-            pool.submit(_run_one, engine, head_dim, index % gpus, extra, device)
+            pool.submit(_run_one, engine, head_dim, gpus[index % len(gpus)], extra, device)
             for index, (engine, head_dim) in enumerate(pairs)
         ]
         runs = [job.result() for job in jobs]
@@ -62,7 +62,7 @@ def run(extra: Sequence[str] = (), device: str = "cuda") -> dict[str, Any]:
 
 
 def _run_one(
-    engine: str, head_dim: int, gpu: int, extra: Sequence[str], device: str
+    engine: str, head_dim: int, gpu: str, extra: Sequence[str], device: str
 ) -> dict[str, Any]:
     """Run the cases of one engine and head dim."""
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def _run_one(
         command += ["--device", device, "--engine", engine]
         command += [f"--fuzz-examples={EXAMPLES}", f"--fuzz-seconds={SECONDS}"]
         command += [f"--junitxml={report}", "-o", "junit_family=xunit1", *extra]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
         most = len(DTYPES) * SECONDS + SLACK
         status: int = pytest.ExitCode.TESTS_FAILED
         try:

@@ -36,6 +36,7 @@ from sparse_attn._info import engine_names
 from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
+from .gpus import visible_gpus
 
 #: Folders of tests in pieces by engine, in as many shares of their files, and by file; those that
 #: take longest come first. ``tools`` knows no device.
@@ -120,7 +121,7 @@ def run_tests(extra: list[str]) -> dict[str, object]:
 def run_suite(extra: list[str]) -> dict[str, object]:
     """Run the suite, its pieces side by side: most of their time is the CPU's."""
     start = time.monotonic()
-    gpus = list(range(torch.cuda.device_count())) * PIECES_OF_GPU
+    gpus = visible_gpus() * PIECES_OF_GPU
     with ThreadPoolExecutor(len(gpus)) as pool:
         runs = list(pool.map(lambda piece: run_piece([*piece, *extra], gpus), suite_pieces()))
     counts: Counter[str] = Counter()
@@ -161,14 +162,14 @@ def suite_pieces() -> list[list[str]]:
     return pieces + [[file] for folder in BY_FILE for file in files_of(folder)]
 
 
-def run_piece(arguments: list[str], gpus: list[int]) -> dict[str, Any]:
+def run_piece(arguments: list[str], gpus: list[str]) -> dict[str, Any]:
     """Run a piece of the suite in a process of its own; one that does not end has failed.
 
     It takes one of ``gpus`` and gives it back.
     """
     gpu = gpus.pop(0)
     try:
-        return run_process(arguments, os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)})
+        return run_process(arguments, os.environ | {"CUDA_VISIBLE_DEVICES": gpu})
     finally:
         gpus.append(gpu)
 
