@@ -77,16 +77,17 @@ def _parser() -> argparse.ArgumentParser:
             "--length", type=int, default=2048, metavar="N", help="tokens of a text (2048)"
         )
         command.add_argument("--device", help="cpu, cuda, cuda:1 (a GPU where there is one)")
+        own = "float32" if name == "advise" else "bfloat16 on a GPU, float32 on the CPU"
         command.add_argument(
             "--dtype",
             choices=("float32", "float16", "bfloat16"),
-            help="of the weights (bfloat16 on a GPU, float32 on the CPU)",
+            default="float32" if name == "advise" else None,
+            help=f"of the weights ({own})",
         )
         command.add_argument("--quiet", action="store_true", help="no progress bar")
-        if name != "profile":
-            command.add_argument(
-                "--out", type=Path, metavar="DIR", help="folder for pictures and files"
-            )
+        command.add_argument(
+            "--out", type=Path, metavar="DIR", help="folder for pictures and files"
+        )
         if name == "compare":
             command.add_argument(
                 "--policy", type=Path, metavar="FILE", help="a saved policy, instead of patterns"
@@ -153,7 +154,10 @@ def _info(options: argparse.Namespace) -> None:
 def _profile(options: argparse.Namespace) -> None:
     model, tokenizer = _model(options)
     (ids,) = _texts(options, tokenizer, [options.text])
-    print(profile(model, ids, progress=not options.quiet))
+    found = profile(model, ids, progress=not options.quiet)
+    print(found)
+    if options.out is not None:
+        _written(options.out / "profile.txt", found)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -166,8 +170,7 @@ def _compare(options: argparse.Namespace) -> None:
     found = judge(model, ids, policies, progress=not options.quiet)
     print(found)
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "compare.txt").write_text(f"{found}\n", encoding="utf-8")
+        _written(options.out / "compare.txt", found)
         _saved(found.plot().figure, options.out / "compare.png")
 
 
@@ -197,6 +200,11 @@ def _advise(options: argparse.Namespace) -> None:
         print(f"\n{options.out / 'policy.json'}\n{options.out / 'report.html'}")
 
 
+def _written(path: Path, found: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{found}\n", encoding="utf-8")
+
+
 def _saved(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
@@ -212,7 +220,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     if options.length < 1:
         raise _Wrong(f"expected a length of at least 1, got {options.length}")
     device = _device(options.device)
-    if getattr(options, "out", None) is not None and find_spec("matplotlib") is None:
+    draws = options.out is not None and options.command != "profile"
+    if draws and find_spec("matplotlib") is None:
         raise _Wrong("expected matplotlib for the pictures of --out, got none")
     try:
         import transformers

@@ -1,7 +1,7 @@
 """The time model of the search: visited tiles, times what a tile of that kind of pattern takes.
 
 ``pattern.cost`` counts tiles; a rate is the time of a visited tile beside one of dense attention,
-measured once on the device with the model's heads. Rates are rounded, so that the noise of a clock
+measured once on the device with the model's heads and, of lists, with their block sizes. Rates are rounded, so that the noise of a clock
 does not choose. Choosing blocks is not in them: it takes the same for all masses.
 """
 
@@ -49,6 +49,8 @@ def cost(
 
 def _rate(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float:
     kind = type(pattern).__name__
+    if not stands_alone(pattern):
+        kind += " {}x{}".format(*_block_sizes(pattern))
     name = f"{place_of(query, key)} | a tile of {kind}"
     if name not in _known:
         _known[name] = kept_figure(name, lambda: _measured(pattern, query, key))
@@ -71,9 +73,17 @@ def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float
 
 def _lists_like(pattern: Pattern, length: int, device: torch.device) -> Pattern:
     """Return lists of a quarter of the blocks, of a pattern's block sizes."""
-    block_q = block_kv = 64
-    if isinstance(pattern, BlockTopK):
-        block_q, block_kv = pattern._blocks
+    block_q, block_kv = _block_sizes(pattern)
     i = torch.arange(-(-length // block_q), device=device)[:, None]
     j = torch.arange(-(-length // block_kv), device=device)
     return BlockSparse(BlockLayout.from_mask((i + 3 * j) % 4 == 0, block_q, block_kv))
+
+
+def _block_sizes(pattern: Pattern) -> tuple[int, int]:
+    """Return the queries and keys of a block."""
+    blocks = pattern._region
+    if isinstance(blocks, BlockTopK):
+        return blocks._blocks
+    if isinstance(blocks, BlockSparse):
+        return blocks.layout.block_q, blocks.layout.block_kv
+    return 64, 64

@@ -51,3 +51,5 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     monkeypatch.setattr(_rates, "_known", {})  # another process finds them in the file
     assert _rates.cost(band, query, key, True, [0.1]) == pytest.approx([1.5 * tiles])
     assert len(timed) == 12
+    _rates.cost(sa.BlockTopK((32, 16)), query, key, True, [0.1])  # other blocks have their own rate
+    assert timed[12:] == 3 * ["BlockSparse", "Full"]

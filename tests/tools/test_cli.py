@@ -57,9 +57,12 @@ def test_info_names_versions_and_engines():
     assert "CPU: engines" in done.stdout and "CUDA" in done.stdout
 
 
-def test_profile(folder, text, capsys):
-    assert run("profile", folder, "--text", text, "--length", 128) == 0
-    assert "128 positions attention takes" in capsys.readouterr().out
+def test_profile(folder, text, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("profile", folder, "--text", text, "--length", 128, "--out", out) == 0
+    table = capsys.readouterr().out
+    assert "128 positions attention takes" in table
+    assert (out / "profile.txt").read_text() == table
 
 
 def test_compare_writes_table_and_picture(folder, text, tmp_path, capsys):
