@@ -1,8 +1,9 @@
 """The time model of the search: visited tiles, times what a tile of that kind of pattern takes.
 
 ``pattern.cost`` counts tiles; a rate is the time of a visited tile beside one of dense attention,
-measured once on the device with the model's heads and, of lists, with their block sizes. Rates are rounded, so that the noise of a clock
-does not choose. Choosing blocks is not in them: it takes the same for all masses.
+measured once on the device with the model's heads and, of lists, with their block sizes. Rates are
+rounded, so that the noise of a clock does not choose. Choosing blocks is not in them: it takes the
+same for all masses.
 """
 
 from __future__ import annotations
