@@ -8,6 +8,7 @@ set(hopper_generated ${PROJECT_BINARY_DIR}/generated/hopper)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${hopper_table})
 
 file(STRINGS ${hopper_table} head_dims REGEX "kHeadDims\\[\\] = {[0-9, ]+}")
+string(REGEX REPLACE ".*{([0-9, ]+)}.*" "\\1" head_dims "${head_dims}")
 string(REGEX MATCHALL "[0-9]+" all_head_dims "${head_dims}")
 file(STRINGS ${hopper_table} topk_kernel REGEX "{[0-9], kTopCalls, ")
 string(REGEX REPLACE ".*{([0-9, ]+)}}.*" "\\1" topk_keys "${topk_kernel}")
