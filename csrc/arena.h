@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "interval.h"
+
 namespace sparse_attn {
 
 /// Hands out consecutive pieces of memory at multiples of kAlignment; counts without a base.
@@ -15,11 +17,14 @@ class Arena {
   template <class T>
   T* take(int64_t count) {
     char* piece = base_ == nullptr ? nullptr : base_ + used_;
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += rounded(count * static_cast<int64_t>(sizeof(T)));
     return reinterpret_cast<T*>(piece);
   }
   int64_t used() const { return used_; }
+  /// What a piece of so many bytes takes.
+  static constexpr int64_t rounded(int64_t bytes) {
+    return ceil_div64(bytes, kAlignment) * kAlignment;
+  }
 
  private:
   char* base_;

@@ -26,6 +26,8 @@ SPARSE_ATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
 SPARSE_ATTN_HD constexpr int32_t ceil_div(int32_t a, int32_t b) {
   return a > 0 ? (a - 1) / b + 1 : a / b;
 }
+/// The same of larger numbers (a >= 0).
+SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// The integers begin <= x < end.
 struct Interval {

@@ -60,11 +60,6 @@ Status launch_dependent(void (*kernel)(Parameters...), LaunchShape shape, const 
   return to_status(cudaLaunchKernelEx(&config, kernel, values...));
 }
 
-SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-/// Bytes rounded up so that the next region of a workspace stays aligned.
-constexpr int64_t aligned_bytes(int64_t bytes) { return ceil_div64(bytes, 256) * 256; }
-
 /// Blocks of a one-dimensional grid whose threads loop over `items`.
 inline uint32_t grid_for(int64_t items, int32_t threads) {
   constexpr int64_t kMostBlocks = 1 << 20;

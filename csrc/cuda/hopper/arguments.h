@@ -77,8 +77,7 @@ struct Arguments {
   TileGrid grid;
   int32_t num_tiles = 0;
   int32_t multiprocessors = 0;  // of the device
-  bool last_first = true;   // tiles of the last rows come first: under causal they are the longest
-  char* scratch = nullptr;  // the workspace after the counter and what it holds so far
+  bool last_first = true;  // tiles of the last rows come first: under causal they are the longest
   int32_t* counter = nullptr;  // [1], zeroed; null deals tiles out in turn
   int32_t* order = nullptr;    // [num_tiles], those after the first wave; null: by number
 

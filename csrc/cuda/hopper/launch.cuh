@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "../common/launch.cuh"
+#include "arrange.h"
 #include "kernel.cuh"
 #include "launch.h"
 #include "tensor_maps.h"
@@ -53,8 +54,6 @@ Status launch(Arguments args) {
   static_assert((sizeof(SharedStorage<C>) + kReservedBytes) * C::kBlocksPerSm <= kSharedBytesOfSm,
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
-  arrange_tiles(C::kTile, &args);
-
   TensorMaps maps;
   BoxShape box = {C::kSlabColumns, C::kColumns,    imin(args.packing.rows, kConsumerRows),
                   kWarpRows,       args.copy_rows, C::BLOCK_KV};

@@ -49,15 +49,12 @@ int32_t mask_batches(const AttentionParams& params) {
 
 }  // namespace
 
-int64_t padding_bytes(const AttentionParams& params) {
-  if (!is_padding(params)) return 0;
-  return aligned_bytes(int64_t{mask_batches(params)} * mask_heads(params) * kPaddingEntries *
-                       static_cast<int64_t>(sizeof(int32_t)));
+int64_t padding_entries(const AttentionParams& params) {
+  return int64_t{mask_batches(params)} * mask_heads(params) * kPaddingEntries;
 }
 
-Status find_padding(AttentionParams* params, void* memory) {
+Status find_padding(AttentionParams* params, int32_t* entries) {
   const int32_t batches = mask_batches(*params), heads = mask_heads(*params);
-  auto* entries = static_cast<int32_t*>(memory);
   find_bounds<<<batches * heads, kThreads, 0, to_stream(params->stream)>>>(
       params->scores.mask, heads, params->problem.seq_kv, entries);
   params->scores.bounds = {entries, batches > 1 ? int64_t{heads} * kPaddingEntries : 0,

@@ -16,10 +16,10 @@ inline bool is_padding(const AttentionParams& params) {
   return mask.kind == MaskKind::kBool && mask.stride_q == 0 && params.scores.bounds.data == nullptr;
 }
 
-/// Bytes of the entries; 0 without a mask of padding.
-int64_t padding_bytes(const AttentionParams& params);
+/// Numbers that the entries of a mask of padding have.
+int64_t padding_entries(const AttentionParams& params);
 
-/// Writes the entries at `memory` and makes them the bounds of the call.
-Status find_padding(AttentionParams* params, void* memory);
+/// Writes the entries and makes them the bounds of the call.
+Status find_padding(AttentionParams* params, int32_t* entries);
 
 }  // namespace sparse_attn::cuda::hopper

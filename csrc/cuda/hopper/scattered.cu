@@ -2,6 +2,7 @@
 // the global queries are those whose positions are listed: neighbours in the list.
 #include <cstdint>
 
+#include "../../arena.h"
 #include "../../call_features.h"
 #include "../common/launch.cuh"
 #include "../select/global_tokens.h"
@@ -108,13 +109,20 @@ struct Layout {
     const int64_t query_rows = int64_t{p.batch} * p.heads_q * queries;
     const int64_t element = size_of(p.dtype), number = sizeof(int32_t);
     const int64_t marks = global_token_bytes(params, 1);
-    columns = params.pattern.has_lead() ? marks : 0;  // without sinks the globals are all
-    key = columns + marks;
-    value = key + aligned_bytes(key_rows * p.head_dim * element);
-    query = value + aligned_bytes(key_rows * p.value_dim * element);
-    bounds = query + aligned_bytes(query_rows * p.head_dim * element);
-    rows = bounds + aligned_bytes(query_rows * 2 * number);
-    end = rows + aligned_bytes(int64_t{p.batch} * queries * number);
+    Arena arena(nullptr);
+    auto place = [&](int64_t bytes) {
+      const int64_t at = arena.used();
+      arena.take<char>(bytes);
+      return at;
+    };
+    const int64_t globals_alone = place(marks);
+    columns = params.pattern.has_lead() ? place(marks) : globals_alone;
+    key = place(key_rows * p.head_dim * element);
+    value = place(key_rows * p.value_dim * element);
+    query = place(query_rows * p.head_dim * element);
+    bounds = place(query_rows * 2 * number);
+    rows = place(int64_t{p.batch} * queries * number);
+    end = arena.used();
   }
 };
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../../arena.h"
 #include "../../params.h"
 #include "../../part.h"
 #include "table.h"
@@ -16,7 +17,6 @@ namespace sparse_attn::cuda::hopper {
 /// The sections of a call, and of each the room for its keys at the start of the workspace.
 class Sections {
   static constexpr int64_t kMostBytes = int64_t{256} << 20;  // or what a key head of an entry takes
-  static constexpr int64_t kAlignment = 256;
 
  public:
   explicit Sections(const AttentionParams& params)
@@ -28,8 +28,8 @@ class Sections {
     heads_ = share_of(p.heads_kv, most);
     entries_ = packed_ ? p.batch : heads_ < p.heads_kv ? 1 : share_of(p.batch, most / p.heads_kv);
     const int64_t rows = int64_t{rows_} * heads_ * (packed_ ? 1 : entries_) * size_of(p.dtype);
-    key_bytes_ = ceil_div64(rows * p.head_dim, kAlignment) * kAlignment;
-    value_bytes_ = ceil_div64(rows * p.value_dim, kAlignment) * kAlignment;
+    key_bytes_ = Arena::rounded(rows * p.head_dim);
+    value_bytes_ = Arena::rounded(rows * p.value_dim);
   }
 
   int32_t count() const {
@@ -64,7 +64,6 @@ class Sections {
   }
 
  private:
-  static int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
   /// The largest of the fewest equal shares of `items` that are no larger than `most`.
   static int32_t share_of(int32_t items, int64_t most) {
     const auto shares = static_cast<int32_t>(ceil_div64(items, most < 1 ? 1 : most));

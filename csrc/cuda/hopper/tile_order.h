@@ -52,7 +52,6 @@ struct RaggedOrder {
   int32_t section = 1;    // problems of a tile row: query heads of one key head or of several
   int32_t sections = 1;   // of a sequence
   int64_t most_rows = 0;  // tile rows, at most
-  int64_t bytes = 0;      // of workspace
 };
 
 inline RaggedOrder ragged_order(const AttentionParams& params, int32_t block_q) {
@@ -73,8 +72,6 @@ inline RaggedOrder ragged_order(const AttentionParams& params, int32_t block_q) 
   const int64_t packed = sequences.packed_rows / height + p.batch;
   if (sequences.packed() && packed < row_blocks) row_blocks = packed;
   order.most_rows = row_blocks * order.sections;
-  order.bytes = order.most_rows * static_cast<int64_t>(sizeof(TileRow)) +
-                (2 * int64_t{p.batch} + 2) * static_cast<int64_t>(sizeof(int32_t));
   return order;
 }
 

@@ -1,5 +1,6 @@
 // A bit per key and a list of key tiles from an index tensor, by one thread block: the list is
 // short and its kernel is one of several of a call.
+#include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../common/sum_before.cuh"
 #include "global_tokens.h"
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kMarkThreads)
 }
 
 int64_t bit_bytes(const AttentionParams& params) {
-  return aligned_bytes(ceil_div64(params.problem.seq_kv, kWordBits) * sizeof(uint32_t));
+  return Arena::rounded(ceil_div64(params.problem.seq_kv, kWordBits) * sizeof(uint32_t));
 }
 
 Marks marks_at(const AttentionParams& params, void* memory) {
@@ -74,7 +75,7 @@ Marks marks_at(const AttentionParams& params, void* memory) {
 int64_t global_token_bytes(const AttentionParams& params, int32_t block) {
   if (params.global_tokens == nullptr) return 0;
   int64_t list = (1 + ceil_div64(params.problem.seq_kv, block)) * sizeof(int32_t);
-  return bit_bytes(params) + aligned_bytes(list);
+  return bit_bytes(params) + Arena::rounded(list);
 }
 
 void attach_global_tokens(const AttentionParams& params, void* memory, Pattern* pattern) {

@@ -1,0 +1,142 @@
+// How the tiles of a call are arranged, see arrange.h.
+#include <algorithm>
+#include <numeric>
+
+#include "arrange.h"
+#include "tile_order.h"
+
+namespace sparse_attn::cuda::hopper {
+namespace {
+
+/// Whether so many query tiles keep a device busy to the end.
+bool fills(int64_t tiles, int32_t multiprocessors) {
+  constexpr float kLeast = 0.85f;
+  return tiles >= kLeast * ceil_div64(tiles, multiprocessors) * multiprocessors;
+}
+
+/// Which query tiles have their keys cut into chunks, and where partial results lie: of as many
+/// heads as have room at once, whole groups where heads share tiles.
+void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
+  constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
+  const AttentionParams& params = args->params;
+  const Problem& problem = params.problem;
+  args->split = plan_key_split(params, tile);
+  args->packing = {1, tile.block_q};
+  args->folds = may_split(params);
+  if (args->split.chunks == 0) return;
+  args->packing = pack_heads(params, tile, args->split);
+  const int32_t heads = problem.batch * problem.heads_q;
+  const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
+  args->folds = tile.folds && params.outputs.rows == nullptr && fills(tiles, args->multiprocessors);
+
+  Partials& partials = args->partials;
+  partials.max_chunks = args->parts();
+  partials.columns = tile.head_dim;
+  partials.tile_rows = args->split.all ? 0 : tile.block_q;
+  partials.strips = ceil_div(ceil_div(args->split.rows(problem, tile), args->classes), kStripRows);
+  partials.heads = heads;
+  if (!args->folds) {
+    const int64_t head_strips = int64_t{args->classes} * partials.strips;
+    const int64_t strip_bytes = Partials::strip_bytes(args->split.chunks, tile.head_dim);
+    const int64_t least = args->packing.heads > 1 ? problem.group() : 1;
+    const int64_t room = kMostBytes / (head_strips * strip_bytes) / least;
+    partials.heads =
+        static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(room, 1) * least, heads));
+    const int64_t strips = partials.heads * head_strips;
+    const int64_t states = strips * partials.max_chunks * kStripRows;
+    partials.out = arena->take<float4>(states * partials.columns / 4);
+    partials.state = arena->take<float2>(states);
+    partials.chunks = arena->take<int32_t>(strips);
+  }
+  args->split_items = args->items_of(partials.heads);
+  args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
+}
+
+/// Whether the bits that a tile needs of a partial block lie in one piece.
+bool copies_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
+  return list.has_bits() && list.block_kv == box_rows && box_rows >= 32 &&
+         list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0;
+}
+
+/// How the keys of a tile are brought.
+void arrange_copies(KernelTile tile, Arguments* args) {
+  const AttentionParams& params = args->params;
+  const Pattern& pattern = params.pattern;
+  args->box_rows = tile.block_kv;
+  if (pattern.list.present()) {
+    while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
+  }
+  args->boxes = tile.block_kv / args->box_rows;
+  args->copies_bits = copies_bits(pattern.list, tile, args->box_rows);
+  args->copy_rows = args->box_rows;
+  if (params.keys.paged()) {
+    const int32_t page_size = params.keys.page_size;
+    args->copy_rows = std::gcd(args->box_rows, page_size);
+    while (page_size >> (args->page_shift + 1) > 0) ++args->page_shift;
+    if (page_size != 1 << args->page_shift) args->page_shift = -1;
+  }
+  args->copies = tile.block_kv / args->copy_rows;
+}
+
+/// The order of tiles. A query head's follow each other, but where their lengths differ the longest
+/// of several heads come first: under causal of as many as fit L2, with global rows of all. Under
+/// causal as many of the shortest as have their keys in L2 are left to the end, where blocks of all
+/// heads then finish together.
+void arrange_order(KernelTile tile, Arguments* args) {
+  const AttentionParams& params = args->params;
+  const Pattern& pattern = params.pattern;
+  TileGrid& grid = args->grid;
+  const int32_t problems = grid.problems;
+  if (pattern.global_count > 0 && !pattern.causal && args->split.chunks == 0) {
+    grid.section = problems;
+    args->last_first = false;
+  } else if (params.scores.mask.kind != MaskKind::kNone && params.scores.mask.stride_h == 0 &&
+             !pattern.causal) {  // heads share rows of the mask
+    grid.section = params.problem.heads_q * args->classes;
+  } else if (pattern.causal && pattern.left >= params.problem.seq_kv) {
+    grid.section = section_of(params, args->classes, params.problem.seq_kv, problems);
+    const int64_t tile_bytes =
+        int64_t{params.problem.batch} * params.problem.heads_kv * tile.block_q * key_bytes(params);
+    grid.tail =
+        static_cast<int32_t>(std::min<int64_t>(kCacheBytes / tile_bytes, grid.row_blocks / 2));
+  }
+}
+
+}  // namespace
+
+void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
+  const AttentionParams& params = args->params;
+  const Pattern& pattern = params.pattern;
+  args->group = params.problem.group();
+  args->classes = pattern.classes(params.problem.seq_q);
+  TileGrid& grid = args->grid;
+  grid.row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
+  const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;
+  grid.problems = problems;
+  args->num_tiles = problems * grid.row_blocks;
+  if (orders_lists(params)) args->order = arena->take<int32_t>(args->num_tiles);
+  const bool ragged = !params.sequences.same_lengths();
+  if (ragged) {
+    const RaggedOrder order = ragged_order(params, tile.block_q);
+    grid.section = order.section;
+    args->num_tiles =
+        static_cast<int32_t>(std::min<int64_t>(order.most_rows * order.section, kUnlimited));
+    args->tile_rows = arena->take<TileRow>(order.most_rows);
+    args->sequences = arena->take<int32_t>(params.problem.batch);
+    args->sequence_ends = arena->take<int32_t>(params.problem.batch + 2);
+  }
+  arrange_chunks(tile, arena, args);
+  arrange_copies(tile, args);
+  if (!ragged) arrange_order(tile, args);
+}
+
+bool next_section(Arguments* args) {
+  Partials& partials = args->partials;
+  const Problem& problem = args->params.problem;
+  partials.first_head += partials.heads;
+  partials.heads = imin(partials.heads, problem.batch * problem.heads_q - partials.first_head);
+  args->split_items = args->num_tiles = args->items_of(partials.heads);
+  return partials.heads > 0;
+}
+
+}  // namespace sparse_attn::cuda::hopper
