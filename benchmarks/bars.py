@@ -149,7 +149,7 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
             return Verdict(bar, None, None, f"{against.name}: {against.failure}")
     subject, against = subject.by(bar.method), against.by(bar.method)
     figure = MEASURES[bar.measure][1](group, subject, against, ceilings)
-    if subject.error is not None and not subject.error <= (subject.error_limit or 0.0):
+    if subject.wrong:
         return Verdict(bar, figure, False, "the result is wrong")
     held = figure <= bar.floor * (1 + SLACK) if bar.at_most else figure >= bar.floor * (1 - SLACK)
     return Verdict(bar, figure, held, told)
@@ -158,8 +158,8 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
 def _best_peer(group: GroupResult, method: str) -> tuple[Row | None, str]:
     """Return the fastest peer of a group, and a sentence that names it and who was missing."""
     peers = [row for row in group.rows if row.via in PEERS]
-    there = [row for row in peers if not row.failure]
-    told = "missing: " + (", ".join(row.name for row in peers if row.failure) or "none")
+    there = [row for row in peers if not (row.failure or row.wrong)]
+    told = "missing: " + (", ".join(row.name for row in peers if row not in there) or "none")
     if not there:
         return None, told
     best = min(there, key=lambda row: row.by(method).ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import landscape
+from . import landscape, suites
 from .bars import BEST_PEER, Bar
 from .cliffs import (
     FEW_QUERIES,
@@ -64,7 +64,6 @@ def _cliff_bars() -> list[Bar]:
         "additive mask": (1.00, 1.40),
         band_name(128, 4, 32768): (0.95, 1.05),
         band_name(1024, 4, 8192): (0.97, 1.05),
-        band_name(2048, 0, 16384): (1.00, 1.08),
     }
     one_query = dict(zip(ONE_QUERY, ((8, 6), (10, 8)), strict=True))
     return [
@@ -130,17 +129,19 @@ def _selection_bars() -> list[Bar]:
 
 
 def _sweep_bars() -> list[Bar]:
+    cliffs = {bar.group for bar in _cliff_bars() if bar.against == BEST_PEER}
+    judged_there = {group.entries[0].case for group in suites.cliffs() if group.name in cliffs}
     bars = []
-    for dim in landscape.HEAD_DIMS:
-        floor, goal = (0.97, 1.05) if dim >= 16 else (0.95, 1.0)
-        name = landscape.dim_name(dim)
-        bars.append(Bar(name, "ours", "speed", floor, goal, BEST_PEER))
-    for queries in landscape.QUERIES:
-        for keys in landscape.KEYS:
-            few = 17 <= queries <= 512 and 4096 <= keys <= 131072
+    for group in landscape.sweep():
+        case = group.entries[0].case
+        if case in judged_there:
+            continue
+        if case.queries is None:
+            floor, goal = (0.97, 1.05) if case.head_dim >= 16 else (0.95, 1.0)
+        else:
+            few = 17 <= case.queries <= 512 and case.length >= 4096
             floor, goal = (1.0, 1.15) if few else (0.95, 1.0)
-            name = landscape.size_name(queries, keys)
-            bars.append(Bar(name, "ours", "speed", floor, goal, BEST_PEER))
+        bars.append(Bar(group.name, "ours", "speed", floor, goal, BEST_PEER))
     return bars
 
 

@@ -73,7 +73,7 @@ def points(results: Iterable[GroupResult]) -> list[Point]:
     found = []
     for result in results:
         ours = result.row("ours")
-        peers = [row for row in result.rows if row.via in PEERS and not row.failure]
+        peers = [r for r in result.rows if r.via in PEERS and not (r.failure or r.wrong)]
         if result.sweep in SWEEPS and ours is not None and peers:
             best = min(peers, key=lambda row: row.ms)
             case = ours.case

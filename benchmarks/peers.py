@@ -199,7 +199,7 @@ def _dense_mask(case: Case, inputs: Inputs) -> torch.Tensor:
     return torch.stack(heads)[None]
 
 
-def _flash_attn(name: str, module: str, unlimited: int | None) -> Build:
+def _flash_attn(name: str, module: str, unlimited: int | None, **own: Any) -> Build:
     """Return what builds flash-attn's call; a window's open side is ``unlimited``."""
 
     def build(case: Case, inputs: Inputs) -> Contender:
@@ -215,7 +215,7 @@ def _flash_attn(name: str, module: str, unlimited: int | None) -> Build:
         elif not isinstance(spec, Full) or case.mask:
             raise Unavailable(f"{name} serves dense and windowed attention only")
         query, key, value = (t.transpose(1, 2) for t in (inputs.query, inputs.key, inputs.value))
-        settings: dict[str, Any] = {"causal": case.causal, "window_size": window}
+        settings: dict[str, Any] = own | {"causal": case.causal, "window_size": window}
         settings |= {"softcap": case.softcap} if case.softcap else {}
 
         def call() -> torch.Tensor:
@@ -310,7 +310,7 @@ _VIA: dict[str, Build] = {
     "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "math": _sdpa(SDPBackend.MATH),
-    "fa3": _flash_attn("flash-attn 3", "flash_attn_interface", -1),
+    "fa3": _flash_attn("flash-attn 3", "flash_attn_interface", -1, num_splits=0),  # its choice
     "fa4": _flash_attn("flash-attn 4", "flash_attn.cute", None),
     "flex": partial(_flex, "default"),
     "tuned flex": partial(_flex, "max-autotune-no-cudagraphs"),

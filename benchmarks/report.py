@@ -16,9 +16,7 @@ COLUMNS = ("entry", "ms", "visited TFLOP/s", "share", "memory", "error", "limit"
 
 def is_wrong(row: Row) -> bool:
     """Whether a row of the package has an error beyond its limit."""
-    return (
-        row.via not in PEERS and row.error is not None and not row.error <= (row.error_limit or 0.0)
-    )
+    return row.via not in PEERS and row.wrong
 
 
 def table(run: Run) -> str:

@@ -61,6 +61,11 @@ class Row:
         """Whether it had no turn, for time or because the command left it out."""
         return self.failure.startswith((NOT_RUN, LEFT_OUT))
 
+    @property
+    def wrong(self) -> bool:
+        """Whether its result is farther from the reference than its limit allows."""
+        return self.error is not None and not self.error <= (self.error_limit or 0.0)
+
     def by(self, method: str) -> Row:
         """Return the row as another method than the group's first timed it."""
         if method in ("", self.method):
@@ -253,11 +258,10 @@ def progress(result: GroupResult) -> str:
     """Return a group's line for the terminal."""
     shown = []
     for row in result.rows:
-        wrong = row.error is not None and not row.error <= (row.error_limit or 0)
         shown.append(
             f"{row.name} "
             + ("not run" if row.left_out else "failed" if row.failure else f"{row.ms:.3f} ms")
-            + (" WRONG" if wrong else "")
+            + (" WRONG" if row.wrong else "")
             + (f" (prepared in {row.prepare_s:.1f} s)" if row.prepare_s > SLOW_PREPARE_S else "")
         )
     return f"[{result.seconds:5.1f} s] {result.name}: " + ", ".join(shown)

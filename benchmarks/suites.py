@@ -247,15 +247,15 @@ NAMES = (*SUITES, "report")
 WEIGHTS = {
     "quick": 5,
     "cpu": 60,
-    "decode": 12,
-    "portable": 15,
-    "sparse": 90,
-    "dense": 75,
-    "cliffs": 45,
-    "serving": 30,
-    "selection": 20,
-    "sweep": 40,
-    "report": 120,
+    "decode": 8,
+    "portable": 4,
+    "sparse": 45,
+    "dense": 35,
+    "cliffs": 40,
+    "serving": 10,
+    "selection": 10,
+    "sweep": 75,
+    "report": 75,
 }
 NEED_CUDA = ("dense", "sparse", "decode", "portable", "cliffs", "serving", "selection", "sweep")
 
