@@ -34,7 +34,7 @@ from .digests import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ENGINES = tuple(engine_names(True))
-SECONDS = 125
+SECONDS = 300
 PRINTED = 5000
 LISTED = 40
 
