@@ -1,7 +1,7 @@
 """The tiles of queries and keys that engines visit for a pattern: what a call costs, drawn.
 
 Windows and columns ask the compiled module ``_info``, which reads the definition that the engines
-read (``csrc/pattern.h``); a layout lists its blocks itself.
+read (``csrc/visited_tiles.h``); a layout lists its blocks itself.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 
 #include <set>
 
+#include "visited_tiles.h"
+
 namespace sparse_attn {
 namespace {
 

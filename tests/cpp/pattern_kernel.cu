@@ -2,6 +2,7 @@
 // compiling it shows csrc/pattern.h and csrc/params.h usable from device code. It is never
 // launched.
 #include "params.h"
+#include "visited_tiles.h"
 
 namespace sparse_attn {
 

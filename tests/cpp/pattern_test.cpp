@@ -2,8 +2,6 @@
 // exactly the pairs that the dense truth allows, each once; tiles without a mask are whole; no
 // visited tile is idle; and arithmetic at the ends of the 32-bit range stays defined (build with
 // -fsanitize=undefined,address). Run: pattern_test [cases of each kind].
-#include "pattern.h"
-
 #include <climits>
 #include <cstdlib>
 #include <initializer_list>
@@ -12,6 +10,7 @@
 #include "check.h"
 #include "dense_case.h"
 #include "tile_walk.h"
+#include "visited_tiles.h"
 
 namespace {
 

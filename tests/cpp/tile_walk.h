@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "dense_case.h"
+#include "visited_tiles.h"
 
 class TileWalk {
  public:

@@ -12,6 +12,7 @@
 #include "cpu/sequences.h"
 #include "cpu/tiled/keys.h"
 #include "cpu/torch_host.h"
+#include "visited_tiles.h"
 
 namespace sparse_attn::cpu {
 namespace {

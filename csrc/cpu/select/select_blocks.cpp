@@ -9,6 +9,7 @@
 #include "cpu/select/select_estimate.h"
 #include "cpu/sequences.h"
 #include "cpu/torch_host.h"
+#include "visited_tiles.h"
 
 namespace sparse_attn::cpu {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "cpu/tiled/plan.h"
 #include "params.h"
+#include "visited_tiles.h"
 
 namespace sparse_attn::cpu {
 

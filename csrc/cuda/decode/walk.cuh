@@ -3,6 +3,7 @@
 // adds up in a chunk does not depend on the other rows of its tile.
 #pragma once
 
+#include "../../visited_tiles.h"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "../../params.h"
+#include "../../visited_tiles.h"
 #include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../params.h"
+#include "../../visited_tiles.h"
 
 namespace sparse_attn::cuda::portable {
 
