@@ -13,7 +13,7 @@
 #include "chunks.cuh"
 #include "config.h"
 #include "epilogue.cuh"
-#include "mask_words.h"
+#include "row_masks.cuh"
 #include "score_bias.cuh"
 #include "softmax.cuh"
 #include "topk_keep.cuh"
@@ -33,6 +33,7 @@ class Consumer {
         smem_(smem),
         epilogue_(args, maps, smem, consumer),
         bias_(args),
+        masks_(args, smem, consumer),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
         lane_(threadIdx.x % kWarp) {
@@ -217,99 +218,8 @@ class Consumer {
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
     if (info_.mask == TileMask::kNone) return;
-    const int32_t row = tile_row();
-    if (C::kPlain || info_.mask == TileMask::kSliding) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        visible_[r] = columns_in(info_.columns.row(row + 8 * r), 2 * (lane_ % 4));
-      }
-      return;
-    }
-    if (C::kHalf) {
-      find_mask(row);
-      if (info_.mask == TileMask::kPartial) keep_partial(row);
-      return;
-    }
-    const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
-    const RowMask* mask = smem_.mask[consumer_];
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[consumer_]), mask_.parity);
-    if (C::kListed && info_.mask == TileMask::kCopied) {
-      take_bits(reinterpret_cast<const uint32_t*>(mask), own_row);
-    } else {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) visible_[r] = mask[own_row + 8 * r].word[lane_ % 4];
-    }
-    __syncwarp();
-    arrive_warp(&smem_.mask_empty[consumer_]);
-    mask_.advance();
-  }
-
-  /// The same of copied bits: those of a box after those of the box before, row by row.
-  __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row) {
-    const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
-    const int32_t shift = in_row / 2;
-    boxes += row * in_row;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t seen = 0;
-#pragma unroll
-      for (int32_t w = 0; w < RowMask::kWords; ++w) {
-        const int32_t at = (w >> shift) * kConsumerRows * in_row + (w & (in_row - 1));
-        const uint32_t columns = top_of_thread(boxes[at + 8 * r * in_row], lane_ % 4);
-        seen = seen >> 8 | (columns & 0xff000000u);
-      }
-      visible_[r] = seen;
-    }
-  }
-
-  /// The same in half tiles, where no warp writes masks: of the listed boxes, one after the other.
-  __device__ __forceinline__ void find_mask(int32_t first) {
-    const AttentionParams& params = args_.params;
-    const hopper::Work& work = smem_.work[work_.index];
-    const int32_t* boxes = smem_.boxes[(steps_ - 1) % SharedStorage<C>::kInfoSlots];
-#pragma unroll 1
-    for (int r = 0; r < 2; ++r) {
-      const int32_t row = work.first_row + first + 8 * r;
-      uint32_t word = 0;
-      if (row < work.slice.rows.length) {
-        const Interval bounds = params.scores.bounds.row(
-            work.batch, work.head, work.slice.rows.at(row), params.problem.seq_kv);
-        const Interval keys = make_row(params.pattern, work.slice, row, bounds).keys;
-#pragma unroll 1
-        for (int32_t box = 0; box < args_.boxes; ++box) {
-          int32_t first = boxes[box];
-          if (info_.mask == TileMask::kPartial) {
-            if (first < 0) break;
-            first = work.runs.keys(first).begin;
-          }
-          const Interval own = intersect(keys, {first, first + args_.box_rows});
-          word |= columns_in(own, first - box * args_.box_rows + 2 * (lane_ % 4));
-        }
-      }
-      (r == 0 ? visible_[0] : visible_[1]) = word;
-    }
-  }
-
-  /// Takes from the words what the bits of partial blocks leave out.
-  __device__ __forceinline__ void keep_partial(int32_t first) {
-    const BlockList& list = args_.params.pattern.list;
-    const Work& work = smem_.work[work_.index];
-    const int32_t* boxes = smem_.boxes[(steps_ - 1) % SharedStorage<C>::kInfoSlots];
-    const int32_t row = (work.first_row + first) % list.block_q;
-    const int32_t in_word = args_.box_rows / 4;  // columns of a box
-#pragma unroll 1
-    for (int32_t box = 0; box < args_.boxes && boxes[box] >= 0; ++box) {
-      const BlockBits bits = list.bits_at(list.bits_row(work.runs, boxes[box]));
-      if (!bits.present()) continue;
-      const int32_t key = work.runs.keys(boxes[box]).begin % list.block_kv;
-      const uint32_t hidden = low_bits(in_word) << (box * in_word);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint32_t* words = bits.row(row + 8 * r) + key / 32;
-        const uint32_t seen = thread_bits(words, key % 32, args_.box_rows, lane_ % 4);
-        visible_[r] &= ~hidden | seen << (box * in_word);
-      }
-    }
+    const int32_t slot = (steps_ - 1) % SharedStorage<C>::kInfoSlots;
+    masks_.take(info_, tile_row(), smem_.work[work_.index], slot, visible_);
   }
 
   template <bool kTransforms>
@@ -458,6 +368,7 @@ class Consumer {
   SharedStorage<C>& smem_;
   Epilogue<C> epilogue_;
   ScoreBias<C> bias_;  // for kBiased
+  RowMasks<C> masks_;
   const int consumer_, warp_, lane_;
   uint64_t sQ_, sK_, sV_;
   uint32_t steps_ = 0;
@@ -467,7 +378,6 @@ class Consumer {
   Ring<C::kQueryBuffers> query_;
   Ring<C::kKeyStages> key_;
   Ring<C::kValueStages> value_;
-  Ring<1> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   float scale_log2_;             // for kScaled
