@@ -40,6 +40,17 @@ struct Consumer {
     ptx::named_barrier_sync(kWarpgroupBarrier + consumer, kWarpgroup);
   }
 
+  // Warpgroups multiply in turns, each alone: together they would all multiply, then all
+  // exponentiate. The next one starts under the last kEarly steps.
+  static constexpr int kEarly = 2;
+  __device__ __forceinline__ void take_turn() const {
+    ptx::named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    const int next = consumer == kConsumers - 1 ? 0 : consumer + 1;
+    ptx::named_barrier_arrive(kTurnBarrier + next, 2 * kWarpgroup);
+  }
+
   __device__ static uint64_t descriptor(uint32_t tile) {
     return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
   }
@@ -48,14 +59,18 @@ struct Consumer {
     const uint64_t keys = descriptor(ptx::smem_address(storage.key[stage]));
     constexpr int kSteps = kSlabColumns / 16;
     ptx::pin(scores);
+    take_turn();
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
       const uint32_t in_slab = i % kSteps * 32;
       Product::ss(scores, ptx::wgmma_advance(query, i / kSteps * kVectors * kRowBytes + in_slab),
                   ptx::wgmma_advance(keys, i / kSteps * kKeys * kRowBytes + in_slab), i > 0);
+      if (i == C::HEAD_DIM / 16 - 1 - kEarly) ptx::wgmma_commit();
     }
     ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    pass_turn();
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
   }
@@ -70,19 +85,8 @@ struct Consumer {
   /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some.
   template <int kBlocks>
   __device__ __forceinline__ void store(FragmentTerms& terms, int32_t block) const {
-    constexpr int kTogether = kFragments / kBlocks;
     constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
     constexpr int kCopies = kBlocks >= 4 ? 1 : 4 / kBlocks;  // lanes with the same sum
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        float together = terms[r][i * kTogether];
-#pragma unroll
-        for (int j = 1; j < kTogether; ++j) together += terms[r][i * kTogether + j];
-        terms[r][i] = together;
-      }
-    }
     halve_terms<2, kBlocks>(terms);
     halve_terms<1, kHalf>(terms);
     if (kBlocks > 1) block += quad / 2 * kHalf;
@@ -139,8 +143,21 @@ struct Consumer {
       sum[r] *= ptx::exp2_approx(before - base[r]);
     }
   }
-  /// The terms of a tile, and the lane's own sum of each row: both rows at once, as each alone
-  /// waits for itself.
+  /// Adds up neighbours until kLeft terms are left, which come first.
+  template <int kTerms, int kLeft>
+  __device__ __forceinline__ static void add_neighbours(FragmentTerms& terms) {
+    if constexpr (kTerms > kLeft) {
+#pragma unroll
+      for (int i = 0; i < kTerms / 2; ++i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) terms[r][i] = terms[r][2 * i] + terms[r][2 * i + 1];
+      }
+      add_neighbours<kTerms / 2, kLeft>(terms);
+    }
+  }
+  /// The terms of a tile's kBlocks key blocks, and the lane's own sum of each row: both rows at
+  /// once, as each alone waits for itself.
+  template <int kBlocks>
   __device__ __forceinline__ void weigh(const Scores& scores, FragmentTerms& terms,
                                         float (&total)[2]) const {
     const float scale = args.params.scale * kLog2e;
@@ -153,41 +170,33 @@ struct Consumer {
                       ptx::exp2_approx(fmaf(x[1], scale, -base[r]));
       }
     }
+    add_neighbours<kFragments, kBlocks>(terms);
+    FragmentTerms all;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float all[4] = {};
+    for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-      for (int j = 0; j < kFragments; ++j) all[j % 4] += terms[r][j];
-      total[r] = (all[0] + all[1]) + (all[2] + all[3]);
+      for (int r = 0; r < 2; ++r) all[r][i] = terms[r][i];
     }
+    add_neighbours<kBlocks, 1>(all);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] = all[r][0];
   }
   /// Takes in the scores of a tile. Terms stay relative to the first tile's highest score until
   /// they grow too large, so that later maxima are never looked for.
-  __device__ __forceinline__ void take(const Scores& scores, int32_t first) {
+  template <int kBlocks>
+  __device__ __forceinline__ void take(const Scores& scores, int32_t tile) {
     constexpr float kLarge = 1e18f;
     FragmentTerms terms;
     float total[2];
-    if (first == 0) rebase(scores, true);
-    weigh(scores, terms, total);
+    if (tile == 0) rebase(scores, true);
+    weigh<kBlocks>(scores, terms, total);
     if (__any_sync(~0u, !(total[0] + total[1] < kLarge))) {
       rebase(scores, false);
-      weigh(scores, terms, total);
+      weigh<kBlocks>(scores, terms, total);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += total[r];
-    const int32_t per_block = args.estimate.per_block, block = first / per_block;
-    switch (per_block) {
-      case 8:
-        return store<16>(terms, block);
-      case 16:
-        return store<8>(terms, block);
-      case 32:
-        return store<4>(terms, block);
-      case 64:
-        return store<2>(terms, block);
-      default:
-        return store<1>(terms, block);
-    }
+    store<kBlocks>(terms, tile * kBlocks);
   }
 
   __device__ void begin(const Unit& unit, uint32_t tile) {
@@ -206,10 +215,13 @@ struct Consumer {
   }
 
   /// Walks over the tiles that the unit sees, and lets the others pass.
+  template <int kBlocks>
   __device__ __forceinline__ void walk(int32_t own, int32_t all) {
     for (int32_t tile = 0; tile < all; ++tile) {
       ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
       if (tile >= own) {
+        take_turn();
+        pass_turn();
         release();
         continue;
       }
@@ -217,7 +229,7 @@ struct Consumer {
       multiply(scores);
       release();
       if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
-      take(scores, tile * kKeys);
+      take<kBlocks>(scores, tile);
     }
   }
 
@@ -338,13 +350,26 @@ struct Consumer {
     }
     const Unit unit(args, storage.item, consumer);
     begin(unit, ptx::smem_address(storage.query[consumer]));
-    walk(unit.tiles(args), tiles);
+    const int32_t own = unit.tiles(args);
+    switch (args.estimate.per_block) {
+      case 8:
+        return walk<16>(own, tiles);
+      case 16:
+        return walk<8>(own, tiles);
+      case 32:
+        return walk<4>(own, tiles);
+      case 64:
+        return walk<2>(own, tiles);
+      default:
+        return walk<1>(own, tiles);
+    }
   }
 
   __device__ void run() {
+    if (consumer == kConsumers - 1) pass_turn();  // the first one's
     for (int turn = 0;; ++turn) {
       ptx::mbarrier_wait(ptx::smem_address(&storage.item_full), turn % 2);
-      if (storage.item < 0) return;
+      if (storage.item < 0) break;
       begin_and_walk();
       const Unit unit(args, storage.item, consumer);  // again, to hold nothing while it walks
       arrive(storage.item_empty);
@@ -354,6 +379,7 @@ struct Consumer {
       if (!unit.blocks.empty()) write_shares(unit);
       synchronise();  // masses and lse may be written again
     }
+    if (consumer == 0) take_turn();  // the last one's
   }
 };
 

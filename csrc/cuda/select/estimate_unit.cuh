@@ -21,7 +21,8 @@ constexpr int kChunks = 2;
 constexpr int kLanesOfOwner = kWarpgroup / kChunk;
 constexpr int kMostOwners = kVectors / kLanesOfOwner;  // query blocks of a thread
 constexpr int kConsumerRegisters = 160, kLoaderRegisters = 32;
-constexpr int kWarpgroupBarrier = 1;  // and one more; 0 is __syncthreads
+constexpr int kWarpgroupBarrier = 1;                          // and one more; 0 is __syncthreads
+constexpr int kTurnBarrier = kWarpgroupBarrier + kConsumers;  // and one more each
 
 template <Dtype kDtype_, int HEAD_DIM_>
 struct Config {
