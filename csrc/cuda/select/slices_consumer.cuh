@@ -38,6 +38,7 @@ struct Consumer {
   int32_t limits[2];                // key vectors before it are seen, by row
   int32_t pairs[2], last_pairs[2];  // kMasses: of an antidiagonal, and of the last key vector's
   float lse[2];                     // kShares: of the row
+  float unit;                       // minmax: what makes a finished score one of log2
 
   __device__ static void arrive(uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
@@ -146,26 +147,31 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       limits[r] = vector(r) < queries.vectors ? args.seen(tile.head, vector(r)) : 0;
+      // Infinity where it sees nothing. The load ends under the products.
+      if (kPass == Pass::kShares) lse[r] = limits[r] > 0 ? masses_of(r)[0] : INFINITY;
       if (kPass != Pass::kMasses) continue;
       pairs[r] = vector(r) == queries.vectors - 1 ? queries.last : slices;
       last_pairs[r] = pairs[r] + keys.last - slices;
       if (last_pairs[r] <= 0) limits[r] = imin(limits[r], keys.vectors - 1);
     }
   }
-  /// Makes the products scores in units of log2, -inf where a row does not see the key.
-  __device__ __forceinline__ void finish(Scores& scores) const {
+  /// Makes the products scores, -inf where a row does not see the key; minmax leaves a plain scale
+  /// to the exponentials.
+  __device__ __forceinline__ void finish(Scores& scores) {
     const float softcap = args.params.softcap;
-    const float unit = softcap != 0 ? 1.0f / softcap : kLog2e;
+    const float scale = kPass == Pass::kMasses ? args.params.scale : fabsf(args.params.scale);
+    const float all = scale * (softcap != 0 ? 1.0f / softcap : kLog2e);
     const int32_t j0 = tile.column * kSliceKeys;
+    unit = kPass != Pass::kMasses && softcap == 0 && is_common_scale(scale) ? all : 1.0f;
+    if (kPass == Pass::kMasses || unit != all) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float scale = kPass == Pass::kMasses
-                              ? args.params.scale * unit / static_cast<float>(pairs[r])
-                              : fabsf(args.params.scale) * unit;
+      for (int r = 0; r < 2; ++r) {
+        const float factor = kPass == Pass::kMasses ? all / static_cast<float>(pairs[r]) : all;
 #pragma unroll
-      for (int j = 0; j < kColumnFragments; ++j) {
+        for (int j = 0; j < kColumnFragments; ++j) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) scores[4 * j + 2 * r + e] *= scale;
+          for (int e = 0; e < 2; ++e) scores[4 * j + 2 * r + e] *= factor;
+        }
       }
     }
     if (kPass == Pass::kMasses && j0 + kSliceKeys >= tile.keys.vectors) {
@@ -200,6 +206,9 @@ struct Consumer {
     }
   }
 
+  __device__ __forceinline__ float weight(float score, float base) const {
+    return ptx::exp2_approx(kPass == Pass::kMasses ? score - base : fmaf(score, unit, -base));
+  }
   __device__ __forceinline__ float* masses_of(int r) const {
     return args.masses + (int64_t{tile.head} * args.num_queries + vector(r)) * args.pitch;
   }
@@ -232,7 +241,7 @@ struct Consumer {
       float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      base[r] = top == -INFINITY ? 0.0f : top;
+      base[r] = top == -INFINITY ? 0.0f : top * unit;
     }
     float total[2] = {};
 #pragma unroll
@@ -243,7 +252,7 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float* x = scores + 4 * (half * kFragments + j) + 2 * r;
-          terms[r][j] = ptx::exp2_approx(x[0] - base[r]) + ptx::exp2_approx(x[1] - base[r]);
+          terms[r][j] = weight(x[0], base[r]) + weight(x[1], base[r]);
           if (kPass == Pass::kTotals) total[r] += terms[r][j];
         }
       }
@@ -266,24 +275,6 @@ struct Consumer {
     }
   }
 
-  /// What each row's shares are relative to: infinity where it sees nothing.
-  __device__ __forceinline__ void find_lse() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t tiles = ceil_div(limits[r], kSliceKeys);
-      const float* masses = masses_of(r);
-      float highest = -INFINITY, sum = 0.0f;
-      for (int32_t t = quad; t < tiles; t += 4) highest = fmaxf(highest, masses[t]);
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      if (highest == -INFINITY) highest = 0.0f;
-      for (int32_t t = quad; t < tiles; t += 4) sum += ptx::exp2_approx(masses[t] - highest);
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      lse[r] = tiles > 0 ? highest + __log2f(sum) : INFINITY;
-    }
-  }
-
   /// Adds what the lanes of a column hold, each lane for half of its kHeld columns.
   template <int kStep, int kHeld>
   __device__ __forceinline__ static void halve_columns(float* columns) {
@@ -303,8 +294,8 @@ struct Consumer {
     for (int j = 0; j < kColumnFragments; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        columns[2 * j + e] = ptx::exp2_approx(scores[4 * j + e] - lse[0]) +
-                             ptx::exp2_approx(scores[4 * j + 2 + e] - lse[1]);
+        columns[2 * j + e] =
+            weight(scores[4 * j + e], lse[0]) + weight(scores[4 * j + 2 + e], lse[1]);
       }
     }
     halve_columns<16, kHeld>(columns);
@@ -342,7 +333,6 @@ struct Consumer {
       arrive(storage.item_empty[slot]);
       if (tile.head < 0) return;
       begin();
-      if constexpr (kPass == Pass::kShares) find_lse();
       Scores scores;
       multiply_all(scores);
       finish(scores);

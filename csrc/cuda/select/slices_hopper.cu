@@ -85,6 +85,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 constexpr int kShareThreads = 256;
 constexpr int32_t kMostVectors = 256;  // of a query block
 
+/// Writes what a query vector's shares are relative to in the place of its first tile's mass.
+__global__ void __launch_bounds__(kShareThreads)
+    join_tiles(const __grid_constant__ Arguments args) {
+  const int64_t row = blockIdx.x * int64_t{kShareThreads} + threadIdx.x;
+  if (row >= int64_t{args.heads} * args.num_queries) return;
+  const int32_t head = static_cast<int32_t>(row / args.num_queries);
+  const int32_t vector = static_cast<int32_t>(row % args.num_queries);
+  if (vector >= args.queries(head).vectors) return;
+  const int32_t tiles = ceil_div(args.seen(head, vector), kSliceKeys);
+  float* masses = args.masses + row * args.pitch;
+  float highest = -INFINITY, sum = 0.0f;
+  for (int32_t t = 0; t < tiles; ++t) highest = fmaxf(highest, masses[t]);
+  if (highest == -INFINITY) highest = 0.0f;
+  for (int32_t t = 0; t < tiles; ++t) sum += ptx::exp2_approx(masses[t] - highest);
+  if (tiles > 0) masses[0] = highest + __log2f(sum);
+}
+
 /// The shares of a query block of a head, from the masses of its vectors.
 __global__ void __launch_bounds__(kShareThreads)
     share_masses(const __grid_constant__ Arguments args) {
@@ -158,7 +175,11 @@ template <Dtype kDtype>
 Status launch_passes(const Arguments& args) {
   if (args.estimate.kind == Vectors::kExtremes) {
     Status status = launch_pass<kDtype, Pass::kTotals>(args);
-    return status.ok() ? launch_pass<kDtype, Pass::kShares>(args) : status;
+    if (!status.ok()) return status;
+    const int64_t rows = int64_t{args.heads} * args.num_queries;
+    join_tiles<<<static_cast<uint32_t>(ceil_div64(rows, kShareThreads)), kShareThreads, 0,
+                 to_stream(args.params.stream)>>>(args);
+    return launch_pass<kDtype, Pass::kShares>(args);
   }
   Status status = launch_pass<kDtype, Pass::kMasses>(args);
   if (!status.ok()) return status;
