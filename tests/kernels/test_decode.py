@@ -1,7 +1,8 @@
-"""Few queries on many keys: the CUDA engine `portable` splits the keys; who chooses it."""
+"""Few queries on many keys: the engine `decode`, which splits the keys."""
 
 import pytest
 import torch
+from ragged import Ragged, alone, make_pages
 from reference import PATTERNS, Shape, random_layout
 
 import sparse_attn as sa
@@ -29,12 +30,12 @@ LONG = {
 
 @pytest.fixture
 def split(device):
-    """Call `portable`, which splits the keys of few queries."""
+    """Call `decode`."""
     if device != "cuda":
         pytest.skip("a CUDA engine: run with --device cuda")
 
     def call(query, key, value, pattern, **common):
-        return sa.sparse_attention(query, key, value, pattern, engine="portable", **common)
+        return sa.sparse_attention(query, key, value, pattern, engine="decode", **common)
 
     return call
 
@@ -243,3 +244,37 @@ def test_a_graph_of_many_calls_repeats_its_bits(split, device, Skv):
             out.zero_()
         graph.replay()
         assert all(torch.equal(out, want[i % 2]) for i, out in enumerate(outs))
+
+
+#: More sequences than a warp has lanes, most of them short; some have no keys.
+UNEVEN = tuple(0 if b % 13 == 5 else round(17 * 1000 ** (b * 29 % 70 / 69)) for b in range(70))
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 64])
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
+def test_uneven_sequences_have_bits_of_their_own(split, device, name, page_size):
+    """Thread blocks are shared out by the lengths of all, which changes no bit of one."""
+    check_uneven(split, device, name, page_size, coarse=False)
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 64])
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks"])
+def test_uneven_sequences_of_float8_have_bits_of_their_own(split, device, name, page_size):
+    check_uneven(split, device, name, page_size, coarse=True)
+
+
+def check_uneven(split, device, name, page_size, coarse):
+    ragged = Ragged((1,) * len(UNEVEN), UNEVEN, 8, 2, 128)
+    sequences = ragged.sequences(device, torch.bfloat16)
+    if coarse:
+        kind = torch.float8_e4m3fn
+        sequences = [(q, k.to(kind), v.to(kind)) for q, k, v in sequences]
+    queries, keys, values = zip(*sequences, strict=True)
+    pages = make_pages(keys, values, page_size)
+    pattern = LONG[name](Shape(1, 8, 2, 1, max(UNEVEN), 128), device)
+    given = {"pattern": pattern, "is_causal": True, "engine": "decode", "return_lse": True}
+    caches = (pages.key, pages.value, pages.table, pages.used)
+    out, lse = sa.paged_attention(torch.cat(queries), *caches, **given)
+    for b, sequence in enumerate(sequences):
+        want = split(*sequence, alone(pattern, b, 1, UNEVEN[b]), is_causal=True, return_lse=True)
+        assert torch.equal(out[b : b + 1], want[0]) and torch.equal(lse[b : b + 1], want[1])

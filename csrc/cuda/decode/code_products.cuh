@@ -19,9 +19,13 @@ struct CodeTile {
   static constexpr int kChunk = 16;
   static constexpr int kChunks = HEAD_DIM / kChunk;  // of a row
 
-  __device__ __forceinline__ static uint32_t place(int row, int column) {
+  /// What the bytes of a chunk's place in row 0 are xored with in another row.
+  __device__ __forceinline__ static constexpr uint32_t turn(int row) {
     constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
-    return row * HEAD_DIM + ((column / kChunk) ^ (row & kMask)) * kChunk + column % kChunk;
+    return (row & kMask) * kChunk;
+  }
+  __device__ __forceinline__ static uint32_t place(int row, int column) {
+    return row * HEAD_DIM + ((column / kChunk * kChunk) ^ turn(row)) + column % kChunk;
   }
 };
 

@@ -12,6 +12,7 @@ namespace sparse_attn::cuda::decode {
 template <typename T_, int HEAD_DIM_, int TILE_ROWS_, bool kFloat8_ = false>
 struct Config {
   using T = T_;
+  using Element = std::conditional_t<kFloat8_, uint8_t, T>;  // of keys and values
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int TILE_ROWS = TILE_ROWS_;
   static constexpr bool kFloat8 = kFloat8_;  // keys and values of 8 bits
@@ -19,11 +20,13 @@ struct Config {
   static constexpr bool kQueryRegisters = MT == 1;
   static constexpr int kWarps = HEAD_DIM > 128 ? 2 : 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kBlocksPerSm = 2;
-  static constexpr int kStages = HEAD_DIM > 64 ? 3 : 6;  // of keys with their values
+  // Codes take half of the memory, and more instructions for a byte.
+  static constexpr int kBlocksPerSm = kFloat8 ? 3 : 2;
+  static constexpr int kStages = (HEAD_DIM > 64 ? 3 : 6) * (kFloat8 ? 4 : 3) / 3;
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
-  static constexpr int kTileBytes = kStepKeys * kPitch;
-  static constexpr int kRingBytes = kStages * 2 * kTileBytes;
+  static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
+  static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values
+  static constexpr int kRingBytes = kStages * kSlotBytes;
   static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * kPitch;
   static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
   static constexpr int NT = kStepKeys / 8;
@@ -36,8 +39,9 @@ struct Config {
   using Output = float[MT][DT][4];
 
   static_assert(kPitch % 128 == 0, "the swizzle permutes chunks of 128-byte lines");
-  static_assert(kFragmentRows * HEAD_DIM * sizeof(float) == 2 * kTileBytes,
-                "a fragment of float32 output fills a slot of keys and values");
+  static constexpr int kStagedRows = kSlotBytes / (HEAD_DIM * static_cast<int>(sizeof(float)));
+  static_assert(kStagedRows % 8 == 0, "a slot holds whole groups of rows of float32 output");
+  static_assert(kFragmentRows * kPitch <= kSlotBytes, "a slot holds the queries of a fragment");
   static_assert(kFragmentRows == kStepKeys, "queries are loaded as a step's keys are");
   static_assert(MT <= kWarps, "a warp loads a fragment of queries");
 };

@@ -33,9 +33,11 @@ auto with_config(int32_t head_dim, const Function& function) {
 SplitGrid grid_of(const AttentionParams& params) {
   return with_config(params.problem.widest_dim(), [&](auto config) {
     using Shape = decltype(config);
+    using Codes = Config<typename Shape::T, Shape::HEAD_DIM, kFragmentRows, true>;
     DeviceShape device;
     device.resident =
-        attribute(cudaDevAttrMultiProcessorCount, params.device) * Shape::kBlocksPerSm;
+        attribute(cudaDevAttrMultiProcessorCount, params.device) *
+        (params.keys.dtype == Dtype::kFloat8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm);
     device.clusters = has_clusters();
     const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {

@@ -18,18 +18,26 @@ namespace sparse_attn::cuda::decode {
 /// A warp's walk over its share of the keys, and their way into its ring.
 template <typename Config, Kind kKind>
 struct KeyLoader {
-  using T = typename Config::T;
+  using Element = typename Config::Element;
+  using Rows = std::conditional_t<Config::kFloat8, CodeLoader<Config>, RowLoader<Config>>;
 
   const AttentionParams& params;
   const Pattern& pattern;
   const TileState<Config>& state;
   Step* steps;  // of the ring's slots
   uint32_t ring;
-  RowLoader<Config> key_rows, value_rows;
+  Rows key_rows, value_rows;
   Walk walk;
 
+  __device__ __forceinline__ static Rows rows(int32_t columns, bool aligned) {
+    if constexpr (Config::kFloat8) {
+      return {columns};
+    } else {
+      return {columns, aligned};
+    }
+  }
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
-    return ring + slot * 2 * Config::kTileBytes;
+    return ring + slot * Config::kSlotBytes;
   }
   __device__ __forceinline__ static uint32_t values(uint32_t ring, int slot) {
     return keys(ring, slot) + Config::kTileBytes;
@@ -39,58 +47,53 @@ struct KeyLoader {
   __device__ __forceinline__ void load_next(int slot) {
     const Step step = walk.next();
     if (threadIdx.x % 32 == 0) steps[slot] = step;
-    if (step.chunk < walk.end_chunk) {
-      const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
-      Interval valid =
-          step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : state.walk.keys_loaded;
-      valid = {valid.begin - step.start, valid.end - step.start};
-      int64_t first = kKind == Kind::kStrided ? view.at(step.start) : step.start;
-      int64_t stride = kKind == Kind::kStrided ? view.step : 1;
-      const KeySource& source = params.keys;
-      if constexpr (Config::kFloat8) {
-        load_codes(keys(ring, slot), source.key, key_rows, step.start, valid);
-        load_codes(values(ring, slot), source.value, value_rows, step.start, valid);
-      } else if (source.paged()) {
-        load_paged(keys(ring, slot), source.key, key_rows, view, step.start, valid);
-        load_paged(values(ring, slot), source.value, value_rows, view, step.start, valid);
-      } else {
-        key_rows.load(keys(ring, slot), state.key_head + first * source.key.stride_s,
-                      stride * source.key.stride_s, valid);
-        value_rows.load(values(ring, slot), state.value_head + first * source.value.stride_s,
-                        stride * source.value.stride_s, valid);
-      }
-    }
+    if (step.chunk < walk.end_chunk) load(step, keys(ring, slot), values(ring, slot));
     ptx::cp_async_commit();
   }
 
  private:
-  using Codes = CodeLoader<Config>;
+  /// Where a key lies: its page, and its row there or in the sequence.
+  struct Place {
+    int64_t page, row;
+  };
 
-  /// Keys of 8 bits, of which a step lies in one page too.
-  __device__ __forceinline__ void load_codes(uint32_t to, const TensorView& tensor,
-                                             const RowLoader<Config>& rows, int32_t start,
-                                             Interval valid) const {
-    const Work& work = state.work;
-    const uint8_t* from =
-        static_cast<const uint8_t*>(tensor.data) +
-        params.keys.locate(tensor, work.sequence, work.batch, work.key_head, start);
-    Codes{rows.columns}.load(to, from, tensor.stride_s, valid);
+  __device__ __forceinline__ void load(const Step& step, uint32_t key_to, uint32_t value_to) const {
+    const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
+    Interval valid =
+        step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : state.walk.keys_loaded;
+    valid = {valid.begin - step.start, valid.end - step.start};
+    const TensorView& key = params.keys.key;
+    const TensorView& value = params.keys.value;
+    if constexpr (kKind == Kind::kStrided) {
+      if (params.keys.paged()) {
+        key_rows.load_each(key_to, valid, [&](int r) {
+          return row_at(state.key_head, key, place(view.at(step.start + r)));
+        });
+        value_rows.load_each(value_to, valid, [&](int r) {
+          return row_at(state.value_head, value, place(view.at(step.start + r)));
+        });
+        return;
+      }
+    }
+    // Consecutive keys of a step lie in one page: pages are whole numbers of steps.
+    const bool strided = kKind == Kind::kStrided;
+    const Place first = place(strided ? view.at(step.start) : step.start);
+    const int64_t stride = strided ? view.step : 1;
+    key_rows.load(key_to, row_at(state.key_head, key, first), stride * key.stride_s, valid);
+    value_rows.load(value_to, row_at(state.value_head, value, first), stride * value.stride_s,
+                    valid);
   }
 
-  /// A step of consecutive keys lies in one page: pages are whole numbers of steps.
-  __device__ __forceinline__ void load_paged(uint32_t to, const TensorView& tensor,
-                                             const RowLoader<Config>& rows, const View& view,
-                                             int32_t start, Interval valid) const {
-    const Work& work = state.work;
-    auto row_at = [&](int32_t j) {
-      return static_cast<const T*>(tensor.data) +
-             params.keys.locate(tensor, work.sequence, work.batch, work.key_head, j);
-    };
-    if constexpr (kKind == Kind::kStrided) {
-      rows.load_each(to, valid, [&](int r) { return row_at(view.at(start + r)); });
-    } else {
-      rows.load(to, row_at(start), tensor.stride_s, valid);
-    }
+  __device__ __forceinline__ Place place(int32_t j) const {
+    const KeySource& source = params.keys;
+    if (kKind == Kind::kPlain || !source.paged()) return {0, j};
+    const int32_t size = source.page_size;
+    const int32_t page = state.page_shift >= 0 ? j >> state.page_shift : j / size;
+    return {source.existing_page(source.entry_of(state.work.batch, page)), j - page * size};
+  }
+  __device__ __forceinline__ static const Element* row_at(const Element* head,
+                                                          const TensorView& tensor, Place place) {
+    return head + place.page * tensor.stride_b + place.row * tensor.stride_s;
   }
 };
 
@@ -158,9 +161,9 @@ __device__ __forceinline__ float weight_of(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
 }
 
-/// Adds up the warps' sums of a chunk and stores them, a fragment of rows at a time; the thread
-/// block calls it. Each warp's part of the output passes through `staging`, an offset into the
-/// rings, of rows of HEAD_DIM floats.
+/// Adds up the warps' sums of a chunk and stores them, as many rows at a time as a slot holds; the
+/// thread block calls it. Each warp's part of the output passes through `staging`, an offset into
+/// the rings, of rows of HEAD_DIM floats.
 template <typename Config>
 __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
                                             const AttentionParams& params, TileState<Config>& state,
@@ -179,12 +182,14 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
   }
   if (lane == 0) state.staging[warp] = staging;
 #pragma unroll
-  for (int mt = 0; mt < Config::MT; ++mt) {
-    const int first = mt * kFragmentRows;
-    const int rows = imin(state.work.rows - first, kFragmentRows);
+  for (int first = 0; first < Config::TILE_ROWS; first += Config::kStagedRows) {
+    const int mt = first / kFragmentRows;
+    const int rows = imin(state.work.rows - first, Config::kStagedRows);
+    if (rows <= 0) break;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int r = lane_row(0, h);
+    for (int h = first % kFragmentRows / 8;
+         h < (first + Config::kStagedRows - 1) % kFragmentRows / 8 + 1; ++h) {
+      const int r = lane_row(mt, h) - first;
       if (r >= rows) continue;
       float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM;
 #pragma unroll
@@ -235,20 +240,27 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
                                            char* smem) {
   using Loader = KeyLoader<Config, kKind>;
   constexpr int kStages = Config::kStages;
-  constexpr bool kPlain = kKind == Kind::kPlain;
+  constexpr bool kLean = is_lean(kKind);
   const Work& work = state.work;
   const int warp = threadIdx.x / 32;
   // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
-  const RowLoader<Config> key_rows = {kPlain ? Config::HEAD_DIM : params.problem.head_dim,
-                                      kPlain || aligned};
-  const RowLoader<Config> value_rows = {kPlain ? Config::HEAD_DIM : params.problem.value_dim,
-                                        kPlain || aligned};
+  const int32_t key_columns = kLean ? Config::HEAD_DIM : params.problem.head_dim;
+  const int32_t value_columns = kLean ? Config::HEAD_DIM : params.problem.value_dim;
+  const bool whole = kLean || aligned;
+  const RowLoader<Config> query_rows = {key_columns, whole};
   typename Config::Products products;
   const Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
-  Loader loader = {params, pattern, state, state.steps[warp], ring, key_rows, value_rows, walk};
+  Loader loader = {params,
+                   pattern,
+                   state,
+                   state.steps[warp],
+                   ring,
+                   Loader::rows(key_columns, whole),
+                   Loader::rows(value_columns, whole),
+                   walk};
 
-  const bool transformed = !kPlain && !has_plain_scores(params);
+  const bool transformed = !kLean && !has_plain_scores(params);
   const float scale = params.score_scale(work.batch, work.first_head);
   const Exponent exponent = {transformed ? kLog2e : scale * kLog2e, transformed};
   ChunkSum<Config> sum;
@@ -259,11 +271,11 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   // Queries for registers pass through the slot that is filled last.
   uint32_t queries = Loader::keys(ring, kStages - 1);
   if constexpr (Config::kQueryRegisters) {
-    load_queries(params, state, key_rows, 0, queries);
+    load_queries(params, state, query_rows, 0, queries);
   } else {
     const uint32_t fragment = kFragmentRows * Config::kPitch;
     queries = ptx::shared_address(smem) + Config::kWarps * Config::kRingBytes;
-    if (warp < Config::MT) load_queries(params, state, key_rows, warp, queries + warp * fragment);
+    if (warp < Config::MT) load_queries(params, state, query_rows, warp, queries + warp * fragment);
   }
   ptx::cp_async_commit();
 #pragma unroll 1
@@ -346,7 +358,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);
   const Pattern pattern = pattern_of<kKind>(params);
-  // A merge that waits beside long chunks slows them.
+  // Whether a merge that begins early costs long chunks anything was not measured apart.
   if (grid.merged) ptx::launch_dependents();
   // What the host knows is prepared before the kernel in front has ended.
   const bool early = kKind == Kind::kPlain && !params.sequences.offsets_on_device();
@@ -355,8 +367,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __syncthreads();
   const Work& work = state.work;
   const int32_t chunks = work.rows > 0 ? state.walk.chunks : 0;
-  const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / grid.splits;
-  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / grid.splits;
+  const uint32_t splits = imax(work.splits, 1);
+  const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / splits;
+  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / splits;
   if (chunk < end) {
     sum_chunks<Config, kKind>(params, pattern, state, partials, aligned, early, chunk, end, smem);
   } else if (early) {

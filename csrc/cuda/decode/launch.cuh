@@ -13,8 +13,10 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
   if (error != cudaSuccess) return to_status(error);
-  int64_t blocks =
-      int64_t{params.problem.batch} * params.problem.heads_kv * plan.grid.tiles * plan.grid.splits;
+  const SplitGrid& grid = plan.grid;
+  const int64_t batch = params.problem.batch;
+  const int64_t blocks = (grid.shares > 0 ? grid.shares + batch : batch * grid.splits) *
+                         params.problem.heads_kv * grid.tiles;
   LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
                        to_stream(params.stream)};
   if (plan.grid.merged) shape.cluster = plan.grid.splits;
@@ -31,7 +33,9 @@ Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
   Kind kind = kind_of(params, HEAD_DIM);
   if (params.keys.dtype == Dtype::kFloat8) {
-    return launch_kernel<Config<T, HEAD_DIM, kFragmentRows, true>, Kind::kGeneral>(params, plan);
+    using Codes = Config<T, HEAD_DIM, kFragmentRows, true>;
+    if (kind == Kind::kSequences) return launch_kernel<Codes, Kind::kSequences>(params, plan);
+    return launch_kernel<Codes, Kind::kGeneral>(params, plan);
   }
   if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);
   if constexpr (has_tall_tiles(HEAD_DIM)) {
@@ -40,6 +44,7 @@ Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
     }
   }
   if (kind == Kind::kPlain) return launch_kernel<Flat, Kind::kPlain>(params, plan);
+  if (kind == Kind::kSequences) return launch_kernel<Flat, Kind::kSequences>(params, plan);
   return launch_kernel<Flat, Kind::kGeneral>(params, plan);
 }
 

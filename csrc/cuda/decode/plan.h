@@ -26,6 +26,7 @@ struct SplitGrid {
   int32_t chunk_steps = 1;   // steps of a chunk
   int32_t max_chunks = 1;    // chunks that a row tile may visit, at most
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
+  int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   bool merged = false;       // whether they are a cluster, which merges the chunks
 };
 
@@ -49,22 +50,27 @@ SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
   return window < length ? static_cast<int32_t>(window) : length;
 }
 
+/// The same with its leading keys.
+SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
+  const int32_t lead = pattern.most_lead(keys);
+  return imin(main_reach(pattern, keys), keys - lead) + lead;
+}
+
 /// Steps of a chunk for rows that visit up to `keys` keys, of a list or not: long enough that its
 /// partial results count little beside its keys, short enough that few rows on few keys still fill
 /// a device. A multiple of every number of warps.
 SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q, bool listed) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096;
-  int32_t chunk = ceil_div(keys, keys <= kFewKeys && !listed ? kMostMerged : kMostMerged / 2);
+  const bool few = keys <= kFewKeys && !listed;
+  int32_t chunk = ceil_div(keys, few ? kMostMerged : kMostMerged / 2);
   chunk = imin(imax(chunk, 128), 1024);
-  chunk = imax(chunk, imax(keys / kMostChunks, 64 * seq_q));
+  chunk = imax(chunk, imax(keys / kMostChunks, (few ? 16 : 64) * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
 
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
-  const int32_t lead = pattern.most_lead(keys);
-  const int32_t reach = imin(main_reach(pattern, keys), keys - lead) + lead;
-  return chunk_steps(reach, seq_q, pattern.list.present());
+  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list.present());
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
@@ -77,10 +83,14 @@ constexpr int32_t most_chunks(int32_t keys) {
 /// What a kernel leaves out: what its calls do not have is constant to it, which makes it short. A
 /// cold call fetches its code from memory.
 enum class Kind {
-  kPlain,    // a window on keys that all exist, scores that need no more than their scale
-  kGeneral,  // all but strided views
+  kPlain,      // a window on keys that all exist, scores that need no more than their scale
+  kSequences,  // the same of sequences that differ in length or lie in pages
+  kGeneral,    // all but strided views
   kStrided,
 };
+SPARSE_ATTN_HD constexpr bool is_lean(Kind kind) {
+  return kind == Kind::kPlain || kind == Kind::kSequences;
+}
 
 /// Whether some view of the keys is strided.
 inline bool is_strided(const Pattern& pattern) {
@@ -93,8 +103,11 @@ inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
   if (is_strided(pattern)) return Kind::kStrided;
   constexpr Features kPlain =
       Features::of(Feature::kWindow, Feature::kQueryOffsets, Feature::kSinkLogits);
-  const bool plain = params.features.within(kPlain) && params.problem.head_dim == compiled_head_dim;
-  return plain ? Kind::kPlain : Kind::kGeneral;
+  constexpr Features kSequences = kPlain.with(
+      Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys));
+  if (params.problem.head_dim != compiled_head_dim) return Kind::kGeneral;
+  if (params.features.within(kPlain)) return Kind::kPlain;
+  return params.features.within(kSequences) ? Kind::kSequences : Kind::kGeneral;
 }
 
 /// What a device has for the kernels of a head dim.
@@ -145,13 +158,12 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.max_chunks = imax(plan.max_chunks, 1);
 
   int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
-  // Waves of thread blocks; measured best, see docs/kernels/decode.md. Where lengths differ, more
-  // splits let several thread blocks share the longest sequence.
-  const int64_t waves = params.sequences.same_lengths() ? 2 : 8;
+  // Waves of thread blocks; measured best, see docs/kernels/decode.md.
+  constexpr int64_t kWaves = 2, kWavesOfShares = 4;
   // Thread blocks without a chunk would only wait for their turn.
   const int32_t chunks =
       list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
-  while (blocks * plan.splits * 2 <= waves * device.resident && plan.splits < chunks) {
+  while (blocks * plan.splits * 2 <= kWaves * device.resident && plan.splits < chunks) {
     plan.splits *= 2;
   }
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
@@ -165,6 +177,10 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   if (device.clusters && together > 1 && ceil_div(chunks, together) * chunk <= kShort) {
     plan.splits = together;
     plan.merged = true;
+  } else if (!params.sequences.same_lengths() && !list.present()) {
+    const int64_t row_tiles = int64_t{params.problem.heads_kv} * plan.tiles;  // of a sequence
+    plan.shares =
+        static_cast<int32_t>((kWavesOfShares * device.resident + row_tiles - 1) / row_tiles);
   }
   return plan;
 }

@@ -3,6 +3,7 @@
 
 #include "../common/ptx/cp_async.cuh"
 #include "config.cuh"
+#include "shares.cuh"
 #include "walk.cuh"
 
 namespace sparse_attn::cuda::decode {
@@ -15,9 +16,9 @@ __device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
   pattern.lead_keys = nullptr;
   if constexpr (kKind != Kind::kStrided) {
     pattern.dilation = 1;
-    pattern.lead = {0, 1, kKind == Kind::kPlain ? 0 : pattern.lead.length};
+    pattern.lead = {0, 1, is_lean(kKind) ? 0 : pattern.lead.length};
   }
-  if constexpr (kKind == Kind::kPlain) {
+  if constexpr (is_lean(kKind)) {
     pattern.list = {};
     pattern.global_count = 0;
   }
@@ -26,10 +27,11 @@ __device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
 
 /// Which packed rows a thread block computes, and which share of their chunks.
 struct Work {
-  int32_t batch = 0, key_head = 0, split = 0;
-  int32_t first_head = 0;  // query head of packed row 0
-  int32_t first_row = 0;   // packed row of the tile's row 0
-  int32_t rows = 0;        // of the tile; none where the class has no more
+  int32_t batch = 0, key_head = 0;
+  int32_t split = 0, splits = 0;  // of the thread blocks that share them; none: no work
+  int32_t first_head = 0;         // query head of packed row 0
+  int32_t first_row = 0;          // packed row of the tile's row 0
+  int32_t rows = 0;               // of the tile; none where the class has no more
   int32_t chunk_steps = 1;
   int32_t list_row = 0;  // row of the block list
   Sequence sequence;
@@ -46,8 +48,9 @@ struct TileRow {
 template <typename Config>
 struct TileState {
   Work work;
-  const typename Config::T* key_head;  // [keys, D] of the sequence and key head, but for pages
-  const typename Config::T* value_head;
+  const typename Config::Element* key_head;  // of the sequence or, in pages, of all: [keys, D]
+  const typename Config::Element* value_head;
+  int32_t page_shift;  // a page has 2^page_shift keys; -1 where that is no power of 2
   WalkPlan walk;
   TileRow rows[Config::TILE_ROWS];
   Step steps[Config::kWarps][Config::kStages];     // in each warp's ring
@@ -55,16 +58,29 @@ struct TileState {
   int32_t staging[Config::kWarps];                 // where its part of the output lies
 };
 
+template <Kind kKind>
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
                                           const SplitGrid& grid) {
+  const bool same_lengths = kKind == Kind::kPlain || params.sequences.same_lengths();
+  const bool shared = !same_lengths && grid.shares > 0;
   Work work;
   uint32_t block = blockIdx.x;
-  work.split = block % grid.splits;
-  block /= grid.splits;
+  if (!shared) {
+    work.splits = grid.splits;
+    work.split = block % grid.splits;
+    block /= grid.splits;
+  }
   uint32_t tile = block % grid.tiles;
   block /= grid.tiles;
   work.key_head = block % params.problem.heads_kv;
   work.batch = block / params.problem.heads_kv;
+  if (shared) {
+    const Share share = find_share(params, pattern, grid.shares, work.batch);
+    work.batch = share.sequence;
+    work.split = share.split;
+    work.splits = share.splits;
+    if (share.splits == 0) return work;
+  }
   work.first_row = tile % grid.row_tiles * grid.tile_rows;
   tile /= grid.row_tiles;
   uint32_t residue = 0;
@@ -86,19 +102,21 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     work.slice.shift += first;
     const ListedRuns blocks = list.runs(work.batch, work.first_head, work.list_row, list.block_kv);
     work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, true);
-  } else if (params.sequences.same_lengths()) {
+  } else if (same_lengths) {
     work.chunk_steps = grid.chunk_steps;
   } else {
-    work.chunk_steps = chunk_steps(params.pattern, work.sequence.keys, work.sequence.rows);
+    work.chunk_steps = chunk_steps(pattern, work.sequence.keys, work.sequence.rows);
   }
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;
 }
 
-template <typename T>
-__device__ __forceinline__ const T* head_of(const TensorView& tensor, const Work& work) {
-  return static_cast<const T*>(tensor.data) + work.batch * tensor.stride_b +
-         work.key_head * tensor.stride_h + work.sequence.first_key * tensor.stride_s;
+template <typename Element>
+__device__ __forceinline__ const Element* head_of(const KeySource& source, const TensorView& tensor,
+                                                  const Work& work) {
+  const Element* head = static_cast<const Element*>(tensor.data) + work.key_head * tensor.stride_h;
+  if (source.paged()) return head;
+  return head + work.batch * tensor.stride_b + work.sequence.first_key * tensor.stride_s;
 }
 
 /// Extremes of the bounds that a warp's lanes hold.
@@ -119,7 +137,7 @@ __device__ __forceinline__ Bounds reduce_bounds(Interval keys, int32_t seq_kv) {
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void prepare_tile(const AttentionParams& params, const Pattern& pattern,
                                              const SplitGrid& grid, TileState<Config>& state) {
-  Work work = find_work(params, pattern, grid);
+  Work work = find_work<kKind>(params, pattern, grid);
   int lane = threadIdx.x;
   if (lane == 0) state.work = work;
   if (work.rows <= 0) return;
@@ -131,7 +149,7 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   row.query = work.slice.rows.at(r);
   Bounds bounds = unbounded(params.problem.seq_kv);
   Interval keys = bounds.any;
-  if (kKind != Kind::kPlain && params.scores.bounds.data != nullptr) {
+  if (!is_lean(kKind) && params.scores.bounds.data != nullptr) {
     keys = params.scores.bounds.row(work.batch, row.head, row.query, params.problem.seq_kv);
     bounds = reduce_bounds(keys, params.problem.seq_kv);
   }
@@ -143,8 +161,11 @@ __device__ __forceinline__ void prepare_tile(const AttentionParams& params, cons
   }
   if (lane < Config::TILE_ROWS) state.rows[lane] = row;
   if (lane == 0) {
-    state.key_head = head_of<typename Config::T>(params.keys.key, work);
-    state.value_head = head_of<typename Config::T>(params.keys.value, work);
+    const KeySource& source = params.keys;
+    state.key_head = head_of<typename Config::Element>(source, source.key, work);
+    state.value_head = head_of<typename Config::Element>(source, source.value, work);
+    const int32_t size = source.page_size;
+    state.page_shift = __popc(size) == 1 ? __ffs(size) - 1 : -1;
     state.walk = plan_walk(pattern, work.slice, {0, work.slice.rows.length}, bounds, work.batch,
                            work.first_head, work.list_row, work.chunk_steps, grid.max_chunks);
   }

@@ -23,7 +23,7 @@ struct WalkPlan {
   Interval keys_loaded;  // elements of the main view that exist for some row; the rest are zeros
   Interval lead_loaded;  // the same of the lead view, where that has an axis of its own
   Interval left, main, right;  // visited chunks, of the axis: leading ones, the window's, the rest
-  ListedRuns blocks;           // of a list
+  ListedRuns listed;           // steps of a list's blocks
   int32_t chunks = 0;          // all of them
 };
 
@@ -42,8 +42,8 @@ __device__ inline WalkPlan plan_walk(const Pattern& pattern, const Slice& slice,
   plan.lead_loaded = slice.lead.inside(pattern, bounds.any);
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
-    plan.blocks = list.runs(batch, head, list_row, list.block_kv);
-    plan.chunks = ceil_div(plan.blocks.count * (list.block_kv / kStepKeys), chunk_steps);
+    plan.listed = list.runs(batch, head, list_row, kStepKeys);
+    plan.chunks = ceil_div(plan.listed.count, chunk_steps);
   } else {
     plan.left = chunks_of(plan.tiles.lead_left, chunk_steps);
     plan.main = chunks_of(plan.tiles.main, chunk_steps);
@@ -130,22 +130,22 @@ struct Walk {
     at = steps.end - first;
   }
 
-  /// The rest of the block that holds step `at` of the chunk; entries that name no block have
-  /// nothing that is visited.
+  /// The rest of the block that holds the warp's first step from `at` of the chunk on; entries that
+  /// name no block have nothing that is visited.
   __device__ __forceinline__ void find_listed() {
-    int32_t per_block = pattern.list.block_kv / kStepKeys;
-    int32_t step = chunk * chunk_steps + at;
-    int32_t entry = step / per_block;
-    if (entry >= plan.blocks.count) {
+    at += (warp - at) & (warps - 1);
+    const int32_t step = chunk * chunk_steps + at;
+    if (at >= chunk_steps || step >= plan.listed.count) {
       at = chunk_steps;
       return;
     }
-    int32_t inside = step - entry * per_block;
-    int32_t count = imin(per_block - inside, chunk_steps - at);
-    int32_t first = plan.blocks.keys(entry).begin / kStepKeys + inside;
+    const int32_t per_block = plan.listed.per_block;
+    const int32_t inside = step - plan.listed.entry_of(step) * per_block;
+    const int32_t count = imin(per_block - inside, chunk_steps - at);
+    const int32_t first = plan.listed.keys(step).begin / kStepKeys;
     Interval steps = intersect({first, first + count}, plan.tiles.main);
     lead = false;
-    bits = pattern.list.bits_row(plan.blocks, entry);
+    bits = pattern.list.bits_row(plan.listed, step);
     masked = plan.tiles.needs_mask({steps.begin * kStepKeys, steps.end * kStepKeys});
     set_run(steps, at + steps.begin - first);
     at += count;

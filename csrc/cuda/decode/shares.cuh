@@ -1,0 +1,57 @@
+// How thread blocks are shared out among sequences that differ in length, which the device alone
+// knows: each takes about as many keys as the others. Which one computes a chunk changes no bit.
+#pragma once
+
+#include "plan.h"
+
+namespace sparse_attn::cuda::decode {
+
+/// A thread block's part of a sequence: one of `splits` that share its chunks; none where those
+/// are 0.
+struct Share {
+  int32_t sequence = 0, split = 0, splits = 0;
+};
+
+/// The part that stands at `place` among the parts of all sequences, in their order; a warp calls
+/// it. There are at most `shares` of them and one more for each sequence.
+__device__ inline Share find_share(const AttentionParams& params, const Pattern& pattern,
+                                   int32_t shares, int32_t place) {
+  const int32_t batch = params.problem.batch;
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  int64_t keys = 0;
+#pragma unroll 4
+  for (int32_t b = lane; b < batch; b += 32) {
+    keys += visited_keys(pattern, params.sequences.of(b).keys);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) keys += __shfl_xor_sync(~0u, keys, step);
+  keys = keys / shares + 1;  // of a part
+  const int32_t each = keys < kMaxLength ? static_cast<int32_t>(keys) : kMaxLength;
+  int32_t before = 0;
+#pragma unroll 1
+  for (int32_t first = 0; first < batch; first += 32) {
+    int32_t splits = 0;
+    if (first + lane < batch) {
+      const Sequence sequence = params.sequences.of(first + lane);
+      const int32_t visited = visited_keys(pattern, sequence.keys);
+      const int32_t chunk = chunk_steps(visited, sequence.rows, false) * kStepKeys;
+      splits = imax(1, imin((visited + each / 2) / each, ceil_div(visited, chunk)));
+    }
+    int32_t end = splits;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t left = __shfl_up_sync(~0u, end, step);
+      end += lane >= step ? left : 0;
+    }
+    const uint32_t reached = __ballot_sync(~0u, place < before + end);
+    if (reached != 0) {
+      const int owner = __ffs(static_cast<int>(reached)) - 1;
+      const int32_t begin = before + __shfl_sync(~0u, end - splits, owner);
+      return {first + owner, place - begin, __shfl_sync(~0u, splits, owner)};
+    }
+    before += __shfl_sync(~0u, end, 31);
+  }
+  return {};
+}
+
+}  // namespace sparse_attn::cuda::decode
