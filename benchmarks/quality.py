@@ -1,8 +1,9 @@
 """Quality of every kind of pattern on a real model: ``make quality``.
 
-SmolLM2-135M-Instruct reads two texts that nothing was tuned on; each policy's output stands beside
-dense attention's. Writes a table, JSON and the picture (quality over pairs) into
-benchmarks/results.
+SmolLM2-135M-Instruct reads four texts that nothing was tuned on; each policy's output stands beside
+dense attention's. In bfloat16 rounding alone moves tokens, so figures are of float32, and on a GPU
+of bfloat16 too, beside another dense kernel's. Writes tables, JSON and the picture (quality over
+pairs) into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from .machine import describe, slug
 from .store import RESULTS
 
 LENGTH = {"cpu": 2048, "cuda": 8192}
-TEXTS = ("pydoc", "reference")
+TEXTS = ("pydoc", "reference", "language", "torch")
+DTYPES = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
 LOCAL_BLOCKS = 4
+ADVISED = "advised, keep "
+DEFAULTS = "block top-k, its defaults"
+Found = dict[str, sa.quality.ModelQuality]  # by text
 
 
 def policies(length: int) -> dict[str, sa.Policy | sa.Pattern]:
@@ -38,7 +43,7 @@ def policies(length: int) -> dict[str, sa.Policy | sa.Pattern]:
         f"strided {window}, every 16th": sa.Strided(window, 16),
         f"top-k {few}": sa.TopK(few),
         f"top-k {2 * few}": sa.TopK(2 * few),
-        "block top-k, its defaults": sa.BlockTopK(),
+        DEFAULTS: sa.BlockTopK(),
     }
     for selector in ("mean", "antidiagonal", "minmax", "vertical_slash"):
         for share in (0.2, 0.4):
@@ -68,7 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--length", type=int, help="tokens of each text (2048; 8192 on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="of the model (bfloat16 on a GPU)"
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        nargs="+",
+        help="of the model (float32; bfloat16 too on a GPU); the search runs in the first",
     )
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the installed one")
     parser.add_argument(
@@ -87,8 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"quality: expected the package {real_model.PACKAGE}, got none", file=sys.stderr)
         return 1
     length = options.length or LENGTH[device.type]
-    dtype = getattr(torch, options.dtype) if options.dtype else None
-    model, tokenizer = real_model.load(file, device, dtype)
+    dtypes = options.dtype or DTYPES[device.type]
+    model, tokenizer = real_model.load(file, device, getattr(torch, dtypes[0]))
     judged = {name: p for name, p in policies(length).items() if options.only in name}
     path = options.output / f"quality-{slug(device)}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,50 +111,67 @@ def main(arguments: list[str] | None = None) -> int:
         print(advice, flush=True)
         advice.save(path.with_name(f"{path.name}-advice-{keep}.json"))
         advice.report(path.with_name(f"{path.name}-advice-{keep}.html"))
-        judged[f"advised, keep {keep}"] = advice.policy
-    found: dict[str, sa.quality.ModelQuality] = {}
-    for name in TEXTS:
-        ids = real_model.tokens(tokenizer, name, length)
-        found[name] = sa.quality.model(model, ids, judged, timed=not options.untimed)
-        print(f"\n{name}, {length} tokens\n{found[name]}", flush=True)
-    write(path, found, length, device, judged, str(model.dtype).removeprefix("torch."))
+        judged[f"{ADVISED}{keep}"] = advice.policy
+    texts = {name: real_model.tokens(tokenizer, name, length) for name in TEXTS}
+    found: dict[str, Found] = {}
+    for dtype in dtypes:
+        model.to(getattr(torch, dtype))
+        own = judged if dtype == dtypes[0] else rounded(judged)
+        found[dtype] = {}
+        for name, ids in texts.items():
+            kept = sa.quality.model(model, ids, own, timed=not options.untimed)
+            found[dtype][name] = kept
+            print(f"\n{name}, {length} tokens, {dtype}\n{kept}", flush=True)
+    write(path, found, length, device, judged)
     return 0
+
+
+def rounded(judged: Mapping[str, sa.Policy | sa.Pattern]) -> dict[str, sa.Policy | sa.Pattern]:
+    """Return what is judged in another dtype too: what rounding alone moves, and what is served."""
+    served = {n: p for n, p in judged.items() if n == DEFAULTS or n.startswith(ADVISED)}
+    return {"dense, other kernels": sa.Full(), **served}
 
 
 def write(
     path: Path,
-    found: dict[str, sa.quality.ModelQuality],
+    found: Mapping[str, Found],
     length: int,
     device: torch.device,
     judged: Mapping[str, sa.Policy | sa.Pattern],
-    dtype: str,
 ) -> None:
-    """Write JSON, picture and page."""
+    """Write JSON, picture and page of what was found by dtype and text."""
     from matplotlib import pyplot
 
     machine = describe(device)
-    texts = {name: quality.to_dict() for name, quality in found.items()}
     held = {
         "model": real_model.NAME,
         "length": length,
-        "dtype": dtype,
         "machine": machine,
         "policies": {name: str(policy) for name, policy in judged.items()},
-        "texts": texts,
+        "texts": {
+            dtype: {name: quality.to_dict() for name, quality in of.items()}
+            for dtype, of in found.items()
+        },
     }
     path.with_suffix(".json").write_text(json.dumps(held, indent=1) + "\n")
-    figure, axes = pyplot.subplots(1, len(found), figsize=(18, 6), layout="constrained")
-    for ax, (name, quality) in zip(axes, found.items(), strict=True):
+    first, texts = next(iter(found.items()))
+    figure, axes = pyplot.subplots(2, 2, figsize=(18, 12), layout="constrained")
+    for ax, (name, quality) in zip(axes.flat, texts.items(), strict=True):
         quality.plot(ax)
-        ax.set_title(f"{real_model.NAME}, {name}, {length} tokens")
+        ax.set_title(f"{real_model.NAME}, {name}, {length} tokens, {first}")
     figure.savefig(path.with_suffix(".png"), dpi=110)
+    pyplot.close(figure)
     place = machine.get("gpu", machine["processor"])
-    tables = "\n\n".join(f"## {name}\n\n```\n{found[name]}\n```" for name in found)
+    tables = "\n\n".join(
+        f"## {name}, {dtype}\n\n```\n{quality}\n```"
+        for dtype, of in found.items()
+        for name, quality in of.items()
+    )
     path.with_suffix(".md").write_text(
         f"# Quality of patterns on {real_model.NAME}\n\n"
-        f"{length} tokens of each text, {dtype}; {place}, torch {machine['torch']}, "
-        f"{machine['date']}. Dense is the model's own attention; pairs are of the causal ones; "
-        "KL and top-1 are over all positions. Seconds, where they were taken, are of one forward "
+        f"{length} tokens of each text; {place}, torch {machine['torch']}, {machine['date']}. "
+        "Dense is the model's own attention in the same dtype; pairs are of the causal ones; KL "
+        "and top-1 are over all positions. Seconds, where they were taken, are of one forward "
         f"each: no benchmark of speed.{_forced(length)}\n\n"
         f"![quality over pairs]({path.with_suffix('.png').name})\n\n{tables}\n"
     )

