@@ -12,24 +12,31 @@ from ..patterns import Band, BlockTopK, Full, Pattern, Strided
 __all__ = ["candidates", "named"]
 
 _SINKS = 4
+#: Masses of block top-k, by the keys of a block; its queries are 64.
+_MASSES = {64: (0.9, 0.98, 0.995), 16: (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)}
 
 
 def candidates(length: int) -> dict[str, Pattern]:
     """Return the usual candidates for texts of `length` tokens.
 
-    Bands with sinks at three windows, a strided pattern, and block top-k at seven masses, of which
-    the last fill the gap to dense attention, which is always among the choices.
+    Bands with sinks at three windows, a strided pattern, and block top-k at rising masses. Blocks
+    of few keys keep as much in less of the pairs; blocks as wide as high are there for their speed.
+    Dense attention is always among the choices.
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
         window = max(16, length // share)
         found[f"band {window}"] = Band((window - 1, 0), sinks=_SINKS)
     found["strided"] = Strided(max(16, length // 16), 16)
-    block = 64 if length >= 1024 else 16
-    local = min(4, max(1, length // block // 8))
-    for mass in (0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995):
-        pattern = BlockTopK(block, mass, row_step=min(16, block // 2), local_blocks=local)
-        found[f"block top-k, mass {mass}"] = pattern
+    rows = 64 if length >= 1024 else 16
+    local = min(256, max(rows, length // 8))
+    for keys, masses in _MASSES.items():
+        keys = min(keys, rows)
+        for mass in masses:
+            name = f"block top-k {rows} x {keys}, mass {mass}"
+            found[name] = BlockTopK(
+                (rows, keys), mass, row_step=min(16, rows // 2), local_blocks=local // keys
+            )
     return found
 
 

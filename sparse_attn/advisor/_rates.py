@@ -1,9 +1,9 @@
 """The time model of the search: visited tiles, times what a tile of that kind of pattern takes.
 
-``pattern.cost`` counts tiles; a rate is the time of a visited tile beside one of dense attention,
-measured once on the device with the model's heads and, of lists, with their block sizes. Rates are
-rounded, so that the noise of a clock does not choose. Choosing blocks is not in them: it takes the
-same for all masses.
+``pattern.cost`` counts tiles; of lists that the data choose, pairs stand for them. A rate is the
+time of a visited tile beside one of dense attention, measured once on the device with the model's
+heads and, of lists, with their block sizes. Rates are rounded, so that the noise of a clock does
+not choose. Choosing blocks is not in them: it takes the same for all masses.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float
     length = LENGTH.get(query.device.type, LENGTH["cpu"])
     timed = pattern if stands_alone(pattern) else _lists_like(pattern, length, query.device)
     tensors = random_tensors(query, key, length)
-    try:
-        tiles = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
-    except NotImplementedError:
-        return 1.0
+    if timed is pattern:
+        try:
+            share = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
+        except NotImplementedError:
+            return 1.0
+    else:  # their tiles are pairs that they visit, as in `cost`
+        share = timed.density(length, length, True) / Full().density(length, length, True)
     rounds = [(seconds_of_call(tensors, timed), seconds_of_call(tensors, Full())) for _ in range(3)]
     own, dense = (min(times) for times in zip(*rounds, strict=True))  # others may use the machine
-    return max(STEP, STEP * round(own / dense / tiles / STEP))
+    return max(STEP, STEP * round(own / dense / share / STEP))
 
 
 def _lists_like(pattern: Pattern, length: int, device: torch.device) -> Pattern:
