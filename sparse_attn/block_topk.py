@@ -32,7 +32,7 @@ __all__ = ["BUDGETS", "MASS", "SELECTORS", "BlockTopK"]
 #: What to write in place of block top-k's earlier budget.
 BUDGETS = "budget_blocks= for a number of blocks, budget_share= for a share of them"
 SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch")
-MASS = 0.92  # by default, so that hard texts too keep 94 % of their next tokens
+MASS = 0.9  # by default
 _BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
 LOCAL_SKETCH_KEYS = 64  # the same with selector sketch, as it was measured

@@ -275,7 +275,7 @@ def test_one_query_attends_to_lists_of_key_heads(attend, device):
 
 
 def test_defaults_say_what_they_do():
-    settings = "mass=0.92, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4"
+    settings = "mass=0.9, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4"
     assert repr(sa.BlockTopK()) == f"BlockTopK(64, {settings})"
     assert "groups=16, row_step=16, sink_blocks=1, local_blocks=2)" in repr(sa.BlockTopK(128))
     wide = sa.BlockTopK((64, 32))
