@@ -66,6 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that skipped what no budget allows."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # one of several processes, whose reports the first one has
+        return
     skips = [
         (dict(getattr(report, "user_properties", ())).get("engine", ""), report.longrepr[2])
         for report in reporter.stats.get("skipped", ())
