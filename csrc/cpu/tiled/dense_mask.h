@@ -28,6 +28,7 @@ class DenseMask {
 
   /// The terms of the tile's row, [chunk.columns].
   const float* row(const Tile& tile, const Chunk& chunk, int32_t row) {
+    if (lies_ready(tile, chunk)) return ready_row(tile, chunk, row);
     if (!masks()) std::fill_n(buffer_, chunk.columns, 0.0f);
     if (masks()) load_mask(tile, chunk, row);
     if (slopes()) {
@@ -35,6 +36,15 @@ class DenseMask {
       loaded_ = nullptr;
     }
     return buffer_;
+  }
+
+  /// Begins to load a row's terms, which nothing else would: rows are far apart.
+  void expect(const Tile& tile, const Chunk& chunk, int32_t row) const {
+    if (row >= tile.size() || !lies_ready(tile, chunk)) return;
+    const float* terms = ready_row(tile, chunk, row);
+    for (int32_t column = 0; column < chunk.columns; column += 16) {
+      __builtin_prefetch(terms + column);
+    }
   }
 
   /// Whether one row serves the whole tile and hides every key of the chunk.
@@ -53,11 +63,26 @@ class DenseMask {
   bool masks() const { return mask_.kind != MaskKind::kNone; }
   bool slopes() const { return alibi_.slopes != nullptr; }
 
+  /// Elements of attn_mask before the row's.
+  int64_t offset(const Tile& tile, int32_t row) const {
+    return tile.batch * mask_.stride_b + tile.head_of(row) * mask_.stride_h +
+           tile.query_of(row) * mask_.stride_q;
+  }
+
+  /// Whether the chunk's terms are float32 that lie together in attn_mask.
+  bool lies_ready(const Tile& tile, const Chunk& chunk) const {
+    return mask_.kind == MaskKind::kFloat32 && mask_.stride_k == 1 && !slopes() &&
+           chunk.num_runs == 1 && chunk.axis == Axis::kMain && tile.slice.keys.step == 1;
+  }
+
+  const float* ready_row(const Tile& tile, const Chunk& chunk, int32_t row) const {
+    return static_cast<const float*>(mask_.data) + offset(tile, row) +
+           tile.slice.keys.at(chunk.runs[0].begin);
+  }
+
   /// Loads the row of attn_mask to the buffer, unless it lies there.
   void load_mask(const Tile& tile, const Chunk& chunk, int32_t row) {
-    int64_t offset = tile.batch * mask_.stride_b + tile.head_of(row) * mask_.stride_h +
-                     tile.query_of(row) * mask_.stride_q;
-    const char* start = static_cast<const char*>(mask_.data) + offset * bytes();
+    const char* start = static_cast<const char*>(mask_.data) + offset(tile, row) * bytes();
     if (start == loaded_) return;
     loaded_ = start;
     float* target = buffer_;

@@ -11,15 +11,19 @@ namespace {
 
 constexpr int32_t kChunkKeys = Chunk::kMaxColumns;
 constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
-constexpr int32_t kPanelRows = 96;         // of a tile for panels: whole groups of 6 and of 12
+constexpr int32_t kPanelGroups = 16;       // of rows, in a tile for panels
 constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
 constexpr int64_t kCachedFloats = int64_t{1} << 21;  // of a round, unless its tiles are few ...
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // ... up to so many, or one head's
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's scores for token top-k
-constexpr int64_t kTopkRows = 24;                    // in steps: whole groups of 6 and of 12
+constexpr int64_t kTopkRows = 24;                    // in steps: whole groups of 6 and of 12 ...
+constexpr int64_t kTopkMost = 96;                    // ... up to so many
 constexpr int64_t kWholeColumns = 4096;  // of whole rows of scores, where few of them are kept
 constexpr int64_t kDenseShare = 3;       // of the keys 1/3: so many kept values are worth zeros
 constexpr int64_t kBfloatDenseShare = 18;
+
+/// Rows of a tile for panels, or for bfloat16.
+int32_t panel_rows() { return kPanelGroups * vector_math().group_rows; }
 
 /// Keys that a row of the main view sees at most.
 int32_t reach(const AttentionParams& params) {
@@ -78,13 +82,13 @@ int32_t topk_rows(const AttentionParams& params) {
   bool whole = plan.whole_columns == params.problem.seq_kv;
   int64_t fit = kTopkFloats / (whole ? plan.whole_stride : 2 * topk_room(params).stride);
   int64_t step = use_bfloat(params) ? kBfloatRows : kTopkRows;
-  return static_cast<int32_t>(std::max(step, std::min(fit / step * step, int64_t{kPanelRows})));
+  return static_cast<int32_t>(std::max(step, std::min(fit / step * step, kTopkMost)));
 }
 
 /// Rows of a tile: many amortise the packing inside BLAS, few waste less at the window's edges.
 int32_t preferred_rows(const AttentionParams& params) {
   if (params.pattern.topk > 0) return topk_rows(params);
-  if (use_panels(params) || use_bfloat(params)) return kPanelRows;
+  if (use_panels(params) || use_bfloat(params)) return panel_rows();
   int32_t keys = reach(params);
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
 }
@@ -131,7 +135,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
   // Panels that few rows share are made when a tile needs them, in the cache.
   int64_t sharing =
       int64_t{ceil_div(params.problem.seq_q, pattern.dilation)} * params.problem.group();
-  pack.key = pack.panels ? sharing > kPanelRows
+  pack.key = pack.panels ? sharing > panel_rows()
                          : !is_packed(params, params.keys.key, params.problem.head_dim);
   pack.value =
       pack.bfloat ? pack.key : !is_packed(params, params.keys.value, params.problem.value_dim);

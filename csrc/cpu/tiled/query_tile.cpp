@@ -232,13 +232,16 @@ bool QueryTile::run_online() {
     if (!ran || mask_.hides_all(tile_, chunk)) return;
     if (first && (row_by_row_ || panels_)) clear_out();
     ran = score(chunk);
+    find_read(chunk.columns);
     if (transforms()) {
       for (int32_t row = 0; row < tile_.size(); ++row) {
+        mask_.expect(tile_, chunk, row + 2);
         transform_row(chunk, row, scores_, scale_);
+        math_.online_softmax(softmax.row(row));
       }
+    } else {
+      math_.online_softmax(softmax);
     }
-    find_read(chunk.columns);
-    math_.online_softmax(softmax);
     ran = ran && multiply_values(chunk, first);
     first = false;
   });

@@ -146,20 +146,30 @@ inline Floats keep_lanes(Floats x, int32_t begin, int32_t end, float rest) {
   return select((lane >= begin) & (lane < end), x, broadcast(rest));
 }
 
-/// 2^t for t <= 1, 0 below -126; within 1 ulp. t = n + r with n by rounding and |r| <= 1/2, and 2^r
-/// by the minimax polynomial of degree 6 (relative error 2e-9).
-inline Floats exp2(Floats t) {
-  constexpr float kRound = 0x1.8p23f;  // adding it leaves n in the low bits
-  Floats shifted = t + kRound;
-  Floats r = t - (shifted - kRound);
+/// 2^r for |r| <= 1/2 by the minimax polynomial of degree 6 (relative error 2e-9).
+inline Floats exp2_near_zero(Floats r) {
   Floats p = r * 0x1.41fbbap-13f + 0x1.5f3e54p-10f;
   p = p * r + 0x1.3b2d4cp-7f;
   p = p * r + 0x1.c6aee8p-5f;
   p = p * r + 0x1.ebfbdcp-3f;
   p = p * r + 0x1.62e430p-1f;
-  p = p * r + 1.0f;
-  Floats y = p * Floats((Ints(shifted) + 127) << 23);
+  return p * r + 1.0f;
+}
+
+/// 2^t for t <= 1, 0 below -126; within 1 ulp. t = n + r with n by rounding and |r| <= 1/2.
+inline Floats exp2(Floats t) {
+#if defined(__AVX512F__)
+  constexpr int kNearest = 0;
+  const __m512 r = _mm512_maskz_reduce_ps(-1, __m512(t), kNearest);
+  const __m512 n = __m512(t - Floats(r));
+  const __mmask16 normal = _mm512_cmp_ps_mask(__m512(t), _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return Floats(_mm512_maskz_scalef_ps(normal, __m512(exp2_near_zero(Floats(r))), n));
+#else
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves n in the low bits
+  Floats shifted = t + kRound;
+  Floats y = exp2_near_zero(t - (shifted - kRound)) * Floats((Ints(shifted) + 127) << 23);
   return Floats(Ints(y) & ~(t < -126.0f));
+#endif
 }
 
 /// tanh(y): y + y^3 P(y^2) below 0.625 (minimax, relative error 4e-9), else by exp2.

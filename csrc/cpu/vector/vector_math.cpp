@@ -39,17 +39,21 @@ void from_float(Element element, const float* source, float factor, void* target
 
 template <bool kSoftcap, bool kMask>
 void transform_with(float* scores, int64_t n, float scale, float softcap, const float* mask) {
-  float inverse = kSoftcap ? scale / softcap : scale;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    int64_t count = n - i < kLanes ? n - i : kLanes;
-    Floats s = count == kLanes ? load<Floats>(scores + i) : load_part(scores + i, count, 0);
+  const float inverse = kSoftcap ? scale / softcap : scale;
+  auto transformed = [&](Floats s, Floats term) {
     Floats x = s * inverse;
     if (kSoftcap) x = tanh(x) * softcap;
-    if (kMask) {
-      x += count == kLanes ? load<Floats>(mask + i) : load_part(mask + i, count, 0);
-    }
-    store_part(scores + i, select(s == -kInfinity, s, x), count);
+    if (kMask) x += term;
+    return select(s == -kInfinity, s, x);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Floats term = kMask ? load<Floats>(mask + i) : Floats{};
+    store(scores + i, transformed(load<Floats>(scores + i), term));
   }
+  if (i == n) return;
+  Floats term = kMask ? load_part(mask + i, n - i, 0) : Floats{};
+  store_part(scores + i, transformed(load_part(scores + i, n - i, 0), term), n - i);
 }
 
 void transform(float* scores, int64_t n, float scale, float softcap, const float* mask) {

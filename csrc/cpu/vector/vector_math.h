@@ -50,6 +50,19 @@ struct SoftmaxTile {
   float* l = nullptr;             // [rows], 0 before the first tile
   float* out = nullptr;           // [rows, value_dim], contiguous
   int32_t value_dim = 0;
+
+  /// The same for one row alone.
+  SoftmaxTile row(int32_t index) const {
+    SoftmaxTile one = *this;
+    one.scores += index * stride;
+    one.rows = 1;
+    one.visible += index;
+    if (read != nullptr) one.read += index;
+    one.m += index;
+    one.l += index;
+    one.out += int64_t{index} * value_dim;
+    return one;
+  }
 };
 
 /// Rows of values that a bfloat16 product takes at a time.

@@ -69,6 +69,7 @@ struct GroupSums {
   /// `gap` apart.
   void multiply(const float* factors, int64_t factor_stride, const float* vectors, int64_t gap,
                 int64_t vector_stride, int64_t count) {
+#pragma GCC unroll 4
     for (int64_t i = 0; i < count; ++i, vectors += vector_stride) {
       Floats vector[kVectors];
       for (int k = 0; k < kVectors; ++k) vector[k] = load<Floats>(vectors + k * gap);

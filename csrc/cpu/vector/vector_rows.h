@@ -227,6 +227,9 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
     for (; d + 8 * kLanes <= head_dim; d += 8 * kLanes) {
       accumulate_block<8>(weights, columns, n, values, d, out + d, loader);
     }
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
+      accumulate_block<4>(weights, columns, n, values, d, out + d, loader);
+    }
     for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
       accumulate_block<2>(weights, columns, n, values, d, out + d, loader);
     }
