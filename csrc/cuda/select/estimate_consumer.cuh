@@ -41,8 +41,7 @@ struct Consumer {
   }
 
   // Warpgroups multiply in turns, each alone: together they would all multiply, then all
-  // exponentiate. The next one starts under the last kEarly steps.
-  static constexpr int kEarly = 2;
+  // exponentiate. The next one starts under the last half of the steps.
   __device__ __forceinline__ void take_turn() const {
     ptx::named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup);
   }
@@ -66,7 +65,7 @@ struct Consumer {
       const uint32_t in_slab = i % kSteps * 32;
       Product::ss(scores, ptx::wgmma_advance(query, i / kSteps * kVectors * kRowBytes + in_slab),
                   ptx::wgmma_advance(keys, i / kSteps * kKeys * kRowBytes + in_slab), i > 0);
-      if (i == C::HEAD_DIM / 16 - 1 - kEarly) ptx::wgmma_commit();
+      if (i == C::HEAD_DIM / 32 - 1) ptx::wgmma_commit();
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
