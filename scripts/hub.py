@@ -71,14 +71,17 @@ FLAKE = """{
 def hopper_kernels() -> dict[str, str]:
     """Return the files that CMake writes for the head dims of Hopper's table, by path.
 
-    As cmake/hopper_kernels.cmake: a file for each row, one more where the row has top-k.
+    As cmake/hopper_kernels.cmake: a file for each head dim, one more where top-k has a kernel.
     """
     room = "csrc/cuda/hopper"
     table = (ROOT / room / "table.h").read_text()
+    head_dims, topk_keys = (
+        re.findall(r"\d+", re.findall(row, table)[0])
+        for row in (r"kHeadDims\[\] = {([\d, ]+)}", r"{\d, kTopCalls, .*{([\d, ]+)}}")
+    )
     files = {}
-    for head_dim, tiles in re.findall(r"^    {(\d+), {([\d, ]+)}},", table, flags=re.MULTILINE):
-        names = ["head_dim"] + ["topk_head_dim"] * (int(tiles.split(",")[5]) > 0)
-        for name in names:
+    for head_dim, keys in zip(head_dims, topk_keys, strict=True):
+        for name in ["head_dim"] + ["topk_head_dim"] * (int(keys) > 0):
             text = (ROOT / room / f"{name}.cu.in").read_text()
             files[f"{room}/{name}_{head_dim}.cu"] = text.replace("@head_dim@", head_dim)
     return files
