@@ -358,8 +358,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);
   const Pattern pattern = pattern_of<kKind>(params);
-  // Whether a merge that begins early costs long chunks anything was not measured apart.
-  if (grid.merged) ptx::launch_dependents();
+  ptx::launch_dependents();
   // What the host knows is prepared before the kernel in front has ended.
   const bool early = kKind == Kind::kPlain && !params.sequences.offsets_on_device();
   if (!early) ptx::wait_for_primary();

@@ -39,8 +39,10 @@ Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
   }
   if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);
   if constexpr (has_tall_tiles(HEAD_DIM)) {
+    using Tall = Config<T, HEAD_DIM, kTallRows>;
     if (plan.grid.tile_rows == kTallRows) {
-      return launch_kernel<Config<T, HEAD_DIM, kTallRows>, Kind::kGeneral>(params, plan);
+      if (kind == Kind::kPlain) return launch_kernel<Tall, Kind::kPlain>(params, plan);
+      return launch_kernel<Tall, Kind::kGeneral>(params, plan);
     }
   }
   if (kind == Kind::kPlain) return launch_kernel<Flat, Kind::kPlain>(params, plan);

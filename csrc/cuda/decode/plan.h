@@ -64,7 +64,7 @@ SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q, bool l
   const bool few = keys <= kFewKeys && !listed;
   int32_t chunk = ceil_div(keys, few ? kMostMerged : kMostMerged / 2);
   chunk = imin(imax(chunk, 128), 1024);
-  chunk = imax(chunk, imax(keys / kMostChunks, (few ? 16 : 64) * seq_q));
+  chunk = imax(chunk, imax(keys / kMostChunks, (few ? 32 : 64) * seq_q));
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
 
