@@ -5,7 +5,7 @@
 // stages of 64 columns.
 //   antidiagonal  one launch writes the masses of key blocks by query vector, the next one shares
 //   minmax        a key block is one vector: one launch writes the tiles' masses by query vector,
-//                 the next one multiplies again and sums shares by column
+//                 the next one joins them, the last one multiplies again and sums shares by column
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/ptx/tma.cuh"
