@@ -10,6 +10,7 @@
 #include "key_split.h"
 #include "padding.h"
 #include "partials.cuh"
+#include "small_cap.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -19,6 +20,7 @@ struct TensorMaps {
   CUtensorMap out[2];
   CUtensorMap key[3];
   CUtensorMap value[3];
+  CUtensorMap mask;  // of attn_mask, where its tiles are copied
 };
 
 /// How tiles are named in the maps. Where rows are whole slabs and each residue class begins a
@@ -27,7 +29,8 @@ struct TensorMaps {
 /// whose end clips it. One copy brings a whole tile unless slabs must be copied apart: in the
 /// second form, and for tiles made of several boxes.
 struct TileCoordinates {
-  int32_t query_copies = 1, key_copies = 1;  // of a tile of Q or O, of a box of K or V
+  int32_t query_copies = 1, key_copies = 1;  // of a tile of Q or O, of a box of K or V ...
+  int32_t lead_copies = 1;                   // ... of the main view, and of the lead view
   int32_t slab_columns = 0, slab_step = 1;   // from a slab to the next, in columns and slabs
   int32_t query_step = 0, out_step = 0, key_step = 0, value_step = 0;  // from a class to the next
 };
@@ -57,17 +60,20 @@ struct Arguments {
   float score_rate = 0;
   bool transform = false;
   bool capped = false;
+  SmallCap small_cap = {};
   // Where a bias joins the scores, a mask that adds or ALiBi, they are brought to natural units
   // first, and scale_log2 is log2(e).
   bool biased = false;
   float cap_unit = 1;
   bool mask_in_pairs = false;    // two keys of a row of the mask lie in one aligned word
+  bool copies_mask = false;      // its tiles come to shared memory
   bool mask_has_bounds = false;  // the bounds are those of the mask, see padding.h
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
   int32_t box_rows = 0;      // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
   int32_t boxes = 1;         // that make a tile
   bool copies_bits = false;  // bits of partial blocks come to shared memory as they are
+  int32_t lead_rows = 0;     // keys of a box of the lead view, which may hold few in all
   int32_t copy_rows = 0;     // keys that one copy brings: those of a box, less for small pages
   int32_t copies = 1;        // that make a tile
   int32_t page_shift = -1;   // pages have 2^page_shift keys; -1: no power of 2

@@ -19,6 +19,8 @@ constexpr int kWarpRows = 16;             // of a consumer's, that one of its wa
 constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
 constexpr int kReservedBytes = 1024;      // ... from each block
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
+constexpr int kNarrowKeys = 16;           // of a step of few leading keys
+constexpr int kMaskColumns = 32;          // of a slab of attn_mask, in swizzled rows of 64 bytes
 
 template <Dtype kDtype_, int HEAD_DIM_, int kKernel>
 struct Config {
@@ -42,13 +44,17 @@ struct Config {
   static constexpr bool kBiased = kOwn.accepts.any(kBiases);
   static constexpr bool kBounds = kOwn.accepts.has(Feature::kKeyBounds);
   static constexpr bool kCaps = kOwn.accepts.has(Feature::kSoftcap);
-  static constexpr bool kTransforms = kOwn.accepts.has(Feature::kOddScale);   // or caps, or biases
-  static constexpr bool kScaled = kOwn.accepts.has(Feature::kFloat8Keys);     // keys, by head
+  static constexpr bool kTransforms = kOwn.accepts.has(Feature::kOddScale);  // or caps, or biases
+  static constexpr bool kScaled = kOwn.accepts.has(Feature::kFloat8Keys);    // keys, by head
+  // Small scores under softcap have a way of their own.
+  static constexpr bool kSmallCaps = kCaps && !kScaled && !kBiased && !kListed;
   static constexpr bool kLeads = kOwn.accepts.has(Feature::kLead);            // lead views,
   static constexpr bool kStridedLeads = kOwn.accepts.has(Feature::kColumns);  // strided ones,
   static constexpr bool kGlobalRows = kOwn.accepts.has(Feature::kGlobalRows);
   static constexpr bool kLeadKeys =
       kOwn.accepts.has(Feature::kGlobalIndices);  // and ones of listed keys
+  // Takes few leading keys in a step of their own.
+  static constexpr bool kNarrows = kLeads && !kTransforms;
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -74,7 +80,11 @@ struct Config {
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
+  static constexpr int kMasks = HEAD_DIM <= 96 ? 2 : 1;  // written ahead, where there is room
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers know of
+  static constexpr int kMaskStages = 2;                                  // of tiles of attn_mask
+  static constexpr int kMaskSlabBytes = BLOCK_Q * kMaskColumns * 2;
+  static constexpr int kMaskTileBytes = BLOCK_KV / kMaskColumns * kMaskSlabBytes;
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   static constexpr int kProducerRegisters = kConsumers == 3   ? 32
@@ -156,8 +166,9 @@ struct ExistingKeys {
 enum class TileMask : int32_t { kNone, kSliding, kCopied, kWritten, kPartial };
 
 /// What follows a key tile in its query tile: the first one of the next chunk, of those that a
-/// thread block takes in turn, or one of the same chunk.
-enum class Follows : int32_t { kNothing, kChunk, kWhole, kMasked };
+/// thread block takes in turn, or one of the same chunk; a narrow one, of few leading keys, is the
+/// last.
+enum class Follows : int32_t { kNothing, kChunk, kNarrow, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
 struct alignas(16) StepInfo {
@@ -174,9 +185,18 @@ struct alignas(16) RowMask {
   uint32_t word[kWords];
 };
 
+/// Copied tiles of attn_mask, for the kernels that add it.
+template <class C, bool = C::kBiased>
+struct MaskTiles {};
+template <class C>
+struct MaskTiles<C, true> {
+  alignas(1024) uint8_t mask_tile[C::kMaskStages][C::kMaskTileBytes];
+  uint64_t mask_tile_full[C::kMaskStages], mask_tile_empty[C::kMaskStages];
+};
+
 /// Offsets in shared memory are those of this struct.
 template <class C>
-struct SharedStorage {
+struct SharedStorage : MaskTiles<C> {
   static constexpr int kWorkSlots = 3;
   static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
   static_assert(kInfoSlots >= C::kKeyStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
@@ -186,7 +206,7 @@ struct SharedStorage {
   uint8_t key[C::kKeyStages][C::kKeyBytes];
   uint8_t value[C::kValueStages][C::kKeyBytes];
   union {
-    RowMask mask[C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];  // the one that comes next
+    RowMask mask[C::kMasks][C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];  // the next ones
     int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
   };
   using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
@@ -199,7 +219,7 @@ struct SharedStorage {
   uint64_t key_full[C::kKeyStages], key_empty[C::kKeyStages];
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
-  uint64_t mask_full[C::kConsumers], mask_empty[C::kConsumers];
+  uint64_t mask_full[C::kMasks][C::kConsumers], mask_empty[C::kMasks][C::kConsumers];
   uint64_t first_key;  // the first Q and K of the block have come
   uint64_t raw_value;  // a tile of V has come that holds rows of no key
 };
@@ -216,6 +236,15 @@ struct Ring {
       parity ^= 1;
     }
   }
+};
+
+/// That of a ring of one slot, whose position is known.
+template <>
+struct Ring<1> {
+  static constexpr int32_t index = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() { parity ^= 1; }
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -13,6 +13,7 @@
 #include "chunks.cuh"
 #include "config.h"
 #include "epilogue.cuh"
+#include "products.cuh"
 #include "row_masks.cuh"
 #include "score_bias.cuh"
 #include "softmax.cuh"
@@ -23,8 +24,6 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class Consumer {
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
-  using ProductQK = ptx::Wgmma<C::kDtype, C::BLOCK_KV>;
-  using ProductPV = ptx::Wgmma<C::kDtype, C::HEAD_DIM>;
 
  public:
   __device__ __forceinline__ Consumer(const Arguments& args, const TensorMaps& maps,
@@ -32,20 +31,12 @@ class Consumer {
       : args_(args),
         smem_(smem),
         epilogue_(args, maps, smem, consumer),
-        bias_(args),
+        bias_(args, smem),
         masks_(args, smem, consumer),
+        products_(smem, consumer),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
-        lane_(threadIdx.x % kWarp) {
-    constexpr auto kSwizzle =
-        C::kRowBytes == 128 ? ptx::Swizzle::k128Bytes : ptx::Swizzle::k64Bytes;
-    constexpr uint32_t kEightRows = 8 * C::kRowBytes;
-    sQ_ =
-        ptx::wgmma_descriptor(ptx::smem_address(smem.query[0][consumer]), 16, kEightRows, kSwizzle);
-    sK_ = ptx::wgmma_descriptor(ptx::smem_address(smem.key[0]), 16, kEightRows, kSwizzle);
-    sV_ = ptx::wgmma_descriptor(ptx::smem_address(smem.value[0]), C::BLOCK_KV * C::kRowBytes,
-                                kEightRows, kSwizzle);
-  }
+        lane_(threadIdx.x % kWarp) {}
 
   __device__ __forceinline__ void run() {
     if (C::kPingPong && consumer_ == 0) pass_turn_to(0);
@@ -59,6 +50,7 @@ class Consumer {
         }
         while (plain_follows()) step<false>();
       }
+      if (C::kNarrows && info_.follows == Follows::kNarrow) narrow_step();
       finished_ = work_.index;
       const bool chunk = C::kFolds && info_.follows == Follows::kChunk;  // not the tile's last one
       if (!chunk) {
@@ -124,10 +116,44 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release_key();
-    if (kMasked) prepare_scores<kTransforms>();
-    softmax_behind_pv<false, kMasked, kTransforms>();
+    float high[2];
+    if (C::kSmallCaps && kTransforms && scores_are_small(high)) {
+      small_softmax_behind_pv(high);
+    } else {
+      if (kMasked) prepare_scores<kTransforms>();
+      softmax_behind_pv<false, kMasked, kTransforms>();
+    }
     pack_probabilities();
     if (!C::kEarlyRescale) rescale_out();
+  }
+
+  /// The last tile, where rows see a few leading keys alone: a step of an eighth of the products.
+  __device__ __forceinline__ void narrow_step() {
+    wait_key();
+    take_turn();
+    pin_all();
+    float few[kNarrowKeys / 2];
+    ptx::pin(few);
+    ptx::wgmma_fence();
+    products_.qk(few, query_.index, key_.index);
+    wait_value();
+    issue_pv();
+    pass_turn();
+    take_mask();
+    ptx::wgmma_wait<1>();
+    ptx::pin(few);
+    release_key();
+    mask_scores(few, visible_);
+    update_maxima<false, true>(few, state_, scale_log2());
+    ptx::wgmma_wait<0>();
+    pin_all();
+    release_value();
+    exponentiate<0>(few, state_, scale_log2());
+    exponentiate<1>(few, state_, scale_log2());
+#pragma unroll
+    for (int i = 0; i < kNarrowKeys / 4; ++i) p_[i] = pack<Element>(few[2 * i], few[2 * i + 1]);
+    narrow_ = true;
+    rescale_out();
   }
 
   /// The first QK of the next tile with the last PV of the finished one.
@@ -140,7 +166,7 @@ class Consumer {
     issue_qk();
     finish_rows();
     wait_value();
-    issue_pv();
+    issue_last_pv();
     pass_turn();
     take_mask();
     take_rows();
@@ -163,41 +189,43 @@ class Consumer {
     exponentiate<1>(s_, state_, scale_log2());
   }
 
+  /// The same under softcap, where scores are small beside it and all are seen.
+  __device__ __forceinline__ void small_softmax_behind_pv(const float (&high)[2]) {
+    update_small_maxima(high, state_, args_.small_cap, scale_log2());
+    ptx::wgmma_wait<0>();
+    pin_all();
+    release_value();
+    exponentiate_small<0>(s_, state_, args_.small_cap);
+    exponentiate_small<1>(s_, state_, args_.small_cap);
+  }
+
+  __device__ __forceinline__ bool scores_are_small(float (&high)[2]) const {
+    return args_.capped && info_.mask == TileMask::kNone && are_small(s_, args_.small_cap, high);
+  }
+
   __device__ __forceinline__ void finish_products() {
     if (C::kEarlyRescale) rescale_out();
     wait_value();
     pin_all();
-    issue_pv();
+    issue_last_pv();
     finish_rows();
     ptx::wgmma_wait<0>();
     pin_all();
     release_value();
   }
 
-  __device__ __forceinline__ void issue_qk() {
-    constexpr int kSteps = C::kSlabColumns / 16;  // of 16 columns in a slab
-    uint64_t q = ptx::wgmma_advance(sQ_, query_.index * C::kConsumers * C::kQueryBytes);
-    // Else the descriptors of all steps stay in registers, of which there are too few.
-    if (C::kWide && !C::kPlain) ptx::pin(q);
-    uint64_t k = ptx::wgmma_advance(sK_, key_.index * C::kKeyBytes);
-#pragma unroll
-    for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
-      int slab = i / kSteps * C::kRowBytes, column = i % kSteps * 32;
-      ProductQK::ss(s_, ptx::wgmma_advance(q, slab * kConsumerRows + column),
-                    ptx::wgmma_advance(k, slab * C::BLOCK_KV + column), i > 0);
-    }
-    ptx::wgmma_commit();
-  }
+  __device__ __forceinline__ void issue_qk() { products_.qk(s_, query_.index, key_.index); }
+  __device__ __forceinline__ void issue_pv() { products_.pv(o_, p_, value_.index); }
 
-  __device__ __forceinline__ void issue_pv() {
-    uint64_t v = ptx::wgmma_advance(sV_, value_.index * C::kKeyBytes);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < C::BLOCK_KV / 16; ++i) {
-      ProductPV::template rs<true>(o_, p_[4 * i], p_[4 * i + 1], p_[4 * i + 2], p_[4 * i + 3],
-                                   ptx::wgmma_advance(v, i * 16 * C::kRowBytes));
+  /// That of the query tile's last step, which may be a narrow one.
+  __device__ __forceinline__ void issue_last_pv() {
+    if (!C::kNarrows) return issue_pv();
+    if (__any_sync(~0u, narrow_)) {
+      products_.template pv<kNarrowKeys>(o_, p_, value_.index);
+    } else {
+      issue_pv();
     }
-    ptx::wgmma_commit();
+    narrow_ = false;
   }
 
   __device__ __forceinline__ void pin_all() {
@@ -224,16 +252,19 @@ class Consumer {
 
   template <bool kTransforms>
   __device__ __forceinline__ void prepare_scores() {
-    if (kTransforms && args_.transform) transform_scores();
-    if (kTransforms && bias_.adds()) {
-      bias_.add(s_, smem_.work[work_.index], info_, smem_.work[work_.index].first_row + tile_row(),
-                2 * (lane_ % 4));
+    const bool adds = kTransforms && bias_.adds();
+    if (kTransforms && args_.transform && (!adds || args_.capped)) transform_scores();
+    if constexpr (C::kBiased && kTransforms) {
+      if (adds) {
+        const float rate = args_.transform && !args_.capped ? score_rate() : 1.0f;
+        bias_.add(s_, rate, smem_.work[work_.index], info_, tile_row(), 2 * (lane_ % 4));
+      }
     }
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
   }
 
   __device__ __forceinline__ void transform_scores() {
-    const float rate = ptx::clamp(args_.score_rate * key_scale(), FLT_MAX);
+    const float rate = score_rate();
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= rate;
     if (!args_.capped) return;
@@ -254,6 +285,10 @@ class Consumer {
     }
   }
 
+  /// What a score is multiplied by before anything else.
+  __device__ __forceinline__ float score_rate() const {
+    return ptx::clamp(args_.score_rate * key_scale(), FLT_MAX);
+  }
   /// The factor of the keys of the query tile that begins or runs.
   __device__ __forceinline__ float key_scale() const {
     return scale_of(args_.params.keys.key_scale, smem_.work[work_.index]);
@@ -369,8 +404,8 @@ class Consumer {
   Epilogue<C> epilogue_;
   ScoreBias<C> bias_;  // for kBiased
   RowMasks<C> masks_;
+  const Products<C> products_;
   const int consumer_, warp_, lane_;
-  uint64_t sQ_, sK_, sV_;
   uint32_t steps_ = 0;
   StepInfo info_;        // of the tile whose K was waited for last
   uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
@@ -381,6 +416,7 @@ class Consumer {
   Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   float scale_log2_;             // for kScaled
+  bool narrow_ = false;          // the last step was narrow; for kNarrows
   int32_t finished_;             // slot of the finished tile ...
   float inverse_[2];             // ... and 1 / l of its rows
   float s_[C::BLOCK_KV / 2];     // S, then P in float32

@@ -139,7 +139,10 @@ void prepare_scores(Arguments* args) {
   if (args->capped) {
     const float softcap = std::min(scores.softcap, kMostCap);
     const float rate = scores.scale / softcap / kTanhUnit;
-    if (!args->biased) args->scale_log2 = softcap * kLog2e;
+    if (!args->biased) {
+      args->scale_log2 = softcap * kLog2e;
+      args->small_cap = SmallCap::of(double{scores.scale} / softcap, double{softcap} * kLog2e);
+    }
     args->cap_unit = softcap;
     args->score_rate = std::max(-kMostRate, std::min(rate, kMostRate));
   }
@@ -159,6 +162,7 @@ Status prepare_mask(int32_t* padding, Arguments* args) {
       (params.problem.seq_kv | mask.stride_b | mask.stride_h | mask.stride_q) % 2 == 0;
   args->mask_in_pairs =
       consecutive && even && reinterpret_cast<uintptr_t>(mask.data) % pair_bytes == 0;
+  args->copies_mask = consecutive && can_map(params);
   if (padding == nullptr) return {};
   args->mask_has_bounds = true;
   return find_padding(&args->params, padding);

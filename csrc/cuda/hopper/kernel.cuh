@@ -27,8 +27,16 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
        kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-    ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[consumer]), kWarp);
-    ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[consumer]), kWarps);
+    for (int mask = 0; mask < C::kMasks; ++mask) {
+      ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[mask][consumer]), kWarp);
+      ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[mask][consumer]), kWarps);
+    }
+  }
+  if constexpr (C::kBiased) {
+    for (int stage = 0; stage < C::kMaskStages; ++stage) {
+      ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_full[stage]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_empty[stage]), kWarps * C::kConsumers);
+    }
   }
   ptx::mbarrier_init(ptx::smem_address(&smem.first_key), 1);
   ptx::mbarrier_init(ptx::smem_address(&smem.raw_value), 1);
@@ -104,7 +112,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     if (warp == 0) Planner<C>(args, smem).run();
     if (warp == 1) Loader<C, Loads::kQueryAndKey>(args, maps, smem).run();
     if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
-    if (C::kMaskWriter && warp == 3) MaskWriter<C>(args, smem).run();
+    if (C::kMaskWriter && warp == 3) MaskWriter<C>(args, maps, smem).run();
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, maps, smem, warpgroup - 1).run();

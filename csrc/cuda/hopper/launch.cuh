@@ -55,9 +55,15 @@ Status launch(Arguments args) {
                 "shared memory of an SM");
   const AttentionParams& params = args.params;
   TensorMaps maps;
+  const bool few_leads = C::kNarrows && params.pattern.lead.length <= kNarrowKeys;
+  args.lead_rows = few_leads ? kNarrowKeys : C::BLOCK_KV;
   BoxShape box = {C::kSlabColumns, C::kColumns,    imin(args.packing.rows, kConsumerRows),
-                  kWarpRows,       args.copy_rows, C::BLOCK_KV};
+                  kWarpRows,       args.copy_rows, args.lead_rows,
+                  C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
+  if (status.ok() && C::kBiased && args.copies_mask) {
+    status = make_mask_map(params, C::BLOCK_Q, &maps.mask);
+  }
   if (!status.ok()) return status;
   if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);
   do {

@@ -104,7 +104,9 @@ class Loader {
       const int32_t entry_ahead = table_entry(work, ahead);
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
-        Follows next = masked_ahead ? Follows::kMasked : Follows::kWhole;
+        Follows next = ahead.narrow   ? Follows::kNarrow
+                       : masked_ahead ? Follows::kMasked
+                                      : Follows::kWhole;
         if (folding && --chunk_left == 0) {
           next = Follows::kChunk;
           chunk_left = chunk;
@@ -233,15 +235,22 @@ class Loader {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
         ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
-    const uint32_t box =
-        ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes_;
-    const bool copies = lane_ < args_.copies;
-    const MapRow at = place_of_copy(work, place, copy_key(step), entry);
+    // Boxes of few leading keys, of which a narrow step takes one.
+    const bool few = C::kNarrows && step.lead && args_.lead_rows == kNarrowKeys;
+    const bool narrow = C::kNarrows && step.narrow;
+    const int32_t box_bytes = few ? kNarrowKeys * C::kRowBytes : box_bytes_;
+    const int32_t copies = narrow ? 1 : few ? C::BLOCK_KV / kNarrowKeys : args_.copies;
+    const int32_t slabs = few ? args_.at.lead_copies : args_.at.key_copies;
+    const uint32_t box = ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
+    MapRow at = place_of_copy(work, place, copy_key(step), entry);
+    if (few) at.row += lane_ * kNarrowKeys;
     ptx::mbarrier_wait(empty, ring_.parity);
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
-    if (copies) {
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive_expect(full, narrow ? kNarrowKeys * C::kColumns * 2 : C::kKeyBytes);
+    }
+    if (lane_ < copies) {
 #pragma unroll 1
-      for (int32_t slab = 0; slab < args_.at.key_copies; ++slab) {
+      for (int32_t slab = 0; slab < slabs; ++slab) {
         ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
                       {slab * args_.at.slab_columns, at.row,
                        place.class_at + slab * args_.at.slab_step, place.head, at.batch},

@@ -6,6 +6,7 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/shared.cuh"
 #include "../common/ptx/tma.cuh"
+#include "mask_copies.cuh"
 #include "mask_words.h"
 #include "tile_source.cuh"
 
@@ -14,9 +15,10 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class MaskWriter {
  public:
-  __device__ __forceinline__ MaskWriter(const Arguments& args, SharedStorage<C>& smem)
-      : args_(args), smem_(smem), lane_(threadIdx.x % kWarp) {
-    mask_.parity = 1;  // the buffer is empty at first
+  __device__ __forceinline__ MaskWriter(const Arguments& args, const TensorMaps& maps,
+                                        SharedStorage<C>& smem)
+      : args_(args), smem_(smem), copies_(args, maps, smem), lane_(threadIdx.x % kWarp) {
+    mask_.parity = 1;  // the buffers are empty at first
   }
 
   __device__ __forceinline__ void run() {
@@ -24,7 +26,8 @@ class MaskWriter {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
-      if (work.written) write_masks(work);
+      const bool copies = C::kBiased && args_.copies_mask;
+      if (work.written || copies) write_masks(work, copies);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
       work_.advance();
@@ -48,9 +51,13 @@ class MaskWriter {
     return {bits.row(work.first_row % list.block_q) + key / 32, key % 32};
   }
 
-  __device__ __forceinline__ void write_masks(const Work& work) {
+  /// Those of the key tiles that need one, and tiles of attn_mask if `copies`.
+  __device__ __forceinline__ void write_masks(const Work& work, bool copies) {
     TileSource<C, true> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
+      if constexpr (C::kBiased) {
+        if (copies && lane_ == 0) copies_.copy(work, step.key);
+      }
       if (!source.needs_mask(step)) continue;
       const TileMask kind = source.mask(step).kind;
       if (kind < TileMask::kCopied) continue;
@@ -58,9 +65,10 @@ class MaskWriter {
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;
-        const uint32_t full = ptx::smem_address(&smem_.mask_full[consumer]);
-        RowMask* mask = smem_.mask[consumer];
-        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[consumer]), mask_.parity);
+        const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index][consumer]);
+        RowMask* mask = smem_.mask[mask_.index][consumer];
+        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
+                           mask_.parity);
         if (C::kListed && kind == TileMask::kCopied) {
           copy_bits(bits.words, first, ptx::smem_address(mask), full);
         } else {
@@ -165,8 +173,9 @@ class MaskWriter {
 
   const Arguments& args_;
   SharedStorage<C>& smem_;
+  MaskCopies<C> copies_;  // for kBiased
   const int lane_;
-  Ring<1> mask_;
+  Ring<C::kMasks> mask_;
   Ring<SharedStorage<C>::kWorkSlots> work_;
 };
 

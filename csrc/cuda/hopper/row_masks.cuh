@@ -38,8 +38,8 @@ class RowMasks {
       return;
     }
     const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
-    const RowMask* mask = smem_.mask[consumer_];
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[consumer_]), mask_.parity);
+    const RowMask* mask = smem_.mask[mask_.index][consumer_];
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
     if (C::kListed && info.mask == TileMask::kCopied) {
       take_bits(reinterpret_cast<const uint32_t*>(mask), own_row, visible);
     } else {
@@ -47,7 +47,8 @@ class RowMasks {
       for (int r = 0; r < 2; ++r) visible[r] = mask[own_row + 8 * r].word[lane_ % 4];
     }
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[consumer_]));
+    if (lane_ == 0)
+      ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer_]));
     mask_.advance();
   }
 
@@ -122,7 +123,7 @@ class RowMasks {
   const Arguments& args_;
   SharedStorage<C>& smem_;
   const int consumer_, warp_, lane_;
-  Ring<1> mask_;
+  Ring<C::kMasks> mask_;
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -1,9 +1,11 @@
-// What joins the scores of a key tile after softcap: attn_mask, read straight from memory into the
-// accumulator's layout, and ALiBi. A thread holds columns 2 t, 2 t + 1, 8 + 2 t, ... of two rows.
+// What joins the scores of a key tile after softcap: attn_mask, from the tiles that mask_copies.cuh
+// brings or straight from memory, into the accumulator's layout, and ALiBi. A thread holds columns
+// 2 t, 2 t + 1, 8 + 2 t, ... of two rows.
 #pragma once
 
 #include <type_traits>
 
+#include "../common/ptx/mbarrier.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
 #include "config.h"
@@ -15,7 +17,8 @@ class ScoreBias {
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
 
  public:
-  __device__ __forceinline__ explicit ScoreBias(const Arguments& args) : args_(args) {}
+  __device__ __forceinline__ ScoreBias(const Arguments& args, SharedStorage<C>& smem)
+      : args_(args), smem_(smem) {}
 
   /// Finds what the tiles of a query tile need.
   __device__ __forceinline__ void begin(const Work& work) {
@@ -24,21 +27,29 @@ class ScoreBias {
   /// Whether scores need add().
   __device__ __forceinline__ bool adds() const { return C::kBiased && adds_; }
 
-  /// For rows `row` and `row` + 8 of the slice and the tile's columns from `column` on. What a mask
-  /// holds past the keys or rows that exist counts for none: those are masked after.
-  __device__ __forceinline__ void add(float (&s)[C::BLOCK_KV / 2], const Work& work,
-                                      const StepInfo& info, int32_t row, int32_t column) const {
+  /// Multiplies the scores by `rate` and adds: for rows `tile_row` and `tile_row` + 8 of the query
+  /// tile and the key tile's columns from `column` on. What a mask holds past the keys or rows that
+  /// exist counts for none: those are masked after.
+  __device__ __forceinline__ void add(float (&s)[C::BLOCK_KV / 2], float rate, const Work& work,
+                                      const StepInfo& info, int32_t tile_row, int32_t column) {
+    const int32_t row = work.first_row + tile_row;
     switch (args_.params.scores.mask.kind) {
       case MaskKind::kNone:
+#pragma unroll
+        for (int i = 0; i < C::BLOCK_KV / 2; ++i) s[i] *= rate;
         break;
       case MaskKind::kBool:
-        add_mask<uint8_t>(s, work, info, row, column);
+        add_mask<uint8_t>(s, rate, work, info, row, column);
         break;
       case MaskKind::kFloat32:
-        add_mask<float>(s, work, info, row, column);
+        add_mask<float>(s, rate, work, info, row, column);
         break;
       default:  // of the query's dtype
-        add_mask<Element>(s, work, info, row, column);
+        if (args_.copies_mask) {
+          add_copied(s, rate, tile_row, column);
+        } else {
+          add_mask<Element>(s, rate, work, info, row, column);
+        }
     }
     if (args_.params.scores.alibi.slopes != nullptr) add_alibi(s, work, info, row, column);
   }
@@ -59,9 +70,32 @@ class ScoreBias {
     return to_float(bias);
   }
 
+  /// The tile that was copied for this step, in slabs of swizzled rows: 16 bytes hold the columns
+  /// of four threads, and rows r and r + 8 are swizzled alike.
+  __device__ __forceinline__ void add_copied(float (&s)[C::BLOCK_KV / 2], float rate, int32_t row,
+                                             int32_t column) {
+    constexpr int32_t kRowBytes = kMaskColumns * 2, kChunks = kRowBytes / 16;
+    const uint8_t* own = smem_.mask_tile[ring_.index] + row * kRowBytes + column * sizeof(Element);
+    const int32_t swizzle = row / 2 % kChunks;
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_tile_full[ring_.index]), ring_.parity);
+#pragma unroll
+    for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
+      const uint8_t* at = own + c / kChunks * C::kMaskSlabBytes + (c % kChunks ^ swizzle) * 16;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        add_pair(s, 4 * c + 2 * r, rate, reinterpret_cast<const Element*>(at + r * 8 * kRowBytes));
+      }
+    }
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) {
+      ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_tile_empty[ring_.index]));
+    }
+    ring_.advance();
+  }
+
   template <typename T>
-  __device__ __forceinline__ void add_mask(float (&s)[C::BLOCK_KV / 2], const Work& work,
-                                           const StepInfo& info, int32_t row,
+  __device__ __forceinline__ void add_mask(float (&s)[C::BLOCK_KV / 2], float rate,
+                                           const Work& work, const StepInfo& info, int32_t row,
                                            int32_t column) const {
     const MaskView& mask = args_.params.scores.mask;
     const T* of_head =
@@ -73,30 +107,31 @@ class ScoreBias {
       const int32_t i = work.slice.rows.at(imin(row + 8 * r, work.slice.rows.length - 1));
       const T* of_row = of_head + i * mask.stride_q;
       if (pairs) {
-        add_pairs(s, r, of_row + info.key + column);
+#pragma unroll
+        for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
+          add_pair(s, 4 * c + 2 * r, rate, of_row + info.key + column + 8 * c);
+        }
         continue;
       }
 #pragma unroll
       for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
         const int32_t key = info.key + (column + 8 * (c / 2) + c % 2) * info.key_step;
-        s[c / 2 * 4 + 2 * r + c % 2] += bias_of(load(of_row + imin(key, keys - 1) * mask.stride_k));
+        float& score = s[c / 2 * 4 + 2 * r + c % 2];
+        score = fmaf(score, rate, bias_of(load(of_row + imin(key, keys - 1) * mask.stride_k)));
       }
     }
   }
 
-  /// Of row r, whose two columns at a time lie in one aligned word.
+  /// To scores `at` and `at` + 1, of two keys that lie in one aligned word.
   template <typename T>
-  __device__ __forceinline__ static void add_pairs(float (&s)[C::BLOCK_KV / 2], int r,
-                                                   const T* first) {
+  __device__ __forceinline__ static void add_pair(float (&s)[C::BLOCK_KV / 2], int at, float rate,
+                                                  const T* first) {
     struct alignas(2 * sizeof(T)) Pair {
       T even, odd;
     };
-#pragma unroll
-    for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
-      const Pair pair = *reinterpret_cast<const Pair*>(first + 8 * c);
-      s[4 * c + 2 * r] += bias_of(pair.even);
-      s[4 * c + 2 * r + 1] += bias_of(pair.odd);
-    }
+    const Pair pair = *reinterpret_cast<const Pair*>(first);
+    s[at] = fmaf(s[at], rate, bias_of(pair.even));
+    s[at + 1] = fmaf(s[at + 1], rate, bias_of(pair.odd));
   }
 
   /// A load that stays where it is, so that its address takes registers for a moment only.
@@ -136,7 +171,9 @@ class ScoreBias {
   }
 
   const Arguments& args_;
+  SharedStorage<C>& smem_;
   bool adds_ = false;
+  Ring<C::kMaskStages> ring_;  // of copied tiles
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -59,30 +59,41 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (
   }
 }
 
-/// Updates m by the scores of both rows, and what follows from it: the factor on what was summed
-/// before, and the shift scale * m. The factor is the shifts', so that it is 1 under the same m:
-/// off by a rounding it would show after a thousand tiles. kFirst begins the rows; kMasked says
-/// that a row may have seen no key yet, even in this tile; without kHeldShift the last shift is
-/// recomputed from m, which takes no register.
+/// The highest of a thread's scores of row r.
+template <int kCount>
+__device__ __forceinline__ float highest(const float (&s)[kCount], int r) {
+  float even = s[2 * r], odd = s[2 * r + 1];
+#pragma unroll
+  for (int i = 1; i < kCount / 4; ++i) {
+    even = fmaxf(even, s[4 * i + 2 * r]);
+    odd = fmaxf(odd, s[4 * i + 2 * r + 1]);
+  }
+  return fmaxf(even, odd);
+}
+
+/// Updates m of row r, and what follows from it: the factor on what was summed before, and the
+/// shift scale * m. The factor is the shifts', so that it is 1 under the same m: off by a rounding
+/// it would show after a thousand tiles. kFirst begins the rows; kMasked says that a row may have
+/// seen no key yet, even in this tile; without kHeldShift the last shift is recomputed from m,
+/// which takes no register.
+template <bool kFirst, bool kMasked, bool kHeldShift>
+__device__ __forceinline__ void move_maximum(SoftmaxState& state, int r, float m, float scale) {
+  const float before = kHeldShift ? state.shift[r] : __fmul_rn(state.m[r], scale);
+  state.shift[r] = kMasked && m == -INFINITY ? -FLT_MAX : m * scale;
+  state.rescale[r] = kFirst ? 1.0f : exp2_approx(before - state.shift[r]);
+  state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
+  state.m[r] = m;
+}
+
+/// The same for both rows, by their scores.
 template <bool kFirst, bool kMasked, bool kHeldShift = true, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float even = s[2 * r], odd = s[2 * r + 1];
-#pragma unroll
-    for (int i = 1; i < kCount / 4; ++i) {
-      even = fmaxf(even, s[4 * i + 2 * r]);
-      odd = fmaxf(odd, s[4 * i + 2 * r + 1]);
-    }
-    float m = fmaxf(even, odd);
+    float m = highest(s, r);
     if (!kFirst) m = fmaxf(m, state.m[r]);
-    m = quad_max(m);
-    const float before = kHeldShift ? state.shift[r] : __fmul_rn(state.m[r], scale);
-    state.shift[r] = kMasked && m == -INFINITY ? -FLT_MAX : m * scale;
-    state.rescale[r] = kFirst ? 1.0f : exp2_approx(before - state.shift[r]);
-    state.l[r] = kFirst ? 0.0f : state.l[r] * state.rescale[r];
-    state.m[r] = m;
+    move_maximum<kFirst, kMasked, kHeldShift>(state, r, quad_max(m), scale);
   }
 }
 

@@ -30,11 +30,12 @@ constexpr Features kRangeCalls =
     kPlainCalls.with(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins, Feature::kLead,
                                   Feature::kColumns, Feature::kGlobalRows));
 constexpr Features kScoreCalls = Features::of(Feature::kSoftcap, Feature::kOddScale);
+constexpr Features kScoredCalls = kRangeCalls.with(kScoreCalls);
 constexpr Features kGeneralCalls =
-    kRangeCalls.with(kScoreCalls).with(Features::of(Feature::kGlobalIndices, Feature::kFloat8Keys));
+    kScoredCalls.with(Features::of(Feature::kGlobalIndices, Feature::kFloat8Keys));
 /// Scores that attn_mask or ALiBi joins.
 constexpr Features kBiases = Features::of(Feature::kMask, Feature::kAlibi);
-constexpr Features kBiasedCalls = kRangeCalls.with(kScoreCalls).with(kBiases);
+constexpr Features kBiasedCalls = kScoredCalls.with(kBiases);
 /// Lists; those of query blocks of 64 rows in half tiles.
 constexpr Features kHalfListedCalls =
     Features::of(Feature::kList, Feature::kPartialBlocks, Feature::kKeyBounds,
@@ -127,6 +128,7 @@ constexpr Kernel kKernels[] = {
     // Few queries: little code, since it runs for microseconds.
     {2, kPlainCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kGeneralCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 80, 80}},
     {2, kBiasedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 96, 0, 0, 0, 0}},
     {2, kListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 64, 0, 64}},

@@ -75,6 +75,30 @@ class Encoder {
 
 }  // namespace
 
+bool can_map(const AttentionParams& params) {
+  constexpr int64_t kUnit = 8;  // elements of 16 bytes
+  const MaskView& mask = params.scores.mask;
+  if (mask.kind == MaskKind::kNone || mask.kind == MaskKind::kBool ||
+      mask.kind == MaskKind::kFloat32) {
+    return false;
+  }
+  const bool rows = mask.stride_q > 0 || params.problem.seq_q == 1;
+  return rows && mask.stride_k == 1 && mask.stride_h >= 0 && mask.stride_b >= 0 &&
+         (mask.stride_q | mask.stride_h | mask.stride_b) % kUnit == 0 &&
+         reinterpret_cast<uintptr_t>(mask.data) % (2 * kUnit) == 0;
+}
+
+Status make_mask_map(const AttentionParams& params, int32_t rows, CUtensorMap* map) {
+  const MaskView& mask = params.scores.mask;
+  const Problem& problem = params.problem;
+  const int64_t heads = mask.stride_h == 0 ? 1 : problem.heads_q;
+  const int64_t batch = mask.stride_b == 0 ? 1 : problem.batch;
+  const TensorMapShape shape = {{problem.seq_kv, problem.seq_q, 1, heads, batch},
+                                {mask.stride_q, 0, mask.stride_h, mask.stride_b},
+                                {kMaskColumns, rows, 1, 1, 1}};
+  return encode_tensor_map(problem.dtype, mask.data, shape, map);
+}
+
 Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, TensorMaps* maps,
                         TileCoordinates* coordinates) {
   Encoder encoder(params, box);
@@ -87,11 +111,17 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     return folded ? static_cast<int32_t>(tensor.stride_s / box.slab) : 1;
   };
   const int32_t query_copies = folded && box.query_rows == kConsumerRows ? 1 : slabs;
-  const int32_t key_copies = folded && box.key_rows == box.lead_rows ? 1 : slabs;
-  *coordinates = {query_copies,          key_copies,
-                  folded ? 0 : box.slab, folded ? 1 : 0,
-                  step(params.query),    step(params.outputs.out),
-                  step(params.keys.key), step(params.keys.value)};
+  const int32_t key_copies = folded && box.key_rows == box.tile_keys ? 1 : slabs;
+  const int32_t lead_copies = folded && box.lead_rows == box.tile_keys ? 1 : slabs;
+  *coordinates = {query_copies,
+                  key_copies,
+                  lead_copies,
+                  folded ? 0 : box.slab,
+                  folded ? 1 : 0,
+                  step(params.query),
+                  step(params.outputs.out),
+                  step(params.keys.key),
+                  step(params.keys.value)};
 
   auto encode_classes = [&](const TensorView& tensor, const Extents& extents, int32_t box_rows,
                             int32_t copies, CUtensorMap* of_class) {
@@ -108,7 +138,7 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     encode_classes(tensor, keys, box.key_rows, key_copies, of_view);
     if (pattern.lead_keys != nullptr) {
       const RowsView view = {pattern.lead.length, gathered.stride_s, 1, 0};
-      encoder.encode(gathered, gathered.data, keys, view, box.lead_rows, key_copies,
+      encoder.encode(gathered, gathered.data, keys, view, box.lead_rows, lead_copies,
                      &of_view[kLeadView]);
       return;
     }
@@ -120,7 +150,7 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
     const auto* first =
         static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
     RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
-    encoder.encode(tensor, first, keys, view, box.lead_rows, key_copies, &of_view[kLeadView]);
+    encoder.encode(tensor, first, keys, view, box.lead_rows, lead_copies, &of_view[kLeadView]);
   };
 
   const Problem& problem = params.problem;

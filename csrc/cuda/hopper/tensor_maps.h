@@ -13,12 +13,19 @@ struct BoxShape {
   int32_t out_rows;    // of O
   int32_t key_rows;    // of K and V
   int32_t lead_rows;   // of K and V in the lead view
+  int32_t tile_keys;   // of a key tile
 };
 
 /// Whether the maps end after the last key that exists.
 inline bool has_short_maps(const AttentionParams& params) {
   return !params.sequences.offsets_on_device() && params.pattern.dilation == 1;
 }
+
+/// Whether a map can follow the strides of attn_mask.
+bool can_map(const AttentionParams& params);
+
+/// The map of attn_mask, in boxes of so many rows and kMaskColumns.
+Status make_mask_map(const AttentionParams& params, int32_t rows, CUtensorMap* map);
 
 /// Fills `maps` and says how they name tiles. A dilated class is a map with a longer row stride, so
 /// nothing is moved; classes come in two lengths, so that no row past a class is read or written.

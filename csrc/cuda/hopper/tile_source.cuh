@@ -12,6 +12,7 @@ namespace sparse_attn::cuda::hopper {
 struct Step {
   bool valid = false;
   bool lead = false;
+  bool narrow = false;       // the last tile, of which rows see kNarrowKeys keys at most
   int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
   bool masked = false;       // of a list: some box needs a mask, or some columns have none
   int32_t run = -1;          // of a list's tile with a partial block: this lane's box; -1 for none
@@ -48,7 +49,8 @@ class TileSource {
         full_keys_(work.tiles.full_keys),
         main_left_(C::kListed ? work.runs.count : work.tiles.main.size()),
         lead_left_(work.tiles.lead_left),
-        lead_right_(work.tiles.lead_right) {}
+        lead_right_(work.tiles.lead_right),
+        narrow_(C::kNarrows && args.lead_rows == kNarrowKeys && is_narrow(work.tiles)) {}
 
   /// The first tile. There always is one: where nothing is visited, zeros that no row sees.
   __device__ __forceinline__ Step first() {
@@ -64,7 +66,7 @@ class TileSource {
     if (C::kListed) {
       step = next_listed();
     } else if (main_left_ > 0) {
-      step = {true, false, (main_begin_ + --main_left_) * C::BLOCK_KV};
+      step = {true, false, false, (main_begin_ + --main_left_) * C::BLOCK_KV};
     }
     if (C::kLeads && !step.valid) step = next_lead();
     return step;
@@ -90,9 +92,17 @@ class TileSource {
 
  private:
   __device__ __forceinline__ Step next_lead() {
-    if (!lead_right_.empty()) return {true, true, --lead_right_.end * C::BLOCK_KV};
-    if (!lead_left_.empty()) return {true, true, --lead_left_.end * C::BLOCK_KV};
-    return {};
+    if (!lead_right_.empty()) return {true, true, false, --lead_right_.end * C::BLOCK_KV};
+    if (lead_left_.empty()) return {};
+    const int32_t key = --lead_left_.end * C::BLOCK_KV;
+    return {true, true, narrow_, narrow_ ? tiles_.seen_lead.begin : key};
+  }
+
+  /// Whether few keys of one lead tile, which follows a main one, are all that rows see of it.
+  __device__ __forceinline__ static bool is_narrow(const Tiles& tiles) {
+    const Interval tile = {tiles.lead_left.begin * C::BLOCK_KV, tiles.lead_left.end * C::BLOCK_KV};
+    return !tiles.main.empty() && tiles.lead_left.size() == 1 && tile.holds(tiles.seen_lead) &&
+           tiles.seen_lead.size() <= kNarrowKeys;
   }
 
   __device__ __forceinline__ bool has_bits() const { return kMasks && list_.has_bits(); }
@@ -208,6 +218,7 @@ class TileSource {
   const Interval full_keys_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come
   Interval lead_left_, lead_right_;
+  const bool narrow_;
   int32_t candidate_ = kUnlimited;
   uint32_t candidates_ = 0, masked_ = 0, partial_ = 0;
 };

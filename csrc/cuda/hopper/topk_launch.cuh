@@ -65,8 +65,8 @@ Status launch_topk(const Arguments& args) {
   rank.thresholds = args.thresholds;
   TensorMaps maps;
   TileCoordinates coordinates;
-  const BoxShape box = {kWarpgroup / 2, HEAD_DIM,       kConsumerRows,
-                        kWarpRows,      Rank::BLOCK_KV, Rank::BLOCK_KV};
+  const BoxShape box = {kWarpgroup / 2, HEAD_DIM,       kConsumerRows, kWarpRows,
+                        Rank::BLOCK_KV, Rank::BLOCK_KV, Rank::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &coordinates);
   if (!status.ok()) return status;
   rank.keys = maps.key[kShortClass];

@@ -1,0 +1,87 @@
+// Softcap of key tiles whose scores are all small beside it: a polynomial that ends in the product
+// that the exponential takes anyhow. Other tiles take cap_scores() of softmax.cuh.
+#pragma once
+
+#include "softmax.cuh"
+
+namespace sparse_attn::cuda::hopper {
+
+/// Softcap where all scores of a tile are small beside it: cap tanh(s / cap) as s P(s^2), of which
+/// the exponent of 2 is one product more. The highest score's is the highest, since P rises with s.
+struct SmallCap {
+  float terms[4];     // of P, in exponents of 2
+  float limit = 0;    // of |s|
+  float inverse = 0;  // of the exponents' unit
+
+  /// That of scores times `rate`, to which the cap is 1: relative error 4e-7 in float32.
+  static SmallCap of(double rate, double scale_log2) {
+    constexpr double kTanh[] = {0.999999757, -0.333294672, 0.132363688, -0.0460281841};
+    constexpr double kEnd = 0.45, kMostRate = 100, kMostScore = 1e9;  // so that nothing overflows
+    SmallCap cap = {};
+    if (rate <= 0 || rate > kMostRate) return cap;
+    double power = scale_log2 * rate;
+    for (int i = 0; i < 4; ++i, power *= rate * rate) {
+      cap.terms[i] = static_cast<float>(kTanh[i] * power);
+    }
+    cap.limit = static_cast<float>(kEnd / rate < kMostScore ? kEnd / rate : kMostScore);
+    cap.inverse = static_cast<float>(1 / scale_log2);
+    return cap;
+  }
+  __device__ __forceinline__ float factor(float s) const {
+    const float z = s * s;
+    return fmaf(fmaf(fmaf(terms[3], z, terms[2]), z, terms[1]), z, terms[0]);
+  }
+};
+
+/// The lowest of a thread's scores of row r.
+template <int kCount>
+__device__ __forceinline__ float lowest(const float (&s)[kCount], int r) {
+  float even = s[2 * r], odd = s[2 * r + 1];
+#pragma unroll
+  for (int i = 1; i < kCount / 4; ++i) {
+    even = fminf(even, s[4 * i + 2 * r]);
+    odd = fminf(odd, s[4 * i + 2 * r + 1]);
+  }
+  return fminf(even, odd);
+}
+
+/// Whether all scores of a warp's rows are small, and the thread's highest ones. By the extremes of
+/// rows, since what the branch needs ptxas does not move past the wait that follows it.
+template <int kCount>
+__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallCap& cap,
+                                          float (&high)[2]) {
+  high[0] = highest(s, 0);
+  high[1] = highest(s, 1);
+  const float top = fmaxf(high[0], high[1]), bottom = fminf(lowest(s, 0), lowest(s, 1));
+  return !__any_sync(~0u, fmaxf(top, -bottom) >= cap.limit);
+}
+
+/// update_maxima() for them.
+__device__ __forceinline__ void update_small_maxima(const float (&high)[2], SoftmaxState& state,
+                                                    const SmallCap& cap, float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m = quad_max(high[r]);
+    const float capped = m * cap.factor(m) * cap.inverse;
+    move_maximum<false, true, true>(state, r, fmaxf(capped, state.m[r]), scale);
+  }
+}
+
+/// exponentiate() for them.
+template <int r, int kCount>
+__device__ __forceinline__ void exponentiate_small(float (&s)[kCount], SoftmaxState& state,
+                                                   const SmallCap& cap) {
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    float& a = s[4 * i + 2 * r];
+    float& b = s[4 * i + 2 * r + 1];
+    a = exp2_approx(fmaf(a, cap.factor(a), -state.shift[r]));
+    b = exp2_approx(fmaf(b, cap.factor(b), -state.shift[r]));
+    even += a;
+    odd += b;
+  }
+  state.l[r] += even + odd;
+}
+
+}  // namespace sparse_attn::cuda::hopper
