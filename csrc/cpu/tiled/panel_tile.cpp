@@ -30,26 +30,49 @@ void QueryTile::find_read(int32_t num_columns) {
 }
 
 void QueryTile::panel_keys(const Chunk& chunk) {
-  int32_t head_dim = params_.problem.head_dim, column = 0;
-  for (int32_t i = 0; i < chunk.num_runs; ++i) {
-    const Run& run = chunk.runs[i];
-    bool packed = keys_.has_panels(chunk.axis);
-    if (!packed) {
-      copy_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
-                  scratch_.key);
-    }
-    for_each_group(chunk.columns, [&](int32_t row, int32_t rows, Interval columns) {
+  if (keys_.has_panels(chunk.axis)) {
+    multiply_panels(chunk, 0, chunk.num_runs, 0);
+    return;
+  }
+  for (int32_t i = 0, column = 0; i < chunk.num_runs; column += chunk.runs[i++].length) {
+    copy_panels(math_, keys_.at(chunk.axis, tile_.slice, chunk.runs[i].begin), chunk.runs[i].length,
+                params_.problem.head_dim, scratch_.key);
+    multiply_panels(chunk, i, i + 1, column);
+  }
+}
+
+/// Scores with the runs [begin, end), whose first has the chunk's column `first_column`.
+void QueryTile::multiply_panels(const Chunk& chunk, int32_t begin, int32_t end,
+                                int32_t first_column) {
+  constexpr int32_t kMost = Chunk::kMaxColumns / kPanelKeys + 2 * Chunk::kMaxRuns;
+  const int32_t head_dim = params_.problem.head_dim;
+  const bool packed = keys_.has_panels(chunk.axis);
+  for_each_group(chunk.columns, [&](int32_t row, int32_t rows, Interval columns) {
+    const float* panels[kMost];
+    int32_t count = 0, column = first_column;
+    float* target = nullptr;  // of the first panel's scores
+    auto multiply_all = [&] {
+      math_.panel_scores(query_ + row * query_stride_, query_stride_, rows, head_dim, panels, count,
+                         target, score_stride_);
+      count = 0;
+    };
+    for (int32_t i = begin; i < end; column += chunk.runs[i++].length) {
+      const Run& run = chunk.runs[i];
       Interval piece = intersect(columns, {column, column + run.length});
-      if (piece.empty()) return;
+      if (piece.empty()) continue;
       int32_t first = piece.begin - column, place = first % kPanelKeys;
       const float* panel = packed ? keys_.panel(chunk.axis, tile_.slice, run.begin + first, &place)
                                   : scratch_.key + int64_t{first - place} * head_dim;
-      math_.panel_scores(query_ + row * query_stride_, query_stride_, rows, head_dim, panel,
-                         ceil_div(place + piece.size(), kPanelKeys),
-                         scores_ + row * score_stride_ + piece.begin - place, score_stride_);
-    });
-    column += run.length;
-  }
+      float* scores = scores_ + row * score_stride_ + piece.begin - place;
+      if (count > 0 && scores != target + count * kPanelKeys) multiply_all();
+      if (count == 0) target = scores;
+      const int32_t num_panels = ceil_div(place + piece.size(), kPanelKeys);
+      for (int32_t p = 0; p < num_panels; ++p) {
+        panels[count++] = panel + int64_t{p} * kPanelKeys * head_dim;
+      }
+    }
+    if (count > 0) multiply_all();
+  });
 }
 
 void QueryTile::panel_values(const Chunk& chunk) {

@@ -71,6 +71,7 @@ class QueryTile {
   void bfloat_keys(const Chunk& chunk);
   void bfloat_values(const Chunk& chunk);
   void panel_keys(const Chunk& chunk);
+  void multiply_panels(const Chunk& chunk, int32_t begin, int32_t end, int32_t first_column);
   void panel_values(const Chunk& chunk);
   template <class Visit>
   void for_each_group(int32_t num_columns, const Visit& visit);

@@ -113,10 +113,11 @@ struct VectorMath {
   int32_t panel_head_dim;
   /// Writes a panel from kPanelKeys rows that are `stride` apart.
   void (*pack_panel)(const float* keys, int64_t stride, int32_t head_dim, float* panel);
-  /// scores[row, key] = query[row] . key for the keys of consecutive panels; the head dim is a
-  /// multiple of 16.
+  /// scores[row, key] = query[row] . key for the keys of panels, wherever each lies; the head dim
+  /// is a multiple of 16.
   void (*panel_scores)(const float* query, int64_t query_stride, int32_t rows, int32_t head_dim,
-                       const float* panels, int32_t num_panels, float* scores, int64_t stride);
+                       const float* const* panels, int32_t num_panels, float* scores,
+                       int64_t stride);
   /// out[row] += sum of weights[row, i] * values[i] over the runs, whose rows are `value_stride`
   /// apart.
   void (*panel_values)(const float* weights, int64_t stride, int32_t rows, const ValueRun* runs,

@@ -81,35 +81,34 @@ struct GroupSums {
   }
 };
 
-/// Scores with the keys of consecutive panels, kVectors vectors at a time.
+/// Scores with the keys of panels, kVectors vectors at a time.
 template <int kRows, int kVectors>
 void panel_scores_by(const float* query, int64_t query_stride, int32_t head_dim,
-                     const float* panels, int32_t num_panels, float* scores, int64_t stride) {
-  constexpr int32_t kKeys = kVectors * kLanes;
-  int64_t gap = kPanelVectors > 1 ? kLanes : int64_t{kPanelKeys} * head_dim;
-  for (int32_t panel = 0; panel < num_panels; panel += kKeys / kPanelKeys) {
+                     const float* const* panels, int32_t num_panels, float* scores,
+                     int64_t stride) {
+  constexpr int32_t kKeys = kVectors * kLanes, kStep = kKeys / kPanelKeys;
+  for (int32_t i = 0; i < num_panels; i += kStep, scores += kKeys) {
+    const float* panel = panels[i];
+    int64_t gap = kPanelVectors > 1 ? kLanes : panels[i + kStep - 1] - panel;
     for (int32_t d = 0; d < head_dim; d += kSumLength) {
       int32_t count = head_dim - d < kSumLength ? head_dim - d : kSumLength;
       GroupSums<kRows, kVectors> sums;
-      sums.multiply(query + d, query_stride, panels, gap, kPanelKeys, count);
+      sums.multiply(query + d, query_stride, panel + d * kPanelKeys, gap, kPanelKeys, count);
       if (d > 0) sums.add_from(scores, stride);
       sums.store_to(scores, stride);
-      panels += count * kPanelKeys;
     }
-    panels += (kKeys - kPanelKeys) * int64_t{head_dim};
-    scores += kKeys;
   }
 }
 
 template <int kRows>
 void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
-                     const float* panels, int32_t num_panels, float* scores, int64_t stride) {
+                     const float* const* panels, int32_t num_panels, float* scores,
+                     int64_t stride) {
   int32_t rest = num_panels % (kGroupVectors / kPanelVectors), most = num_panels - rest;
   panel_scores_by<kRows, kGroupVectors>(query, query_stride, head_dim, panels, most, scores,
                                         stride);
   if (rest == 0) return;
-  panel_scores_by<kRows, kPanelVectors>(query, query_stride, head_dim,
-                                        panels + int64_t{most} * kPanelKeys * head_dim, rest,
+  panel_scores_by<kRows, kPanelVectors>(query, query_stride, head_dim, panels + most, rest,
                                         scores + most * kPanelKeys, stride);
 }
 
@@ -150,7 +149,7 @@ void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs,
 
 template <int kRows = kGroupRows>
 void panel_scores(const float* query, int64_t query_stride, int32_t rows, int32_t head_dim,
-                  const float* panels, int32_t num_panels, float* scores, int64_t stride) {
+                  const float* const* panels, int32_t num_panels, float* scores, int64_t stride) {
   if (rows == kRows) {
     panel_scores_of<kRows>(query, query_stride, head_dim, panels, num_panels, scores, stride);
   } else if constexpr (kRows > 1) {
