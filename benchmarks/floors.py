@@ -166,6 +166,10 @@ BARS = (
     Bar("block 128, 16K", "density 0.10", "rate", 0.88, 0.94, "dense"),
     Bar("block 128, 64K", "density 0.10", "rate", 0.96, 1.00, "dense"),
     Bar("block 128, 64K", "density 0.05", "rate", 0.93, 0.97, "dense"),
+    *(
+        Bar(f"block 128, {length}", f"density {d}", "speed", 1.0, 1.08, f"fa4 {d}")
+        for length, d in (("16K", "0.50"), ("16K", "0.25"), ("16K", "0.10"), ("64K", "0.05"))
+    ),
     Bar("block 128x64, 16K", "density 0.25", "TFLOP/s", 600, 660, device="H200"),
     Bar("block 128x64, 16K", "density 0.10", "TFLOP/s", 580, 630, device="H200"),
     Bar("block 64, 16K", "density 0.25", "TFLOP/s", 530, 600, device="H200"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -199,10 +200,28 @@ def _dense_mask(case: Case, inputs: Inputs) -> torch.Tensor:
     return torch.stack(heads)[None]
 
 
-def _flash_attn(name: str, module: str, unlimited: int | None, **own: Any) -> Build:
+def _fa4_lists(spec: Blocks, case: Case, inputs: Inputs) -> Any:
+    """Return the case's block lists as flash-attn 4 takes them: all blocks are seen whole."""
+    mask = inputs.block_mask(case)
+    assert mask is not None
+    flex = sa.BlockLayout.from_mask(mask, spec.block_q, spec.block_kv).to_flex()
+    lists = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+    partial_blocks = flex.kv_num_blocks, flex.kv_indices
+    whole_blocks = flex.full_kv_num_blocks, flex.full_kv_indices
+    return lists(*partial_blocks, *whole_blocks, block_size=(spec.block_q, spec.block_kv))
+
+
+def _flash_attn(
+    name: str,
+    module: str,
+    unlimited: int | None,
+    lists: Callable[[Blocks, Case, Inputs], Any] | None = None,
+    **settings_of_all: Any,
+) -> Build:
     """Return what builds flash-attn's call; a window's open side is ``unlimited``."""
 
     def build(case: Case, inputs: Inputs) -> Contender:
+        own = dict(settings_of_all)
         try:
             flash = importlib.import_module(module)
         except ImportError as error:
@@ -212,8 +231,10 @@ def _flash_attn(name: str, module: str, unlimited: int | None, **own: Any) -> Bu
         if isinstance(spec, Band) and not (spec.sinks or spec.global_tokens):
             left, right = (unlimited if side is None else side for side in (spec.left, spec.right))
             window = (left, 0 if case.causal else right)
+        elif isinstance(spec, Blocks) and lists is not None and not case.causal:
+            own["block_sparse_tensors"] = lists(spec, case, inputs)
         elif not isinstance(spec, Full) or case.mask:
-            raise Unavailable(f"{name} serves dense and windowed attention only")
+            raise Unavailable(f"{name} does not serve this pattern")
         query, key, value = (t.transpose(1, 2) for t in (inputs.query, inputs.key, inputs.value))
         settings: dict[str, Any] = own | {"causal": case.causal, "window_size": window}
         settings |= {"softcap": case.softcap} if case.softcap else {}
@@ -311,7 +332,7 @@ _VIA: dict[str, Build] = {
     "flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "math": _sdpa(SDPBackend.MATH),
     "fa3": _flash_attn("flash-attn 3", "flash_attn_interface", -1, num_splits=0),  # its choice
-    "fa4": _flash_attn("flash-attn 4", "flash_attn.cute", None),
+    "fa4": _flash_attn("flash-attn 4", "flash_attn.cute", None, _fa4_lists),
     "flex": partial(_flex, "default"),
     "tuned flex": partial(_flex, "max-autotune-no-cudagraphs"),
 }

@@ -120,7 +120,7 @@ def sparse() -> list[Group]:
     causal = Case(Full(), 16384, causal=True)
     exact = (Entry(f"k {k}", _as(causal, TopK(k))) for k in TOP_K)
     groups.append(Group("top-k, 16K", (*exact, Entry("dense", causal))))
-    groups.append(_blocks("break-even, 16K", half, BREAK_EVEN, flex=False))
+    groups.append(_blocks("break-even, 16K", half, BREAK_EVEN, peers=False))
     return groups
 
 
@@ -271,11 +271,12 @@ def _as(case: Case, spec: Spec, **changes: Any) -> Case:
     return replace(case, spec=spec, **changes)
 
 
-def _blocks(name: str, full: Case, densities: Sequence[float], flex: bool = True) -> Group:
+def _blocks(name: str, full: Case, densities: Sequence[float], peers: bool = True) -> Group:
     entries = [Entry("dense", full)]
     for density in densities:
         case = _as(full, Blocks(128, 128, density))
         entries.append(Entry(f"density {density:.2f}", case))
-        if flex:
+        if peers:
             entries.append(Entry(f"flex {density:.2f}", case, "flex"))
+            entries.append(Entry(f"fa4 {density:.2f}", case, "fa4"))
     return Group(name, tuple(entries))
