@@ -21,27 +21,34 @@ constexpr bool kHasPanels = kLanes >= 8;
 constexpr int32_t kSumLength = 32;        // of scores
 constexpr int32_t kValueSumLength = 256;  // of values
 
-typedef int32_t FourLanes __attribute__((vector_size(16)));
-
-/// The transpose of 4 x 4 floats, `target_stride` apart.
-inline void transpose_four(const float* source, int64_t stride, float* target,
-                           int64_t target_stride) {
-  Four a = load<Four>(source), b = load<Four>(source + stride);
-  Four c = load<Four>(source + 2 * stride), d = load<Four>(source + 3 * stride);
-  Four ab_low = __builtin_shuffle(a, b, FourLanes{0, 4, 1, 5});
-  Four ab_high = __builtin_shuffle(a, b, FourLanes{2, 6, 3, 7});
-  Four cd_low = __builtin_shuffle(c, d, FourLanes{0, 4, 1, 5});
-  Four cd_high = __builtin_shuffle(c, d, FourLanes{2, 6, 3, 7});
-  store(target, __builtin_shuffle(ab_low, cd_low, FourLanes{0, 1, 4, 5}));
-  store(target + target_stride, __builtin_shuffle(ab_low, cd_low, FourLanes{2, 3, 6, 7}));
-  store(target + 2 * target_stride, __builtin_shuffle(ab_high, cd_high, FourLanes{0, 1, 4, 5}));
-  store(target + 3 * target_stride, __builtin_shuffle(ab_high, cd_high, FourLanes{2, 3, 6, 7}));
+/// Four elements each of every fourth key.
+inline Floats parts_of_keys(const float* keys, [[maybe_unused]] int64_t stride) {
+#if defined(__AVX512F__)
+  __m512 x = _mm512_zextps128_ps512(_mm_loadu_ps(keys));
+  x = _mm512_maskz_insertf32x4(-1, x, _mm_loadu_ps(keys + 4 * stride), 1);
+  x = _mm512_maskz_insertf32x4(-1, x, _mm_loadu_ps(keys + 8 * stride), 2);
+  return Floats(_mm512_maskz_insertf32x4(-1, x, _mm_loadu_ps(keys + 12 * stride), 3));
+#elif defined(__AVX2__)
+  return Floats(_mm256_set_m128(_mm_loadu_ps(keys + 4 * stride), _mm_loadu_ps(keys)));
+#else
+  return load<Floats>(keys);
+#endif
 }
 
 void pack_panel(const float* keys, int64_t stride, int32_t head_dim, float* panel) {
-  for (int32_t key = 0; key < kPanelKeys; key += 4) {
+  for (int32_t key = 0; key < kPanelKeys; key += kLanes) {
     for (int32_t d = 0; d < head_dim; d += 4) {
-      transpose_four(keys + key * stride + d, stride, panel + d * kPanelKeys + key, kPanelKeys);
+      const float* first = keys + key * stride + d;
+      Floats a = parts_of_keys(first, stride), b = parts_of_keys(first + stride, stride);
+      Floats c = parts_of_keys(first + 2 * stride, stride);
+      Floats e = parts_of_keys(first + 3 * stride, stride);
+      Floats ab_low = pick(a, b, 0, 4, 1, 5), ab_high = pick(a, b, 2, 6, 3, 7);
+      Floats ce_low = pick(c, e, 0, 4, 1, 5), ce_high = pick(c, e, 2, 6, 3, 7);
+      float* target = panel + d * kPanelKeys + key;
+      store(target, pick(ab_low, ce_low, 0, 1, 4, 5));
+      store(target + kPanelKeys, pick(ab_low, ce_low, 2, 3, 6, 7));
+      store(target + 2 * kPanelKeys, pick(ab_high, ce_high, 0, 1, 4, 5));
+      store(target + 3 * kPanelKeys, pick(ab_high, ce_high, 2, 3, 6, 7));
     }
   }
 }
