@@ -95,14 +95,18 @@ class TileSource {
     if (!lead_right_.empty()) return {true, true, false, --lead_right_.end * C::BLOCK_KV};
     if (lead_left_.empty()) return {};
     const int32_t key = --lead_left_.end * C::BLOCK_KV;
-    return {true, true, narrow_, narrow_ ? tiles_.seen_lead.begin : key};
+    return {true, true, narrow_, narrow_ ? narrow_keys(tiles_) * kNarrowKeys : key};
   }
 
-  /// Whether few keys of one lead tile, which follows a main one, are all that rows see of it.
+  /// Which aligned run of kNarrowKeys begins the lead tiles.
+  __device__ __forceinline__ static int32_t narrow_keys(const Tiles& tiles) {
+    return tiles.seen_lead.begin / kNarrowKeys;
+  }
+  /// Whether that run is all that rows see of the one lead tile, which follows a main one. In the
+  /// place that keys have in a whole tile, they give the same bits.
   __device__ __forceinline__ static bool is_narrow(const Tiles& tiles) {
-    const Interval tile = {tiles.lead_left.begin * C::BLOCK_KV, tiles.lead_left.end * C::BLOCK_KV};
-    return !tiles.main.empty() && tiles.lead_left.size() == 1 && tile.holds(tiles.seen_lead) &&
-           tiles.seen_lead.size() <= kNarrowKeys;
+    return !tiles.main.empty() && tiles.lead_left.size() == 1 && tiles.lead_right.empty() &&
+           (tiles.seen_lead.end - 1) / kNarrowKeys == narrow_keys(tiles);
   }
 
   __device__ __forceinline__ bool has_bits() const { return kMasks && list_.has_bits(); }
