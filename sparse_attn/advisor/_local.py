@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from .._checks import refuse
-from ..patterns import Full, Pattern
+from ..patterns import Full, Pattern, TopK
 from ..quality._compare import Reference
+from ..quality._counts import row_counts
 from ._rates import cost
 
 __all__ = ["Local", "Unit"]
@@ -79,6 +80,10 @@ class Local:
                 ]
                 rows = torch.stack(by_head, 1).tolist()
                 pairs = [row[2] for row in rows]
+                if isinstance(candidate, TopK):  # which scores all keys of its blocks
+                    read = row_counts(query, key, candidate._region, common).sum(-1)
+                    shares = (read / reference.allowed).expand(query.shape[:2])
+                    pairs = shares.unflatten(1, (heads, -1)).mean((0, 2)).tolist()
                 costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]
             for head, row in enumerate(rows):

@@ -1,17 +1,19 @@
 """The time model of the search: visited tiles, times what a tile of that kind of pattern takes.
 
-``pattern.cost`` counts tiles; of lists that the data choose, pairs stand for them. A rate is the
-time of a visited tile beside one of dense attention, measured once on the device with the model's
-heads and, of lists, with their block sizes. Rates are rounded, so that the noise of a clock does
-not choose. Choosing blocks is not in them: it takes the same for all masses.
+``pattern.cost`` counts tiles; of lists their pairs stand for them. A rate is the time of a visited
+tile beside one of dense attention, measured once on the device with the model's heads and, of
+lists, with their block sizes. Rates are rounded, so that the noise of a clock does not choose.
+Choosing blocks is not in them: it takes the same for all masses.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..layout import BlockLayout
-from ..patterns import BlockSparse, BlockTopK, Full, Pattern
+from ..patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
 from ._crossover import stands_alone
 from ._kept import kept_figure, place_of
 from ._times import random_tensors, seconds_of_call
@@ -37,13 +39,15 @@ def cost(
         Of the model's call.
     is_causal : bool
     pairs : list of float
-        Share of the pairs that each head visits: its tiles, where the data choose them.
+        Share of the pairs that each head reads: its tiles, where lists name them.
     """
     rate = _rate(pattern, query, key)
+    if not stands_alone(pattern):
+        return [rate * own for own in pairs]
     try:
         tiles = pattern.cost(query.shape[2], key.shape[2], is_causal)
         share = tiles / Full().cost(query.shape[2], key.shape[2], is_causal)
-    except NotImplementedError:  # the data choose, or the module that counts tiles is missing
+    except NotImplementedError:  # the module that counts tiles is missing
         return [rate * own for own in pairs]
     return [rate * share] * len(pairs)
 
@@ -68,19 +72,20 @@ def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float
             share = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
         except NotImplementedError:
             return 1.0
-    else:  # their tiles are pairs that they visit, as in `cost`
-        share = timed.density(length, length, True) / Full().density(length, length, True)
+    else:
+        share = timed._region.density(length, length, True) / Full().density(length, length, True)
     rounds = [(seconds_of_call(tensors, timed), seconds_of_call(tensors, Full())) for _ in range(3)]
     own, dense = (min(times) for times in zip(*rounds, strict=True))  # others may use the machine
     return max(STEP, STEP * round(own / dense / share / STEP))
 
 
 def _lists_like(pattern: Pattern, length: int, device: torch.device) -> Pattern:
-    """Return lists of a quarter of the blocks, of a pattern's block sizes."""
+    """Return lists of a quarter of the blocks, of a pattern's block sizes; top-k inside of them."""
     block_q, block_kv = _block_sizes(pattern)
     i = torch.arange(-(-length // block_q), device=device)[:, None]
     j = torch.arange(-(-length // block_kv), device=device)
-    return BlockSparse(BlockLayout.from_mask((i + 3 * j) % 4 == 0, block_q, block_kv))
+    lists = BlockSparse(BlockLayout.from_mask((i + 3 * j) % 4 == 0, block_q, block_kv))
+    return replace(pattern, inside=lists) if isinstance(pattern, TopK) else lists
 
 
 def _block_sizes(pattern: Pattern) -> tuple[int, int]:

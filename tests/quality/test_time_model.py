@@ -37,11 +37,14 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     def seconds(tensors, pattern):
         timed.append(type(pattern).__name__)
         tiles = pattern.cost(512, is_causal=True)
-        if timed[-1] == "BlockSparse":  # whose pairs count, however many tiles they touch
-            tiles = sa.Full().cost(512, is_causal=True) * pattern.density(512, 512, True)
+        if pattern._region != sa.Full() and timed[-1] != "Band":
+            # of lists the pairs count, however many tiles they touch
+            tiles = sa.Full().cost(512, is_causal=True) * pattern._region.density(512, 512, True)
             tiles /= sa.Full().density(512, 512, True)
         slowed = 3 if len(timed) in (1, 2) else 1  # by others, for a while
-        return slowed * tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0}[timed[-1]]
+        return (
+            slowed * tiles * {"Full": 1.0, "Band": 1.52, "BlockSparse": 2.0, "TopK": 3.0}[timed[-1]]
+        )
 
     monkeypatch.setattr(_rates, "seconds_of_call", seconds)
     query, key = torch.randn(1, 4, 256, 16), torch.randn(1, 2, 256, 16)
@@ -56,3 +59,6 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     assert len(timed) == 12
     _rates.cost(sa.BlockTopK((32, 16)), query, key, True, [0.1])  # other blocks have their own rate
     assert timed[12:] == 3 * ["BlockSparse", "Full"]
+    inside = sa.TopK(9, inside=sa.BlockTopK(16))  # scores its blocks: a rate of its own
+    assert _rates.cost(inside, query, key, True, [0.1]) == pytest.approx([0.3])
+    assert timed[18:] == 3 * ["TopK", "Full"]
