@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -100,18 +101,20 @@ def main(arguments: list[str] | None = None) -> int:
     judged = {name: p for name, p in policies(length).items() if options.only in name}
     path = options.output / f"quality-{slug(device)}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    for keep in options.advise:
-        advice = sa.advise(
-            model,
-            real_model.tokens(tokenizer, "calibration", length),
-            keep,
-            validate=real_model.tokens(tokenizer, "probe", length),
-            minutes=options.minutes,
-        )
-        print(advice, flush=True)
-        advice.save(path.with_name(f"{path.name}-advice-{keep}.json"))
-        advice.report(path.with_name(f"{path.name}-advice-{keep}.html"))
-        judged[f"{ADVISED}{keep}"] = advice.policy
+    with TemporaryDirectory() as kept:  # a search goes on from what the one before measured
+        for keep in options.advise:
+            advice = sa.advise(
+                model,
+                real_model.tokens(tokenizer, "calibration", length),
+                keep,
+                validate=real_model.tokens(tokenizer, "probe", length),
+                minutes=options.minutes,
+                resume=Path(kept) / "search.json",
+            )
+            print(advice, flush=True)
+            advice.save(path.with_name(f"{path.name}-advice-{keep}.json"))
+            advice.report(path.with_name(f"{path.name}-advice-{keep}.html"))
+            judged[f"{ADVISED}{keep}"] = advice.policy
     texts = {name: real_model.tokens(tokenizer, name, length) for name in TEXTS}
     found: dict[str, Found] = {}
     for dtype in dtypes:
