@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     judged = {name: p for name, p in policies(length).items() if options.only in name}
     path = options.output / f"quality-{slug(device)}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as kept:  # a search goes on from what the one before measured
+    with TemporaryDirectory() as folder:  # a search goes on from what the one before measured
         for keep in options.advise:
             advice = sa.advise(
                 model,
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
                 keep,
                 validate=real_model.tokens(tokenizer, "probe", length),
                 minutes=options.minutes,
-                resume=Path(kept) / "search.json",
+                resume=Path(folder) / "search.json",
             )
             print(advice, flush=True)
             advice.save(path.with_name(f"{path.name}-advice-{keep}.json"))
