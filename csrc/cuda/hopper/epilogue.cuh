@@ -37,17 +37,18 @@ class Epilogue {
   /// Writes lse, and finds 1 / l of both rows, times the values' scale; of a chunk m and l.
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, float scale_log2,
                                               const Work& work, float (&inverse)[2]) {
+    const Strip strip = strip_of(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
       const bool folding = folds<C>(args_, work);
       if (folding || is_chunk(work)) {
-        if (!folding) write_state(m, l, r, work);
+        if (!folding) write_state(m, l, r, work, strip);
         if (C::kFolds) maxima_[r] = m;
         inverse[r] = l;
         continue;
       }
-      inverse[r] = finish_row(m, l, r, work);
+      inverse[r] = finish_row(m, l, r, work, strip);
     }
   }
 
@@ -55,11 +56,12 @@ class Epilogue {
   /// block takes all: others follow unless `more` is false.
   __device__ __forceinline__ void write(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
                                         const Work& work, bool more) {
+    const Strip strip = strip_of(work);
     if (folds<C>(args_, work)) {
-      fold(o, inverse, work, !more);
+      fold(o, inverse, work, strip, !more);
       if (more) return;
     } else if (is_chunk(work)) {
-      write_partial(o, work);
+      write_partial(o, work, strip);
       if (!C::kCrossTile) release_query();
       __syncwarp();  // before lane 0 gives the work's slot back
       return;
@@ -81,13 +83,12 @@ class Epilogue {
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    const int32_t rows = has_rows(work) ? work.slice.rows.length - first_row_of(work) : 0;
     // A class of packed rows has no place of its own in the map.
     const bool strewn = args_.params.pattern.dilation > 1 && args_.params.sequences.packed();
-    if (__any_sync(~0u, rows < kWarpRows || strewn)) {  // a vote: uniform to the compiler
-      store_first(rows, sO, work);
+    if (__any_sync(~0u, strip.rows < kWarpRows || strewn)) {  // a vote: uniform to the compiler
+      store_first(sO, work, strip);
     } else if (lane_ == 0) {
-      store(sO, work);
+      store(sO, work, strip);
     }
     if (!C::kCrossTile) release_query();
     __syncwarp();
@@ -117,57 +118,62 @@ class Epilogue {
     return ptx::clamp(exponent, FLT_MAX);
   }
 
-  /// Writes lse of row r of this thread's two; returns 1 / l, times the values' scale.
-  __device__ __forceinline__ float finish_row(float m, float l, int r, const Work& work) const {
-    if (!has_rows(work)) return 0.0f;
-    const Outputs& outputs = args_.params.outputs;
-    const int32_t row = first_row_of(work) + lane_ / 4 + 8 * r;
-    if (outputs.lse != nullptr && lane_ % 4 == 0 && row < work.slice.rows.length) {
-      outputs.lse[work.batch * outputs.lse_stride_b + head_of(work) * outputs.lse_stride_h +
-                  tensor_row(work, row) * outputs.lse_stride_s] = log_sum(m, l);
+  /// Where the warp's rows stand. Taken once, since a wait makes the compiler read memory again.
+  struct Strip {
+    int32_t batch, head;
+    int32_t first;  // row in the slice of its head
+    int32_t rows;   // of a query, from there on; none or less: there are none
+  };
+  __device__ __forceinline__ Strip strip_of(const Work& work) const {
+    Strip strip = {work.batch, work.head, work.first_row + row_, work.slice.rows.length};
+    if (C::kPacks) {
+      const int32_t head = args_.packing.head(row_);
+      strip.head += head;
+      strip.first = work.first_row + args_.packing.row(row_);
+      if (head >= work.heads) strip.rows = 0;
     }
-    return inverse_of(m, l, args_.params.scores.sink_logits, head_of(work)) *
+    strip.rows -= strip.first;
+    return strip;
+  }
+
+  /// Writes lse of row r of this thread's two; returns 1 / l, times the values' scale.
+  __device__ __forceinline__ float finish_row(float m, float l, int r, const Work& work,
+                                              const Strip& strip) const {
+    if (strip.rows <= 0) return 0.0f;
+    const Outputs& outputs = args_.params.outputs;
+    const int32_t row = lane_ / 4 + 8 * r;
+    if (outputs.lse != nullptr && lane_ % 4 == 0 && row < strip.rows) {
+      outputs.lse[strip.batch * outputs.lse_stride_b + strip.head * outputs.lse_stride_h +
+                  tensor_row(work, strip.first + row) * outputs.lse_stride_s] = log_sum(m, l);
+    }
+    return inverse_of(m, l, args_.params.scores.sink_logits, strip.head) *
            scale_of(args_.params.keys.value_scale, work);
   }
 
-  /// The head of this warp's rows.
-  __device__ __forceinline__ int32_t head_of(const Work& work) const {
-    return C::kPacks ? work.head + args_.packing.head(row_) : work.head;
-  }
-
-  /// The warp's first row in the slice of its head.
-  __device__ __forceinline__ int32_t first_row_of(const Work& work) const {
-    return work.first_row + (C::kPacks ? args_.packing.row(row_) : row_);
-  }
-
-  /// Whether some of the warp's rows are of a query.
-  __device__ __forceinline__ bool has_rows(const Work& work) const {
-    return head_of(work) < work.head + work.heads && first_row_of(work) < work.slice.rows.length;
-  }
-
-  /// The warp's strip among those of Partials.
-  __device__ __forceinline__ int32_t strip_of(const Work& work) const {
+  /// Its number among the strips of Partials.
+  __device__ __forceinline__ int32_t number_of(const Strip& strip, const Work& work) const {
     const Partials& partials = args_.partials;
     const int32_t first = partials.first_query(imax(0, work.slice.origin), work.slice.offset);
-    const int32_t head = work.batch * args_.params.problem.heads_q + head_of(work);
+    const int32_t head = strip.batch * args_.params.problem.heads_q + strip.head;
     const int32_t problem = (head - partials.first_head) * args_.classes + work.slice.rows.offset;
-    return problem * partials.strips + (first_row_of(work) - first) / kStripRows;
+    return problem * partials.strips + (strip.first - first) / kStripRows;
   }
 
   /// Of a chunk: row r of this thread's two.
-  __device__ __forceinline__ void write_state(float m, float l, int r, const Work& work) {
-    if (!has_rows(work) || lane_ % 4 != 0) return;
+  __device__ __forceinline__ void write_state(float m, float l, int r, const Work& work,
+                                              const Strip& strip) {
+    if (strip.rows <= 0 || lane_ % 4 != 0) return;
     const Partials& partials = args_.partials;
-    const int32_t strip = strip_of(work);
-    partials.state[partials.at(strip, work.chunk) * kStripRows + lane_ / 4 + 8 * r] = {m, l};
-    if (work.chunk == 0 && lane_ == 0) partials.chunks[strip] = work.chunks;
+    const int32_t number = number_of(strip, work);
+    partials.state[partials.at(number, work.chunk) * kStripRows + lane_ / 4 + 8 * r] = {m, l};
+    if (work.chunk == 0 && lane_ == 0) partials.chunks[number] = work.chunks;
   }
 
-  __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2],
-                                                const Work& work) {
-    if (has_rows(work)) {
+  __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2], const Work& work,
+                                                const Strip& strip) {
+    if (strip.rows > 0) {
       const Partials& partials = args_.partials;
-      float4* out = partials.out_at(partials.at(strip_of(work), work.chunk), 0, lane_);
+      float4* out = partials.out_at(partials.at(number_of(strip, work), work.chunk), 0, lane_);
 #pragma unroll
       for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
         out[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
@@ -178,7 +184,7 @@ class Epilogue {
   /// Joins a chunk with the sum of those before it, as the merge would; the last one becomes the
   /// result, of which `inverse` is 1 / l.
   __device__ __forceinline__ void fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
-                                       const Work& work, bool last) {
+                                       const Work& work, const Strip& strip, bool last) {
     auto* sum = reinterpret_cast<float4*>(staged(work)) + lane_;
     Join join[2];
 #pragma unroll
@@ -188,7 +194,7 @@ class Epilogue {
       const float l = join[r].sum(begun_ ? sum_l_[r] : 0.0f, inverse[r]);
       sum_m_[r] = join[r].m;
       sum_l_[r] = l;
-      if (last) inverse[r] = finish_row(join[r].m, l, r, work);
+      if (last) inverse[r] = finish_row(join[r].m, l, r, work, strip);
     }
     if (!begun_) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
@@ -212,26 +218,27 @@ class Epilogue {
     return work.sequence_row + work.slice.rows.at(r);
   }
 
-  __device__ __forceinline__ void store(uint32_t sO, const Work& work) {
+  __device__ __forceinline__ void store(uint32_t sO, const Work& work, const Strip& strip) {
+    const int32_t batch = args_.query_batch(strip.batch), row = work.sequence_row + strip.first;
+    const int32_t class_at = work.slice.rows.offset * args_.at.out_step;
+    const CUtensorMap* map = &maps_.out[work.query_rows];
 #pragma unroll 1
     for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
-      ptx::tma_store(sO + slab * kWarpRows * C::kRowBytes, &maps_.out[work.query_rows],
-                     {slab * args_.at.slab_columns, work.sequence_row + first_row_of(work),
-                      work.slice.rows.offset * args_.at.out_step + slab * args_.at.slab_step,
-                      head_of(work), args_.query_batch(work.batch)});
+      ptx::tma_store(sO + slab * kWarpRows * C::kRowBytes, map,
+                     {slab * args_.at.slab_columns, row, class_at + slab * args_.at.slab_step,
+                      strip.head, batch});
     }
     ptx::tma_store_commit();
     if (!C::kCrossTile) ptx::tma_store_wait_read();
   }
 
-  /// The same for the first `rows` rows alone, by plain stores.
-  __device__ __forceinline__ void store_first(int32_t rows, uint32_t sO, const Work& work) {
+  /// The same for a query's rows alone, by plain stores.
+  __device__ __forceinline__ void store_first(uint32_t sO, const Work& work, const Strip& strip) {
     const TensorView& out = args_.params.outputs.out;
     const int32_t row = lane_ % kWarpRows;
-    if (row < rows) {
-      auto* to = static_cast<uint16_t*>(out.data) + work.batch * out.stride_b +
-                 head_of(work) * out.stride_h +
-                 tensor_row(work, first_row_of(work) + row) * out.stride_s;
+    if (row < strip.rows) {
+      auto* to = static_cast<uint16_t*>(out.data) + strip.batch * out.stride_b +
+                 strip.head * out.stride_h + tensor_row(work, strip.first + row) * out.stride_s;
 #pragma unroll 1
       for (int32_t chunk = lane_ / kWarpRows; chunk * 8 < args_.params.problem.value_dim;
            chunk += 2) {
