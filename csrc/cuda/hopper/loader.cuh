@@ -138,7 +138,7 @@ class Loader {
     if (C::kHalf && mask.kind >= TileMask::kWritten) {
       for (int32_t box = 0; box < boxes_; ++box) {
         const bool by_run = mask.kind == TileMask::kPartial;
-        const int32_t of_box = __shfl_sync(~0u, by_run ? step.run : step.key, box);
+        const int32_t of_box = __shfl_sync(~0u, by_run ? step.bits : step.key, box);
         if (lane_ == 0) smem_.boxes[slot][box] = of_box;
       }
     }

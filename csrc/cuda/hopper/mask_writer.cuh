@@ -44,8 +44,7 @@ class MaskWriter {
   /// Those of this lane's box.
   __device__ __forceinline__ BoxBits bits_of(const Work& work, const Step& step) const {
     const BlockList& list = args_.params.pattern.list;
-    if (step.run < 0) return {};
-    const BlockBits bits = list.bits_at(list.bits_row(work.runs, step.run));
+    const BlockBits bits = list.bits_at(step.bits);
     if (!bits.present()) return {};
     const int32_t key = step.key % list.block_kv;
     return {bits.row(work.first_row % list.block_q) + key / 32, key % 32};
@@ -53,7 +52,9 @@ class MaskWriter {
 
   /// Those of the key tiles that need one, and tiles of attn_mask if `copies`.
   __device__ __forceinline__ void write_masks(const Work& work, bool copies) {
-    TileSource<C, true> source(args_, work);
+    const BlockList& list = args_.params.pattern.list;
+    const int32_t first_in_block = list.has_bits() ? work.first_row % list.block_q : 0;
+    TileSource<C, true, C::kListed> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
       if constexpr (C::kBiased) {
         if (copies && lane_ == 0) copies_.copy(work, step.key);
@@ -61,7 +62,9 @@ class MaskWriter {
       if (!source.needs_mask(step)) continue;
       const TileMask kind = source.mask(step).kind;
       if (kind < TileMask::kCopied) continue;
-      const BoxBits bits = kind == TileMask::kWritten ? BoxBits{} : bits_of(work, step);
+      const bool copied = C::kListed && kind == TileMask::kCopied;
+      const uint32_t* words = copied ? list.bits_at(step.bits).words : nullptr;
+      const BoxBits bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxBits{};
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;
@@ -69,8 +72,8 @@ class MaskWriter {
         RowMask* mask = smem_.mask[mask_.index][consumer];
         ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
                            mask_.parity);
-        if (C::kListed && kind == TileMask::kCopied) {
-          copy_bits(bits.words, first, ptx::smem_address(mask), full);
+        if (copied) {
+          copy_bits(words, first_in_block + first, ptx::smem_address(mask), full);
         } else {
 #pragma unroll 1
           for (int32_t row = lane_; row < kConsumerRows; row += kWarp) {
@@ -83,8 +86,8 @@ class MaskWriter {
     }
   }
 
-  /// Copies a consumer's rows, from `first` on, of the bits of this lane's box; a box without bits
-  /// is seen whole.
+  /// Copies a consumer's rows, from `first` of the block on, of the bits of this lane's box; a box
+  /// without bits is seen whole.
   __device__ __forceinline__ void copy_bits(const uint32_t* words, int32_t first, uint32_t boxes,
                                             uint32_t full) const {
     const int32_t row_bytes = args_.box_rows / 8, bytes = kConsumerRows * row_bytes;

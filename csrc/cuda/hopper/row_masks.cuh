@@ -53,9 +53,27 @@ class RowMasks {
   }
 
  private:
+  /// Brings the thread's columns of 32 keys behind those that were seen before.
+  __device__ __forceinline__ uint32_t join(uint32_t seen, uint32_t keys) const {
+    return __byte_perm(seen, top_of_thread(keys, lane_ % 4), 0x7321);
+  }
+
   /// Copied bits: those of a box after those of the box before, row by row.
   __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row,
                                             uint32_t (&visible)[2]) const {
+    if (C::BLOCK_KV == 32 * RowMask::kWords && args_.boxes == 1) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const RowMask keys = reinterpret_cast<const RowMask*>(boxes)[row + 8 * r];
+        uint32_t seen = 0;
+#pragma unroll
+        for (int32_t w = 0; w < RowMask::kWords; ++w) {
+          seen = join(seen, keys.word[w]);
+        }
+        visible[r] = seen;
+      }
+      return;
+    }
     const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
     const int32_t shift = in_row / 2;
     boxes += row * in_row;
@@ -65,8 +83,7 @@ class RowMasks {
 #pragma unroll
       for (int32_t w = 0; w < RowMask::kWords; ++w) {
         const int32_t at = (w >> shift) * kConsumerRows * in_row + (w & (in_row - 1));
-        const uint32_t columns = top_of_thread(boxes[at + 8 * r * in_row], lane_ % 4);
-        seen = seen >> 8 | (columns & 0xff000000u);
+        seen = join(seen, boxes[at + 8 * r * in_row]);
       }
       visible[r] = seen;
     }

@@ -14,8 +14,8 @@ struct Step {
   bool lead = false;
   bool narrow = false;       // the last tile, of which rows see kNarrowKeys keys at most
   int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
-  bool masked = false;       // of a list: some box needs a mask, or some columns have none
-  int32_t run = -1;          // of a list's tile with a partial block: this lane's box; -1 for none
+  TileMask need = TileMask::kNone;  // of a list's tile; kWritten: any that is not of bits
+  int32_t bits = -1;  // of this lane's partial block: the row of bits, in half tiles the run
 };
 
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
@@ -34,8 +34,8 @@ __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Til
   return !tiles.slides(main) || !tiles.full_lead.holds(tiles.seen_lead);
 }
 
-/// `kMasks`: for a warp that asks for masks.
-template <class C, bool kMasks>
+/// `kMasks`: for a warp that asks for masks; `kBits`: and for bits of partial blocks.
+template <class C, bool kMasks, bool kBits = kMasks && C::kHalf>
 class TileSource {
  public:
   __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
@@ -55,7 +55,7 @@ class TileSource {
   /// The first tile. There always is one: where nothing is visited, zeros that no row sees.
   __device__ __forceinline__ Step first() {
     Step step = next();
-    step.masked |= !step.valid;
+    if (!step.valid) step.need = TileMask::kWritten;
     step.valid = true;
     return step;
   }
@@ -74,7 +74,7 @@ class TileSource {
 
   /// Whether a tile that was named needs a mask.
   __device__ __forceinline__ bool needs_mask(const Step& step) const {
-    if (C::kListed) return step.masked;
+    if (C::kListed) return step.need != TileMask::kNone;
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     return step.lead ? tiles_.lead_needs_mask(run) : !full_keys_.holds(run);
   }
@@ -127,8 +127,9 @@ class TileSource {
     if (first >= 0 && (candidates_ & neighbours) == neighbours) {
       const int32_t key = __shfl_sync(~0u, candidate_, first + box);
       if (box < boxes_) step.key = key;
-      if ((partial_ & neighbours) != 0 && box < boxes_) step.run = main_left_ + first + box;
-      step.masked = (masked_ & neighbours) != 0;
+      step.need = need(cut_ & neighbours, partial_ & neighbours);
+      const int32_t bits = kBits ? __shfl_sync(~0u, bits_, first + box) : -1;
+      if (box < boxes_) step.bits = bits;
       candidates_ ^= neighbours;
     } else {
       gather(step);
@@ -141,49 +142,52 @@ class TileSource {
   __device__ __forceinline__ void gather(Step& step) {
     const int32_t box = threadIdx.x % kWarp;
     const int32_t boxes = imin(boxes_, __popc(candidates_));
-    step.masked = boxes < boxes_;
-    uint32_t partial = 0;
+    uint32_t taken = 0;
     for (int32_t i = boxes - 1; i >= 0; --i) {
       const int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
       const int32_t key = __shfl_sync(~0u, candidate_, from);
       if (i == box) step.key = key;
-      if (i == box) step.run = main_left_ + from;
-      step.masked |= masked_ >> from & 1;
-      partial |= partial_ >> from & 1;
+      const int32_t bits = kBits ? __shfl_sync(~0u, bits_, from) : -1;
+      if (i == box) step.bits = bits;
+      taken |= 1u << from;
       candidates_ ^= 1u << from;
     }
-    if (partial == 0) step.run = -1;
+    const bool missing = boxes < boxes_;
+    step.need = need((cut_ & taken) | missing, partial_ & taken);
   }
 
-  /// The window of candidates: a lane holds a box of the list, and bits say whether it is visited
-  /// and whether it needs a mask.
+  /// What boxes need that are cut by what rows see of a range, or have bits of their own.
+  __device__ __forceinline__ TileMask need(uint32_t cut, uint32_t partial) const {
+    if (partial == 0) return cut == 0 ? TileMask::kNone : TileMask::kWritten;
+    return C::kMaskWriter && copies_bits_ && cut == 0 ? TileMask::kCopied : TileMask::kPartial;
+  }
+
+  /// The window of candidates: a lane holds a box of the list, and bits say whether it is visited,
+  /// and whether it needs a mask: cut by what rows see of a range, or for its own bits.
   __device__ __forceinline__ void read_candidates() {
     int32_t first = imax(main_left_ - kWarp, 0);
     int32_t at = first + threadIdx.x % kWarp;
-    bool visited = false, masked = false, partial = false;
+    bool visited = false, cut = false;
+    bits_ = -1;
     if (at < main_left_) {
       Interval run = runs_.keys(at);
       candidate_ = run.begin;
       visited = tiles_.visits(run);
-      partial = has_bits() && visited && list_.bits_row(runs_, at) >= 0;
-      masked = tiles_.needs_mask(run) || partial;
+      cut = tiles_.needs_mask(run);
+      if (has_bits() && visited) bits_ = list_.bits_row(runs_, at);
     }
-    if (has_bits()) partial_ = __ballot_sync(~0u, partial);
     candidates_ = __ballot_sync(~0u, visited);
-    masked_ = __ballot_sync(~0u, masked);
+    cut_ = __ballot_sync(~0u, cut);
+    if (has_bits()) partial_ = __ballot_sync(~0u, bits_ >= 0);
+    if (C::kHalf) bits_ = at;
     main_left_ = first;
   }
 
   /// Boxes that follow each other slide as one; columns past the last box count for no row.
   __device__ __forceinline__ StepMask listed_mask(const Step& step) const {
+    if (has_bits() && step.need != TileMask::kWritten) return {step.need, {}};
     const int32_t key = step.key;
     const int32_t box = threadIdx.x % kWarp;
-    if (has_bits() && __any_sync(~0u, step.run >= 0)) {
-      const bool bits_alone =
-          key == kUnlimited ? box >= boxes_ : !tiles_.needs_mask({key, key + box_rows_});
-      const bool copied = C::kMaskWriter && copies_bits_ && __all_sync(~0u, bits_alone);
-      return {copied ? TileMask::kCopied : TileMask::kPartial, {}};
-    }
     const bool filled = key != kUnlimited;
     const int32_t columns = __popc(__ballot_sync(~0u, filled)) * box_rows_;
     const bool masked = filled && tiles_.needs_mask({key, key + box_rows_});
@@ -224,7 +228,8 @@ class TileSource {
   Interval lead_left_, lead_right_;
   const bool narrow_;
   int32_t candidate_ = kUnlimited;
-  uint32_t candidates_ = 0, masked_ = 0, partial_ = 0;
+  int32_t bits_ = -1;  // of the candidate, see Step
+  uint32_t candidates_ = 0, cut_ = 0, partial_ = 0;
 };
 
 }  // namespace sparse_attn::cuda::hopper
