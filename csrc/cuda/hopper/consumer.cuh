@@ -5,13 +5,13 @@
 
 #include <type_traits>
 
-#include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
 #include "chunks.cuh"
 #include "config.h"
+#include "consumer_rings.cuh"
 #include "epilogue.cuh"
 #include "products.cuh"
 #include "row_masks.cuh"
@@ -33,15 +33,16 @@ class Consumer {
         epilogue_(args, maps, smem, consumer),
         bias_(args, smem),
         masks_(args, smem, consumer),
+        rings_(smem, consumer),
         products_(smem, consumer),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
         lane_(threadIdx.x % kWarp) {}
 
   __device__ __forceinline__ void run() {
-    if (C::kPingPong && consumer_ == 0) pass_turn_to(0);
-    if (!next_work()) return;
-    announce_first_key();
+    if (C::kPingPong && consumer_ == 0) rings_.pass_turn_to(0);
+    if (!rings_.next_work()) return;
+    rings_.announce_first_key();
     begin_tile();
     for (;;) {
       while (info_.follows >= Follows::kWhole) {
@@ -51,15 +52,16 @@ class Consumer {
         while (plain_follows()) step<false>();
       }
       if (C::kNarrows && info_.follows == Follows::kNarrow) narrow_step();
-      finished_ = work_.index;
+      finished_ = rings_.work.index;
       const bool chunk = C::kFolds && info_.follows == Follows::kChunk;  // not the tile's last one
       if (!chunk) {
-        if (C::kCrossTile) arrive_warp(&smem_.query_empty[query_.index][consumer_]);
-        query_.advance();
-        if (folds<C>(args_, smem_.work[finished_])) query_.advance();  // the first buffer alone
-        work_.advance();
+        if (C::kCrossTile) rings_.arrive_warp(&smem_.query_empty[rings_.query.index][consumer_]);
+        rings_.query.advance();
+        if (folds<C>(args_, smem_.work[finished_]))
+          rings_.query.advance();  // the first buffer alone
+        rings_.work.advance();
       }
-      const bool crosses = chunk || (C::kCrossTile && next_work());
+      const bool crosses = chunk || (C::kCrossTile && rings_.next_work());
       if (crosses) {
         cross_tiles();
       } else {
@@ -70,7 +72,7 @@ class Consumer {
         pack_probabilities();
         clear_out();
       } else {
-        if (C::kCrossTile || !next_work()) break;
+        if (C::kCrossTile || !rings_.next_work()) break;
         begin_tile();
       }
     }
@@ -81,7 +83,7 @@ class Consumer {
   // ---- Schedule ---------------------------------------------------------------------------------
 
   __device__ __forceinline__ void begin_tile() {
-    wait_query();
+    rings_.wait_query();
     wait_key();
     ptx::pin(s_);
     ptx::wgmma_fence();
@@ -90,7 +92,7 @@ class Consumer {
     take_rows();
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
-    release_key();
+    rings_.release_key();
     prepare_scores<true>();
     find_maxima<true, true, true>();
     keep_top();
@@ -104,18 +106,18 @@ class Consumer {
   template <bool kMasked, bool kTransforms = false>
   __device__ __forceinline__ void step() {
     wait_key();
-    take_turn();
+    rings_.take_turn();
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
     if (C::kEarlyRescale) rescale_out();
-    wait_value();
+    rings_.wait_value();
     issue_pv();
-    pass_turn();
+    rings_.pass_turn();
     if (kMasked) take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
-    release_key();
+    rings_.release_key();
     float high[2];
     if (C::kSmallCaps && kTransforms && scores_are_small(high)) {
       small_softmax_behind_pv(high);
@@ -130,24 +132,24 @@ class Consumer {
   /// The last tile, where rows see a few leading keys alone: a step of an eighth of the products.
   __device__ __forceinline__ void narrow_step() {
     wait_key();
-    take_turn();
+    rings_.take_turn();
     pin_all();
     float few[kNarrowKeys / 2];
     ptx::pin(few);
     ptx::wgmma_fence();
-    products_.qk(few, query_.index, key_.index);
-    wait_value();
+    products_.qk(few, rings_.query.index, rings_.key.index);
+    rings_.wait_value();
     issue_pv();
-    pass_turn();
+    rings_.pass_turn();
     take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(few);
-    release_key();
+    rings_.release_key();
     mask_scores(few, visible_);
     update_maxima<false, true>(few, state_, scale_log2());
     ptx::wgmma_wait<0>();
     pin_all();
-    release_value();
+    rings_.release_value();
     exponentiate<0>(few, state_, scale_log2());
     exponentiate<1>(few, state_, scale_log2());
 #pragma unroll
@@ -158,21 +160,21 @@ class Consumer {
 
   /// The first QK of the next tile with the last PV of the finished one.
   __device__ __forceinline__ void cross_tiles() {
-    wait_query();
+    rings_.wait_query();
     wait_key();
-    take_turn();
+    rings_.take_turn();
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
     finish_rows();
-    wait_value();
+    rings_.wait_value();
     issue_last_pv();
-    pass_turn();
+    rings_.pass_turn();
     take_mask();
     take_rows();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
-    release_key();
+    rings_.release_key();
     prepare_scores<true>();
     softmax_behind_pv<true, true, true>();
   }
@@ -184,7 +186,7 @@ class Consumer {
     keep_top();
     ptx::wgmma_wait<0>();
     pin_all();
-    release_value();
+    rings_.release_value();
     exponentiate<0>(s_, state_, scale_log2());
     exponentiate<1>(s_, state_, scale_log2());
   }
@@ -194,7 +196,7 @@ class Consumer {
     update_small_maxima(high, state_, args_.small_cap, scale_log2());
     ptx::wgmma_wait<0>();
     pin_all();
-    release_value();
+    rings_.release_value();
     exponentiate_small<0>(s_, state_, args_.small_cap);
     exponentiate_small<1>(s_, state_, args_.small_cap);
   }
@@ -205,23 +207,25 @@ class Consumer {
 
   __device__ __forceinline__ void finish_products() {
     if (C::kEarlyRescale) rescale_out();
-    wait_value();
+    rings_.wait_value();
     pin_all();
     issue_last_pv();
     finish_rows();
     ptx::wgmma_wait<0>();
     pin_all();
-    release_value();
+    rings_.release_value();
   }
 
-  __device__ __forceinline__ void issue_qk() { products_.qk(s_, query_.index, key_.index); }
-  __device__ __forceinline__ void issue_pv() { products_.pv(o_, p_, value_.index); }
+  __device__ __forceinline__ void issue_qk() {
+    products_.qk(s_, rings_.query.index, rings_.key.index);
+  }
+  __device__ __forceinline__ void issue_pv() { products_.pv(o_, p_, rings_.value.index); }
 
   /// That of the query tile's last step, which may be a narrow one.
   __device__ __forceinline__ void issue_last_pv() {
     if (!C::kNarrows) return issue_pv();
     if (__any_sync(~0u, narrow_)) {
-      products_.template pv<kNarrowKeys>(o_, p_, value_.index);
+      products_.template pv<kNarrowKeys>(o_, p_, rings_.value.index);
     } else {
       issue_pv();
     }
@@ -246,8 +250,7 @@ class Consumer {
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
     if (info_.mask == TileMask::kNone) return;
-    const int32_t slot = (steps_ - 1) % SharedStorage<C>::kInfoSlots;
-    masks_.take(info_, tile_row(), smem_.work[work_.index], slot, visible_);
+    masks_.take(info_, tile_row(), smem_.work[rings_.work.index], rings_.info_slot(), visible_);
   }
 
   template <bool kTransforms>
@@ -257,7 +260,7 @@ class Consumer {
     if constexpr (C::kBiased && kTransforms) {
       if (adds) {
         const float rate = args_.transform && !args_.capped ? score_rate() : 1.0f;
-        bias_.add(s_, rate, smem_.work[work_.index], info_, tile_row(), 2 * (lane_ % 4));
+        bias_.add(s_, rate, smem_.work[rings_.work.index], info_, tile_row(), 2 * (lane_ % 4));
       }
     }
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
@@ -291,7 +294,7 @@ class Consumer {
   }
   /// The factor of the keys of the query tile that begins or runs.
   __device__ __forceinline__ float key_scale() const {
-    return scale_of(args_.params.keys.key_scale, smem_.work[work_.index]);
+    return scale_of(args_.params.keys.key_scale, smem_.work[rings_.work.index]);
   }
   /// What makes exponents of 2 of its scores.
   __device__ __forceinline__ float scale_log2() const {
@@ -301,7 +304,7 @@ class Consumer {
   /// What is to be known of the rows of the query tile that begins.
   __device__ __forceinline__ void take_rows() {
     if (C::kScaled) scale_log2_ = args_.scale_log2 * (args_.transform ? 1.0f : key_scale());
-    const hopper::Work& work = smem_.work[work_.index];
+    const hopper::Work& work = smem_.work[rings_.work.index];
     if (C::kBiased) bias_.begin(work);
     if (!C::kTop) return;
     const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
@@ -339,81 +342,31 @@ class Consumer {
   /// Of a tile, or of one of its chunks that another one follows.
   __device__ __forceinline__ void write_out(bool chunk) {
     epilogue_.write(o_, inverse_, smem_.work[finished_], chunk);
-    if (!chunk) arrive_warp(&smem_.work_empty[finished_]);
+    if (!chunk) rings_.arrive_warp(&smem_.work_empty[finished_]);
   }
 
-  // ---- Barriers ---------------------------------------------------------------------------------
-
-  __device__ __forceinline__ bool next_work() {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
-    return smem_.work[work_.index].batch >= 0;
-  }
-
-  __device__ __forceinline__ void wait_query() {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.query_full[query_.index][consumer_]),
-                       query_.parity);
-  }
-
-  /// Lets the loaders go on past the block's first Q and K.
-  __device__ __forceinline__ void announce_first_key() {
-    wait_query();
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[0]), 0);
-    if (threadIdx.x == kWarpgroup) ptx::mbarrier_arrive(ptx::smem_address(&smem_.first_key));
-  }
+  // ---- Steps ------------------------------------------------------------------------------------
 
   /// Waits for K of the next step, and reads what is to be known of it.
-  __device__ __forceinline__ void wait_key() {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[key_.index]), key_.parity);
-    info_ = smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
-  }
+  __device__ __forceinline__ void wait_key() { info_ = rings_.wait_key(); }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
     return info_.follows == Follows::kWhole && !transforms();
   }
   /// Whether scores are more than scaled.
   __device__ __forceinline__ bool transforms() const { return args_.transform || bias_.adds(); }
-  __device__ __forceinline__ void release_key() {
-    arrive_warp(&smem_.key_empty[key_.index]);
-    key_.advance();
-  }
-
-  __device__ __forceinline__ void wait_value() {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.value_full[value_.index]), value_.parity);
-  }
-  __device__ __forceinline__ void release_value() {
-    arrive_warp(&smem_.value_empty[value_.index]);
-    value_.advance();
-  }
-
-  __device__ __forceinline__ void arrive_warp(uint64_t* barrier) {
-    if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(barrier));
-  }
-
-  __device__ __forceinline__ void take_turn() {
-    if (C::kPingPong) ptx::named_barrier_sync(kBarrierTurn + consumer_, kTurnThreads);
-  }
-  __device__ __forceinline__ void pass_turn() {
-    if (C::kPingPong) pass_turn_to(consumer_ + 1 == C::kConsumers ? 0 : consumer_ + 1);
-  }
-  __device__ __forceinline__ void pass_turn_to(int consumer) {
-    ptx::named_barrier_arrive(kBarrierTurn + consumer, kTurnThreads);
-  }
 
   const Arguments& args_;
   SharedStorage<C>& smem_;
   Epilogue<C> epilogue_;
   ScoreBias<C> bias_;  // for kBiased
   RowMasks<C> masks_;
+  ConsumerRings<C> rings_;
   const Products<C> products_;
   const int consumer_, warp_, lane_;
-  uint32_t steps_ = 0;
   StepInfo info_;        // of the tile whose K was waited for last
   uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
   KeptScores<C> kept_;   // for kTop
-  Ring<C::kQueryBuffers> query_;
-  Ring<C::kKeyStages> key_;
-  Ring<C::kValueStages> value_;
-  Ring<SharedStorage<C>::kWorkSlots> work_;
   SoftmaxState state_;
   float scale_log2_;             // for kScaled
   bool narrow_ = false;          // the last step was narrow; for kNarrows
