@@ -24,6 +24,7 @@ __all__ = [
     "Number",
     "as_float",
     "as_int32",
+    "as_int64",
     "check_block",
     "check_block_rows",
     "check_choice",
@@ -74,13 +75,22 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+def _is_index(tensor: torch.Tensor) -> bool:
+    kind = tensor.dtype
+    return not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
+
+
 def as_int32(indices: torch.Tensor) -> torch.Tensor:
     """Return a tensor of whole numbers as int32, numbers beyond it at its ends; others as is."""
-    kind = indices.dtype
-    if kind == torch.int32 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
+    if indices.dtype == torch.int32 or not _is_index(indices):
         return indices
     ends = torch.iinfo(torch.int32)
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
+
+
+def as_int64(indices: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of whole numbers as int64; others as is."""
+    return indices.long() if _is_index(indices) else indices
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:

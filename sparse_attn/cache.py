@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import ops
-from ._checks import check_choice, check_kind, check_tensor, refuse
+from ._checks import as_int64, check_choice, check_kind, check_tensor, refuse
 from .sketch import KeySketch
 
 __all__ = ["append_to_cache", "quantize_cache"]
@@ -37,8 +37,8 @@ def append_to_cache(
         ``(pages, page_size, Hkv, D)`` of key's dtype or float8_e4m3fn; any strides with a
         contiguous last dimension, so both may be views of one tensor.
     slot_mapping : Tensor
-        int64 ``(tokens,)``: the slot of each token. Slots that the cache does not have, such as -1,
-        take nothing. Of two tokens with one slot either may be written, or parts of both.
+        ``(tokens,)``, int64 or converted to it: the slot of each token. Slots that the cache does
+        not have, such as -1, take nothing. Of two tokens with one slot either may be written, or parts of both.
     key_scale, value_scale : Tensor, optional
         float32 on the device, 0-d or ``(Hkv,)``, above 0: a float8 cache holds ``key / key_scale``
         rounded to the nearest, at most 448 in size. 1 by default.
@@ -79,6 +79,7 @@ def append_to_cache(
     }
     for name, tensor in tensors.items():
         check_tensor("append_to_cache", name, tensor)
+    tensors["slot_mapping"] = as_int64(slot_mapping)
     for name, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
         kinds = (torch.Tensor, type(None))
         check_kind("append_to_cache", name, scale, kinds, "a tensor or None")
@@ -91,7 +92,7 @@ def append_to_cache(
         )
     ops.call("append_to_cache", *tensors.values(), key_scale, value_scale)
     if sketch is not None:
-        sketch.append(key_cache, slot_mapping)
+        sketch.append(key_cache, tensors["slot_mapping"])
 
 
 def _quantized(tensor: torch.Tensor, head_axis: int, per: str) -> tuple[torch.Tensor, torch.Tensor]:

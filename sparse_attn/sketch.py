@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import Integer, check_integer, check_kind, check_tensor, refuse
+from ._checks import Integer, as_int64, check_integer, check_kind, check_tensor, refuse
 
 __all__ = ["KeySketch"]
 
@@ -162,8 +162,9 @@ class KeySketch:
             The new keys ``(B, Hkv, n, D)``; of a paged sketch the cache itself, into which they
             have been written.
         slot_mapping : Tensor, optional
-            int64 ``(n,)``, of a paged sketch: the slots of the new tokens, in any order. Pages are
-            filled from their start: what lies after a new token in its group counts as unused.
+            ``(n,)``, int64 or converted to it, of a paged sketch: the slots of the new tokens, in
+            any order. Pages are filled from their start: what lies after a new token in its group
+            counts as unused.
 
         Raises
         ------
@@ -177,7 +178,8 @@ class KeySketch:
         key = key.detach()
         if self.paged:
             check_tensor(owner, "slot_mapping", slot_mapping)
-            ops.call("sketch_pages", key, slot_mapping, self.codes, self.ranges)
+            assert slot_mapping is not None
+            ops.call("sketch_pages", key, as_int64(slot_mapping), self.codes, self.ranges)
             return
         if slot_mapping is not None:
             raise refuse(owner, "slot_mapping with paged=True alone", "one")

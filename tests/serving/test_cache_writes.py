@@ -114,6 +114,20 @@ def test_strided_rows_scales_and_slots(device):
         assert torch.equal(bits(cache), bits(want)) and (bits(cache) != 0).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8], ids=str)
+def test_slots_of_other_whole_numbers_are_converted(device, dtype):
+    key, value = rows(torch.float32, device)
+    slots = [17, 0, 79, 80, 33, 18, 90, 91, 92, 93]
+    key_cache, value_cache = separate(torch.float32, device)
+    key_sketch = sa.KeySketch(key_cache, paged=True)
+    again = sa.KeySketch(key_cache, paged=True)
+    given = torch.tensor(slots, device=device).to(dtype)
+    sa.append_to_cache(key, value, key_cache, value_cache, given, sketch=key_sketch)
+    again.append(key_cache, torch.tensor(slots, device=device))
+    assert torch.equal(key_cache, expected(torch.zeros_like(key_cache), key, slots))
+    assert torch.equal(key_sketch.codes, again.codes) and key_sketch.codes.any()
+
+
 @pytest.mark.parametrize("empty", ["tokens", "heads", "pages", "page", "dim"])
 def test_sizes_of_zero_write_nothing(device, empty):
     sizes = {"tokens": 2, "pages": 2, "page": 16, "heads": 2, "dim": 8} | {empty: 0}
@@ -144,7 +158,10 @@ WRONG = {
         {"key_cache": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3)},
         "key_cache with a contiguous last dimension",
     ),
-    "slots-dtype": ({"slot_mapping": lambda t: t.int()}, "slot_mapping of dtype int64, got int32"),
+    "slots-dtype": (
+        {"slot_mapping": lambda t: t.float()},
+        "slot_mapping of dtype int64, got float32",
+    ),
     "slots-shape": ({"slot_mapping": lambda t: t[1:]}, r"slot_mapping of shape \(10\)"),
     "scale": (
         {"key_scale": lambda t: torch.ones(())},
