@@ -60,3 +60,21 @@ def test_rows_that_share_a_step_keep_their_bits(queries, head_dim, dtype):
         alone = sa.fused_attention(query[:, :, row : row + 1], key, value, return_lse=True)
         for whole, part in zip(together, alone, strict=True):
             assert torch.equal(whole[:, :, row], part[:, :, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_heads_that_share_a_tile_keep_their_bits(dtype):
+    torch.manual_seed(0)
+    query = torch.randn(1, 6, 20, 64, dtype=dtype)
+    key, value = torch.randn(2, 1, 1, 600, 64, dtype=dtype).unbind(0)
+    bounds = torch.tensor([[180 + 37 * head, 600] for head in range(6)], dtype=torch.int32)
+    bounds = bounds.view(1, 6, 1, 2).expand(1, 6, 20, 2).contiguous()
+    for key_bounds in (None, bounds):
+        common = {"window": (400, 0), "return_lse": True}
+        together = sa.band_attention(query, key, value, key_bounds=key_bounds, **common)
+        for head in range(6):
+            own = None if key_bounds is None else key_bounds[:, head : head + 1]
+            one = query[:, head : head + 1]
+            alone = sa.band_attention(one, key, value, key_bounds=own, **common)
+            for whole, part in zip(together, alone, strict=True):
+                assert torch.equal(whole[:, head], part[:, 0])

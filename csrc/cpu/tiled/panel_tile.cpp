@@ -1,5 +1,6 @@
 // The products of a query tile with panels of keys: groups of rows, each with the columns that some
-// row of the group sees, so that windows and diagonals cost what they cover.
+// row of the group sees, so that windows and diagonals cost what they cover. A group's rows are of
+// one head: their sums begin where the group's columns do.
 #include <algorithm>
 
 #include "cpu/tiled/query_tile.h"
@@ -10,10 +11,10 @@ namespace sparse_attn::cpu {
 /// group's rows see of the chunk's.
 template <class Visit>
 void QueryTile::for_each_group(int32_t num_columns, const Visit& visit) {
-  int32_t groups = ceil_div(tile_.size(), math_.group_rows);
-  int32_t each = tile_.size() / groups, more = tile_.size() % groups;
-  for (int32_t group = 0, row = 0; group < groups; ++group) {
-    int32_t rows = each + (group < more);
+  const int32_t head_rows = tile_.rows.size(), groups = ceil_div(head_rows, math_.group_rows);
+  const int32_t each = head_rows / groups, more = head_rows % groups;
+  for (int32_t group = 0, row = 0; row < tile_.size(); ++group) {
+    const int32_t rows = each + (group % groups < more);
     Interval columns = seen_by(scratch_.visible + row, rows, num_columns);
     if (!columns.empty()) visit(row, rows, columns);
     row += rows;

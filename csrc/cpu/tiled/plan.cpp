@@ -103,7 +103,29 @@ QueryCut cut_rows(int32_t rows, int32_t num_classes, int32_t preferred) {
   return cut;
 }
 
-QueryCut cut_queries(const AttentionParams& params) {
+/// Query rows that read a key: of a class, of all the heads of a group.
+int64_t rows_of_key(const AttentionParams& params) {
+  return int64_t{ceil_div(params.problem.seq_q, params.pattern.dilation)} * params.problem.group();
+}
+
+/// Whether tiles make the panels that they need, in the cache: few rows share them.
+bool tiles_make_panels(const AttentionParams& params) {
+  return (use_panels(params) || use_bfloat(params)) && rows_of_key(params) <= panel_rows();
+}
+
+/// Heads of a group that share tiles, so that each key is read and packed once: as many as leave
+/// every thread a tile. No bit depends on it: heads whose rows see other keys do not share.
+int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_workers) {
+  const bool worth = rows <= kFewRows || tiles_make_panels(params);
+  if (!worth || params.pattern.topk > 0 || params.scores.bounds.stride_h != 0) return 1;
+  const int32_t group = params.problem.group();
+  const int64_t tiles = int64_t{params.problem.batch} * params.problem.heads_kv;
+  int32_t parts = 1;
+  while (parts < group && (group % parts != 0 || tiles * parts < num_workers)) ++parts;
+  return group / parts;
+}
+
+QueryCut cut_queries(const AttentionParams& params, int32_t num_workers) {
   const Pattern& pattern = params.pattern;
   int32_t preferred = preferred_rows(params);
   if (pattern.list.present()) {
@@ -112,7 +134,7 @@ QueryCut cut_queries(const AttentionParams& params) {
   }
   int32_t rows = ceil_div(params.problem.seq_q, pattern.dilation);
   QueryCut cut = cut_rows(rows, pattern.classes(params.problem.seq_q), preferred);
-  if (rows <= kFewRows && pattern.topk == 0) cut.heads_per_tile = params.problem.group();
+  cut.heads_per_tile = heads_per_tile(params, rows, num_workers);
   return cut;
 }
 
@@ -132,10 +154,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
   if (query.tile_rows <= kFewRows) return pack;
   pack.bfloat = use_bfloat(params);
   pack.panels = pack.bfloat || use_panels(params);
-  // Panels that few rows share are made when a tile needs them, in the cache.
-  int64_t sharing =
-      int64_t{ceil_div(params.problem.seq_q, pattern.dilation)} * params.problem.group();
-  pack.key = pack.panels ? sharing > panel_rows()
+  pack.key = pack.panels ? !tiles_make_panels(params)
                          : !is_packed(params, params.keys.key, params.problem.head_dim);
   pack.value =
       pack.bfloat ? pack.key : !is_packed(params, params.keys.value, params.problem.value_dim);
@@ -163,7 +182,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
 
 Plan make_plan(const AttentionParams& params, int32_t num_workers) {
   Plan plan;
-  plan.query = cut_queries(params);
+  plan.query = cut_queries(params, num_workers);
   plan.pack = cut_keys(params, plan.query, num_workers);
   plan.chunk_keys = chunk_keys(params);
   // One line more than a power of two keeps rows out of the same cache sets.

@@ -1,6 +1,7 @@
 // How the tiled engine cuts a call: tiles of query rows, chunks of keys, what is packed to float32
 // rows beforehand, and where everything lies in the workspace. A function of the parameters and,
-// for the numbers of scratch areas and of heads packed at a time alone, of the number of threads.
+// for the numbers of scratch areas, of heads that share a tile and of heads packed at a time alone,
+// of the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct QueryCut {
   int32_t tile_rows = 0;        // rows of a tile, at most
   int32_t tiles_per_class = 0;  // of a class of rows; of a layout row for block lists
   int32_t num_classes = 0;      // classes that have rows; layout rows for block lists
-  int32_t heads_per_tile = 1;   // the heads of a group share a tile when rows are few
+  int32_t heads_per_tile = 1;   // heads of a group share a tile when rows are few
   int32_t num_tiles() const { return tiles_per_class * num_classes; }
   int32_t max_rows() const { return tile_rows * heads_per_tile; }
 };
