@@ -14,10 +14,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["as_html", "draw_blocks", "draw_cells", "draw_mask", "draw_tiles", "image_html"]
+__all__ = [
+    "as_html",
+    "draw_blocks",
+    "draw_cells",
+    "draw_mask",
+    "draw_shares",
+    "draw_tiles",
+    "image_html",
+]
 
 _EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE = "#eef1f5", "#f3c98b", "#5b8fc7", "#1f4e79"
 _DENSE = "#40474f"
+#: Inches of a picture of many layers, and labels of many heads, at most.
+_TALLEST, _LABELS = 24, 32
 
 
 def _axes(ax: Any, width: float, height: float) -> Any:
@@ -32,6 +42,8 @@ def _titled(ax: Any, name: str, share: str) -> None:
     title = "\n".join([*textwrap.wrap(name, 44), share])
     ax.set_title(title, fontsize="small")
     ax.set(xlabel="key", ylabel="query")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
 
 
 def _image(ax: Any, picture: torch.Tensor, colors: Sequence[str]) -> None:
@@ -53,6 +65,43 @@ def draw_mask(mask: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
     ax = _axes(ax, 5, 6)
     _image(ax, mask, [_EMPTY, _WHOLE])
     _titled(ax, name, share)
+    return ax
+
+
+def draw_shares(
+    shares: torch.Tensor, lengths: tuple[int, int], name: str, unit: str, ax: Any = None
+) -> Any:
+    """Draw points, each the darker the larger its share, over axes of whole lengths.
+
+    Parameters
+    ----------
+    shares : Tensor
+        ``(points, points)`` from 0 to 1; what is above 0 is seen, however small.
+    lengths : (int, int)
+        What the picture is of, down and across.
+    name, unit : str
+        Of the pattern or layout, and what its lengths count: pairs or blocks.
+    ax : Axes, optional
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ax = _axes(ax, 5, 6)
+    down, across = lengths
+    ax.imshow(
+        torch.where(shares > 0, 0.25 + 0.75 * shares, 0.0).numpy(),
+        cmap=LinearSegmentedColormap.from_list("shares", [_EMPTY, _WHOLE]),
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+        extent=(-0.5, across - 0.5, down - 0.5, -0.5),
+        aspect="equal" if max(lengths) < 8 * min(lengths) else "auto",
+    )
+    rows, columns = shares.shape
+    point = f"a point has {round(down / rows)} x {round(across / columns)}"
+    share = 100 * float(shares.double().mean())
+    _titled(ax, name, f"about {share:.2g}% of the {unit}; {point}")
+    if unit == "blocks":
+        ax.set(xlabel="key block", ylabel="query block")
     return ax
 
 
@@ -101,12 +150,13 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     color = {name: to_hex(colormaps["tab10"](i % 10)) for i, name in enumerate(names)}
     if any("dense" in row for row in cells):
         color["dense"] = _DENSE
-    ax = _axes(ax, 7, max(2.5, 0.22 * len(cells) + 1))
+    ax = _axes(ax, 7, min(max(2.5, 0.22 * len(cells) + 1), _TALLEST))
     index = {name: i for i, name in enumerate(color)}
     picture = [[float("nan") if n is None else index[n] for n in row] for row in cells]
     _image(ax, torch.tensor(picture), list(color.values()))
     ax.set_aspect("auto")
-    ax.set(ylabel="layer", xticks=range(len(columns)), xticklabels=columns)
+    shown = range(0, len(columns), 1 + len(columns) // _LABELS)
+    ax.set(ylabel="layer", xticks=shown, xticklabels=[columns[i] for i in shown])
     ax.yaxis.get_major_locator().set_params(integer=True)
     marks = {"\n".join(textwrap.wrap(name, 36)): shade for name, shade in color.items()}
     _legend(ax, marks, loc="upper left", bbox_to_anchor=(1, 1))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 
 from ._checks import MAX_LENGTH, check_integer, kind_of, refuse
-from ._drawing import as_html, draw_mask, draw_tiles
-from ._tiles import TileRun, checked_tile, tile_picture
+from ._pattern_picture import DrawnPattern
+from ._tiles import TileRun, checked_tile
 
 __all__ = ["Pattern", "check_pattern"]
 
@@ -29,7 +29,7 @@ _ADVICE = {
 }
 
 
-class Pattern(abc.ABC):
+class Pattern(DrawnPattern, abc.ABC):
     """Which keys each query may attend to: the base of all patterns.
 
     Query i stands at key position ``p = i + Skv - Sq`` (lower-right alignment). A pattern of your
@@ -308,63 +308,6 @@ class Pattern(abc.ABC):
             if length > MAX_LENGTH:
                 raise refuse(owner, f"{name} of at most {MAX_LENGTH}", length)
         return self._visited(Sq, Skv, is_causal, checked_tile(owner, tile))
-
-    def plot(
-        self,
-        Sq: int,
-        Skv: int | None = None,
-        is_causal: bool = False,
-        ax: Any = None,
-        *,
-        tiles: int | tuple[int, int] | None = None,
-    ) -> Any:
-        """Draw the mask: queries down, keys across, allowed pairs dark.
-
-        Parameters
-        ----------
-        Sq, Skv, is_causal
-            As in `mask`; `Skv` is `Sq` by default. Of a layout, the first batch entry and head are
-            drawn.
-        ax : matplotlib.axes.Axes, optional
-            Where to draw; by default a new figure.
-        tiles : int or (int, int), optional
-            Also show the tiles of so many queries and keys that engines visit: those seen whole,
-            which need no mask, and in others the pairs that the mask leaves out. A layout's are its
-            blocks, whatever is asked for.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `mask`; a layout without batch entries or heads.
-        NotImplementedError
-            When the pattern depends on the data; with `tiles`, as `cost`.
-
-        Examples
-        --------
-        >>> from sparse_attn import Band
-        >>> Band(3).plot(16).figure.savefig("band.png")  # doctest: +SKIP
-        >>> Band((63, 0)).plot(512, tiles=64).figure.savefig("tiles.png")  # doctest: +SKIP
-        """
-        Skv = Sq if Skv is None else Skv
-        mask = self.mask(Sq, Skv, is_causal)
-        if 0 in mask.shape[:-2]:
-            raise refuse(type(self).__name__, "a mask to draw", f"shape {tuple(mask.shape)}")
-        mask = mask[(0,) * (mask.dim() - 2)].cpu()
-        share = f"{self.density(Sq, Skv, is_causal):.1%} of the pairs"
-        if tiles is None:
-            return draw_mask(mask, f"{self!r}", share, ax)
-        runs = self._runs(Sq, Skv, is_causal, checked_tile(type(self).__name__, tiles))
-        area = sum(run.rows * run.keys for run in runs) / max(1, Sq * Skv)
-        share = f"{share}, {area:.1%} in visited tiles"
-        return draw_tiles(tile_picture(runs, mask), f"{self!r}", share, ax)
-
-    def _repr_html_(self) -> str:
-        """Return the pattern for notebooks: its name, and a picture of 64 queries and keys."""
-        return as_html(repr(self), lambda ax: self.plot(64, ax=ax))
 
 
 def check_pattern(

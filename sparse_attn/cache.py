@@ -38,7 +38,8 @@ def append_to_cache(
         contiguous last dimension, so both may be views of one tensor.
     slot_mapping : Tensor
         ``(tokens,)``, int64 or converted to it: the slot of each token. Slots that the cache does
-        not have, such as -1, take nothing. Of two tokens with one slot either may be written, or parts of both.
+        not have, such as -1, take nothing. Of two tokens with one slot either may be written, or
+        parts of both.
     key_scale, value_scale : Tensor, optional
         float32 on the device, 0-d or ``(Hkv,)``, above 0: a float8 cache holds ``key / key_scale``
         rounded to the nearest, at most 448 in size. 1 by default.

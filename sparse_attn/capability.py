@@ -6,6 +6,7 @@ comes from the capability table that the ops obey (``_info``, a compiled module,
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ class Capability:
 
     def __bool__(self) -> bool:
         return self.served
+
+    def _repr_html_(self) -> str:
+        """Return the answer for notebooks: the engine, and a line for each reason."""
+        answer = f"served by {self.engine}" if self.served else "not served"
+        reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
+        return f"<b>{html.escape(answer)}</b><ul>{reasons}</ul>" if reasons else f"<b>{answer}</b>"
 
 
 def _of_all(answers: list[Capability]) -> Capability:

@@ -136,6 +136,13 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         sizes = (block_q, block_kv, layout.num_kv_blocks)
         return cls._trusted(layout.counts, layout.indices, *sizes, partial, blocks.bits)
 
+    def _part(self, batch: int, head: int, rows: slice) -> BlockLayout:
+        """Return the lists of one batch entry and head, of some query blocks."""
+        places = slice(batch, batch + 1), slice(head, head + 1), rows
+        partial = None if self.partial is None else self.partial[places]
+        sizes = (self.block_q, self.block_kv, self.num_kv_blocks)
+        return self._trusted(self.counts[places], self.indices[places], *sizes, partial, self.bits)
+
     def _listed(self) -> torch.Tensor:
         """Which entries of `indices` count, bool of their shape."""
         entries = torch.arange(self.indices.shape[-1], device=self.indices.device)

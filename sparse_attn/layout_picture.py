@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._checks import check_integer, refuse
-from ._drawing import as_html, draw_blocks
+from ._drawing import as_html, draw_blocks, draw_shares
+from ._reduced import EXACT, reduced_lists
 from .layout_entries import OWNER
+
+if TYPE_CHECKING:
+    from .layout import BlockLayout
 
 __all__ = ["DrawnLayouts"]
 
@@ -20,12 +24,16 @@ class DrawnLayouts:
     counts: torch.Tensor
     partial: torch.Tensor | None
 
+    num_kv_blocks: int
+
     if TYPE_CHECKING:
-        to_mask: Callable[[], torch.Tensor]
-        _spread: Callable[[torch.Tensor, Any], torch.Tensor]
+        _part: Callable[[int, int, slice], BlockLayout]
 
     def plot(self, batch: int = 0, head: int = 0, ax: Any = None) -> Any:
         """Draw the blocks of a batch entry and head: query blocks down, key blocks across.
+
+        Past 1024 blocks of a side the picture is of points, each for neighbouring blocks, the
+        darker the larger the share of them that is listed.
 
         Parameters
         ----------
@@ -49,11 +57,19 @@ class DrawnLayouts:
         >>> layout = BlockLayout.bigbird(512, 512, 16, 16, window=1, num_global=1, num_random=1)
         >>> layout.plot().figure.savefig("layout.png")  # doctest: +SKIP
         """
-        entries, heads = self.counts.shape[:2]
-        index = self._place("batch", batch, entries), self._place("head", head, heads)
-        picture = 2 * self.to_mask()[index].to(torch.uint8)
-        if self.partial is not None:
-            picture -= (self._spread(self.partial, -1)[index] >= 0).to(torch.uint8)
+        entries, heads, num_q = self.counts.shape
+        lists = self._part(
+            self._place("batch", batch, entries), self._place("head", head, heads), slice(None)
+        )
+        num_kv = self.num_kv_blocks
+        if max(num_q, num_kv) > EXACT and min(num_q, num_kv) > 0:
+            listed = lists._listed()[0, 0].cpu()
+            row, column = listed.nonzero()[:, 0], lists.indices[0, 0].cpu()[listed].long()
+            shares = reduced_lists(row, column, num_q, num_kv)
+            return draw_shares(shares, (num_q, num_kv), repr(self), "blocks", ax)
+        picture = 2 * lists.to_mask()[0, 0].to(torch.uint8)
+        if lists.partial is not None:
+            picture -= (lists._spread(lists.partial, -1)[0, 0] >= 0).to(torch.uint8)
         share = (picture > 0).double().mean().item() if picture.numel() else 0.0
         return draw_blocks(picture.cpu(), repr(self), f"{share:.1%} of the blocks", ax)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import LARGE, check_integer, check_kind, clamped
+from ._checks import LARGE, check_integer, check_kind, clamped, refuse
 from ._pattern import Pattern
 from ._tiles import TileRun, listed_blocks, listed_runs, tile_runs
 from .block_topk import BlockTopK
@@ -89,6 +89,13 @@ class BlockSparse(Pattern):
         """Allow the keys of listed blocks, of partial ones by bits: ``(B|1, Hq|1, Sq, Skv)``."""
         self.layout.check_lengths(row.shape[-2], key.shape[-1])
         return self.layout.to(key.device).allows(row.flatten(), key.flatten())
+
+    def _sees(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        if 0 in self.layout.counts.shape[:2]:
+            raise refuse("BlockSparse", "a layout to draw", repr(self.layout))
+        first = int(row.min()) // self.layout.block_q
+        lists = self.layout._part(0, 0, slice(first, int(row.max()) // self.layout.block_q + 1))
+        return lists.allows(row - first * lists.block_q, key)[0, 0]
 
     def mask_mod(self) -> Callable[..., torch.Tensor]:
         """Return FlexAttention's ``mask_mod`` of the layout; see `BlockLayout.to_flex`."""

@@ -160,3 +160,16 @@ def test_the_answer_for_top_k_is_what_runs(device, common):
     for engine in ENGINES[device][: ENGINES[device].index(answer.engine)]:
         with pytest.raises(NotImplementedError, match="not served"):
             sa.topk_attention(query, key, value, 9, engine=engine, **common)
+
+
+def test_notebooks_show_the_answer(device):
+    query, key, value = torch.randn(3, 1, 2, 64, 16, device=device).unbind(0)
+    answer = sa.can_use(query, key, value, sa.Band(8), engine="naive")
+    assert answer._repr_html_().startswith("<b>served by naive</b>")
+    refused = sa.can_use(query, key[..., :8], value, sa.Band(8))._repr_html_()
+    assert refused.startswith("<b>not served</b><ul><li>sparse_attn::band: expected ")
+    assert (
+        sa.Capability("naive", ("a < b",), served=True)
+        ._repr_html_()
+        .endswith("<ul><li>a &lt; b</li></ul>")
+    )

@@ -48,6 +48,10 @@ DRAWN = {
     "policy": lambda: POLICY.plot(),
     "policy-of-30": lambda: POLICY.plot(30),
     "policy-bare": lambda: sa.Policy(sa.Band(5)).plot(),
+    "policy-of-many": lambda: sa.Policy(sa.Band(5), heads={1: {99: sa.Full()}}).plot(900),
+    "long": lambda: sa.Band(3).plot(100_000),
+    "long-layout": lambda: sa.BlockLayout.local(100_000, 100_000, 64, 64, (3, 0)).plot(),
+    "long-line": lambda: sa.Band((999, 0), sinks=4).plot(1, 50_000),
 }
 
 
@@ -75,6 +79,62 @@ def test_layouts_show_blocks_seen_in_part():
     with pytest.raises(ValueError, match=r"BlockLayout.plot: expected head below 3, got 3"):
         HEADS.plot(0, 3)
     LAYOUT.plot(7, 9)  # its one list is that of every batch entry and head
+
+
+class EvenKeys(sa.Pattern):
+    def allows(self, row, position, key):
+        return (key % 2 == 0) & (key <= position)
+
+
+LONG = {
+    "full": (sa.Full(), 5_000, 5_000, False),
+    "causal": (sa.Full(), 9_000, 9_001, True),
+    "band": (sa.Band(3), 20_000, 20_000, False),
+    "sinks": (sa.Band((99, 0), sinks=7), 3_000, 30_000, False),
+    "dilated": (sa.Dilated((600, 0), 16), 19_600, 19_600, False),
+    "strided": (sa.Strided(128, 128), 12_800, 12_800, False),
+    "own": (EvenKeys(), 9_000, 9_000, False),
+    "layout": (sa.BlockSparse(sa.BlockLayout.local(9_000, 9_000, 64, 16, (8, 3))), 9_000, 9_000, 1),
+    "few": (sa.Band((99, 0)), 3, 2_000, False),
+}
+
+
+@pytest.mark.parametrize(("pattern", "Sq", "Skv", "is_causal"), LONG.values(), ids=LONG)
+def test_long_pictures_show_shares_of_points(pattern, Sq, Skv, is_causal):
+    ax = pattern.plot(Sq, Skv, is_causal=bool(is_causal))
+    picture = torch.as_tensor(ax.images[0].get_array().data)
+    assert max(picture.shape) <= 400
+    shares = torch.where(picture > 0, (picture - 0.25) / 0.75, 0.0)
+    density = pattern.density(Sq, Skv, bool(is_causal))
+    assert abs(float(shares.mean()) - density) < 0.1 * density
+    assert ax.images[0].get_extent() == [-0.5, Skv - 0.5, Sq - 0.5, -0.5]
+
+
+@pytest.mark.parametrize("length", [3_000, 20_000])
+def test_long_pictures_miss_no_line(length):
+    place = length * 2 // 3
+    ax = sa.Band(0, global_tokens=torch.tensor([place])).plot(length)
+    picture = torch.as_tensor(ax.images[0].get_array().data)
+    point = place * len(picture) // length
+    assert (picture[point] > 0).all() and (picture[:, point] > 0).all()
+    assert (picture.diagonal() > 0).all()
+    assert int((picture > 0).sum()) == 3 * len(picture) - 2
+
+
+def test_long_layouts_show_shares_of_blocks():
+    blocks = torch.rand(3_000, 1_200) < 0.1
+    blocks[:1500] = False
+    picture = torch.as_tensor(
+        sa.BlockLayout.from_mask(blocks, 16, 16).plot().images[0].get_array().data
+    )
+    assert picture.shape == (400, 400)
+    assert not picture[:199].any()
+    assert abs(float(((picture[201:] - 0.25) / 0.75).clamp(min=0).mean()) - 0.1) < 0.01
+
+
+def test_tiles_of_long_calls_are_refused():
+    with pytest.raises(ValueError, match="^sparse_attn.Band: expected Sq and Skv of at most 4096"):
+        sa.Band(3).plot(100_000, tiles=64)
 
 
 def test_policies_show_layers_by_heads_and_decode():
