@@ -7,12 +7,16 @@ some blocks at a time, never all pairs at once. Called by the constructors of ``
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Blocks", "blocks_of_mask", "existing_pairs", "judged", "pairs_of_mod"]
+from ._checks import check_kind, kind_of, refuse
+
+__all__ = ["Blocks", "blocks_of_mask", "checked_mod", "existing_pairs", "judged", "pairs_of_mod"]
 
 #: Pairs that are looked at in one step.
 PAIRS = 2**24
@@ -98,6 +102,40 @@ def blocks_of_mask(
     shape = (num_q, batch, heads, num_kv)
     visited, rows = (tensor.view(shape).permute(1, 2, 0, 3) for tensor in blocks[:2])
     return Blocks(visited, rows, blocks.bits)
+
+
+def checked_mod(owner: str, mask_mod: Any) -> Callable[..., torch.Tensor]:
+    """Return ``mask_mod`` with its answers checked; refuse what takes other arguments."""
+    if not callable(mask_mod):
+        check_kind(owner, "mask_mod", mask_mod, Callable, "a function of (b, h, q_idx, kv_idx)")
+    with suppress(ValueError):  # a function without a signature
+        signature = inspect.signature(mask_mod)
+        try:
+            signature.bind(None, None, None, None)
+        except TypeError as error:
+            what = "mask_mod to be a function of (b, h, q_idx, kv_idx)"
+            raise TypeError(f"sparse_attn.{owner}: expected {what}, got {signature}") from error
+
+    def checked(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> torch.Tensor:
+        try:
+            allowed = mask_mod(b, h, q_idx, kv_idx)
+        except RuntimeError as error:
+            if "data-dependent control flow" not in str(error):
+                raise
+            what = "mask_mod of tensor operations alone (write & for and, | for or, torch.where)"
+            raise refuse(owner, what, "Python's if, and, or on a tensor") from error
+        if not isinstance(allowed, torch.Tensor):
+            got: Any = kind_of(allowed)
+        elif allowed.dtype != torch.bool:
+            got = allowed.dtype
+        elif allowed.dim() > 0:
+            got = f"shape {tuple(allowed.shape)} for one pair"
+        else:
+            return allowed
+        what = "mask_mod to return a bool tensor of one number"
+        raise TypeError(f"sparse_attn.{owner}: expected {what}, got {got}")
+
+    return checked
 
 
 def pairs_of_mod(

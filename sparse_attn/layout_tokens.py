@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from ._checks import check_block, check_block_rows, check_integer, check_kind, check_tensor, refuse
-from .layout_bits import PAIRS, Blocks, blocks_of_mask, existing_pairs, judged, pairs_of_mod
+from .layout_bits import (
+    PAIRS,
+    Blocks,
+    blocks_of_mask,
+    checked_mod,
+    existing_pairs,
+    judged,
+    pairs_of_mod,
+)
 from .layout_entries import OWNER, Device, Layout, with_rank
 
 __all__ = ["TokenLayouts"]
@@ -121,8 +129,7 @@ class TokenLayouts:
         """
         from torch.nn.attention.flex_attention import create_mask
 
-        if not callable(mask_mod):
-            check_kind(OWNER, "mask_mod", mask_mod, Callable, "a function of (b, h, q_idx, kv_idx)")
+        mod = checked_mod(OWNER, mask_mod)
         batch = 1 if B is None else check_integer(OWNER, "B", B, 1)
         heads = 1 if H is None else check_integer(OWNER, "H", H, 1)
         check_integer(OWNER, "Sq", Sq, 0)
@@ -134,7 +141,7 @@ class TokenLayouts:
 
         def strip(begin: int, end: int) -> torch.Tensor:
             def shifted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-                return mask_mod(b, h, q_idx + begin, kv_idx)
+                return mod(b, h, q_idx + begin, kv_idx)
 
             if begin == end or Skv == 0:
                 return torch.zeros(1, 1, end - begin, Skv, dtype=torch.bool, device=device)

@@ -1,5 +1,6 @@
 """Ragged batches for the tests of packed and paged sequences."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -66,6 +67,13 @@ class Serving:
             if self.device == "cpu":
                 raise
             pytest.skip(str(error))
+
+
+def malformed(device, sentence):
+    """Wrong contents: refused where the host sees them; a GPU runs, and reads nothing outside."""
+    if device == "cpu":
+        return pytest.raises(ValueError, match=f"^sparse_attn::[a-z_]+: expected {sentence}")
+    return nullcontext()
 
 
 def packed(parts, gap=0):

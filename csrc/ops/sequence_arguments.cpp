@@ -1,11 +1,12 @@
-// Checks of what says which sequences a call has. Lengths and tables that only the device knows are
-// not looked at: Sequences and KeySource cut them where they are read.
+// Checks of what says which sequences a call has: shapes and dtypes, and contents where the host
+// sees them (sequence_contents.h).
 #include "sequence_arguments.h"
 
 #include <algorithm>
 
 #include "allocate.h"
 #include "checks.h"
+#include "sequence_contents.h"
 
 namespace sparse_attn {
 namespace {
@@ -153,6 +154,7 @@ Sequences check_sequences(const std::string& op, const Problem& problem, const C
   sequences.used_keys = numbers("seqused_k", args.seqused_k, problem.batch);
   sequences.key_origins = numbers("key_origin", args.key_origin, problem.batch);
   sequences.query_offsets = numbers("query_offset", args.query_offsets, problem.batch);
+  check_lengths_on_host(op, problem, sequences, args);
   const int64_t limit = kMaxLength;
   const int64_t offset = args.query_offset.value_or(int64_t{problem.seq_kv} - problem.seq_q);
   sequences.query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
@@ -180,6 +182,7 @@ void check_table(const std::string& op, const Problem& problem, const CallArgume
   keys->table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
   keys->page_size = static_cast<int32_t>(args.key->size(2));
   keys->num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
+  check_pages_on_host(op, problem, *keys, args);
 }
 
 KeySource check_keys(const std::string& op, const Problem& problem, const CallArguments& args) {

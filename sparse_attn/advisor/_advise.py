@@ -189,7 +189,7 @@ class _Run:
                 self.local.step = self._measured
                 with bound(OWNER, self.model, Full()), watching(self.local):
                     for call in self.calls:
-                        call_model(self.model, call)
+                        call_model(OWNER, self.model, call)
                 self.local.finish(OWNER)
                 self.memory.keep(self.local)
             search = Search(self.local, self._judge, self.by)

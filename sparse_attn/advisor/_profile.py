@@ -198,7 +198,7 @@ def profile(
     Raises
     ------
     TypeError, ValueError, NotImplementedError
-        Arguments of a wrong kind; lengths that the model refuses raise its own error.
+        Arguments of a wrong kind; inputs or lengths that the model refuses, with what it says.
 
     Examples
     --------
@@ -260,10 +260,10 @@ def _at(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            call_model(model, call)
+            call_model(OWNER, model, call)
             peak = torch.cuda.max_memory_allocated(device) - before
         with watching(layers):
-            call_model(model, call)
+            call_model(OWNER, model, call)
     if not layers.layers:
         raise refuse(OWNER, "a model with attention that a policy reaches", "none")
     bar.step(f"{length} positions")

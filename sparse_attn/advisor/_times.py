@@ -70,10 +70,10 @@ def seconds_of(
     """Return the median seconds of three forwards, after one that warms up."""
     taken = []
     with bound(owner, model, policy):
-        call_model(model, call)
+        call_model(owner, model, call)
         for _ in range(RUNS):
             began = stopwatch()
-            call_model(model, call)
+            call_model(owner, model, call)
             taken.append(stopwatch() - began)
     return statistics.median(taken)
 

@@ -184,13 +184,32 @@ def _name(policy: Any) -> str:
     return repr(policy.pattern if isinstance(policy, Policy) else policy)
 
 
-def call_model(module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-    """Return the model's output; inputs go to its device."""
+def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the model's output; inputs go to its device. What the model raises is named."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
-    if list(moved) == ["input_ids"] and not hasattr(module, "config"):
-        return output_of(module(moved["input_ids"]))  # its argument may have any name
-    return output_of(module(**moved))
+    try:
+        if list(moved) == ["input_ids"] and not hasattr(module, "config"):
+            return output_of(module(moved["input_ids"]))  # its argument may have any name
+        return output_of(module(**moved))
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, (NotImplementedError, torch.OutOfMemoryError)) or _is_ours(error):
+            raise
+        said = " ".join(str(error).split())
+        got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
+        raise refuse(owner, f"inputs that the model takes ({_shapes(moved)})", got) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    return str(error).startswith("sparse_attn")
+
+
+def _shapes(inputs: dict[str, Any]) -> str:
+    """Say what inputs are, as sentences write it."""
+    return ", ".join(
+        f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
+        for name, value in inputs.items()
+    )
 
 
 class _Pairs:
@@ -350,12 +369,12 @@ class Judge:
                         out = dense
                         if policy is not None:
                             with watching(pairs[name]) if counted else nullcontext():
-                                out = call_model(self.module, call)
+                                out = call_model(self.owner, self.module, call)
                         sums[name].add(out, dense, call, self._predicts)
                         step(name)
                         if timed:
                             began = _seconds(out.device.type)
-                            call_model(self.module, call)
+                            call_model(self.owner, self.module, call)
                             seconds[name] += _seconds(out.device.type) - began
                             step(name)
         self.positions = max((total.rows for total in sums.values()), default=0)
@@ -366,7 +385,7 @@ class Judge:
         if number < len(self._dense):
             return self._dense[number]
         with bound(self.owner, self.module, None):
-            dense = call_model(self.module, self.calls[number])
+            dense = call_model(self.owner, self.module, self.calls[number])
         if self._hold:
             self._dense.append(dense)
         return dense

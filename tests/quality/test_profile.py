@@ -43,6 +43,13 @@ def test_profile_refuses_what_it_cannot_measure(llama, inputs, lengths, sentence
         sa.profile(llama, inputs, lengths, progress=False)
 
 
+def test_models_that_refuse_the_inputs_are_named():
+    sentence = r"inputs that the model takes \(input_ids of shape \(1, 2\)\), got RuntimeError of"
+    for judge in (sa.profile, lambda model, ids: sa.quality.model(model, ids[:, :2], sa.Full())):
+        with pytest.raises(ValueError, match=rf"^sparse_attn\.[a-z.]+: expected {sentence} Linear"):
+            judge(torch.nn.Linear(3, 3), torch.zeros(1, 8))
+
+
 def test_profile_says_when_it_is_not_worth_it():
     def row(length, without, dense, band):
         return AtLength(length, 1.0, without, {0: dense}, {"band": band}, None)

@@ -198,6 +198,27 @@ def test_wrong_masks(call, sentence):
         call()
 
 
+WRONG_MODS = {
+    "arity": (
+        lambda q, k: q > k,
+        r"mask_mod to be a function of \(b, h, q_idx, kv_idx\), got \(q, k\)",
+    ),
+    "python-bool": (lambda b, h, q, k: True, "mask_mod to return a bool tensor .*, got bool"),
+    "int": (lambda b, h, q, k: (q > k).int(), "mask_mod to return a bool .*, got torch.int32"),
+    "shape": (lambda b, h, q, k: torch.ones(3).bool(), r"got shape \(3,\) for one pair"),
+    "if": (
+        lambda b, h, q, k: q > k and k > 3,
+        "of tensor operations alone .* got Python's if, and",
+    ),
+}
+
+
+@pytest.mark.parametrize("mask_mod, sentence", WRONG_MODS.values(), ids=WRONG_MODS)
+def test_wrong_mask_mods(mask_mod, sentence):
+    with pytest.raises((TypeError, ValueError), match=f"^sparse_attn.BlockLayout: .*{sentence}"):
+        BlockLayout.from_mask_mod(mask_mod, 1, 1, 40, 40, 16, 16)
+
+
 def test_a_mask_mod_is_a_function():
     with pytest.raises(TypeError, match="mask_mod to be a function of .*got Tensor"):
         BlockLayout.from_mask_mod(torch.ones(4, 4), 1, 1, 4, 4, 16, 16)

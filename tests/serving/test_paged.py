@@ -1,5 +1,7 @@
 """paged_attention: the bits of contiguous keys, wherever pages lie and whatever the rest holds."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from engines import main_dtype
@@ -10,6 +12,7 @@ from ragged import (
     Serving,
     alone,
     make_pages,
+    malformed,
     packed,
     ragged_for,
     split,
@@ -177,8 +180,11 @@ def test_malformed_tables_stay_inside_the_caches(paged, device, entry, used):
     wrong = torch.tensor(used, dtype=torch.int32, device=device)
     query = torch.cat([q for q, _, _ in sequences])
     out = torch.empty_like(query)
-    assert paged(query, pages.key, pages.value, table, wrong, out=out) is out
-    assert (out[wrong <= 0] == 0).all()
+    with malformed(device, r"seqused_k\[0\] from 0 to \d+") if any(used) else nullcontext():
+        assert paged(query, pages.key, pages.value, table, wrong, out=out) is out
+        assert (out[wrong <= 0] == 0).all()
+    with malformed(device, r"block_table\[0, 0\] to name one") if entry else nullcontext():
+        paged(query, pages.key, pages.value, table, pages.used)
     again = paged(query, pages.key, pages.value, pages.table, pages.used)
     assert torch.isfinite(again).all()
 
@@ -199,7 +205,10 @@ def test_caches_without_keys(paged, engine, device, pages, width):
     cache = torch.randn(pages, 16, 1, 16, device=device).to(dtype)
     table = torch.zeros(2, width, dtype=torch.int32, device=device)
     used = torch.tensor([5, 9], dtype=torch.int32, device=device)
-    out, lse = paged(query, cache, cache, table, used, return_lse=True)
+    with malformed(device, r"seqused_k\[0\] from 0 to 0, the keys it has room for, got 5"):
+        out, lse = paged(query, cache, cache, table, used, return_lse=True)
+        assert (out == 0).all() and (lse == -torch.inf).all()
+    out, lse = paged(query, cache, cache, table, 0 * used, return_lse=True)
     assert (out == 0).all() and (lse == -torch.inf).all()
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ragged import malformed
 from reference import DTYPES
 
 import sparse_attn as sa
@@ -135,7 +136,8 @@ def test_malformed_tables_and_slots_read_and_write_nothing_outside(device):
     used = torch.tensor([2**30, -3, 0, 90], dtype=torch.int32, device=device)
     for own in (sketch, None):
         pattern = sa.BlockTopK(16, selector="sketch", budget_tokens=64, sketch=own)
-        sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=pattern)
+        with malformed(device, r"seqused_k\[0\] from 0 to \d+, the keys it has room for"):
+            sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=pattern)
     made = sa.KeySketch(key_cache, paged=True, block_table=wild, seqused_k=used)
     assert made.codes.shape == before.shape
 

@@ -11,6 +11,7 @@ from ragged import (
     Ragged,
     Serving,
     alone,
+    malformed,
     packed,
     ragged_for,
     split,
@@ -122,7 +123,9 @@ def test_positions_and_origins_of_each_sequence(varlen, engine, device, ragged, 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_used_keys_shorten_each_sequence(varlen, engine, device, dtype, ragged):
     sequences = ragged.sequences(device, dtype)
-    used = [4, 0, 97, 64, 0, 40]  # of the last more than there are
+    used = [4, 0, 97, 64, 0, 16]
+    if device != "cpu":
+        used[-1] = 40  # more than there are
     parts = run(
         varlen,
         ragged,
@@ -228,7 +231,9 @@ def test_malformed_lengths_stay_inside_the_tensors(varlen, device, name, which, 
     size = (len(query) + 2, *query.shape[1:])
     guarded = torch.full(size, 7.0, device=device, dtype=query.dtype)
     out = guarded[1:-1]
-    varlen(query, key, value, *given, 70, 150, seqused_k=used, out=out)
+    names = {"queries": "cu_seq_q", "keys": "cu_seq_k", "used": "seqused_k"}
+    with malformed(device, rf"{names[which]}[\[ ]"):
+        varlen(query, key, value, *given, 70, 150, seqused_k=used, out=out)
     assert (guarded[[0, -1]] == 7).all()
     again = varlen(query, key, value, *starts, 70, 150)
     assert torch.isfinite(again).all()
@@ -239,9 +244,51 @@ def test_bounds_below_a_length_cut_it(varlen, device, ragged, any_dtype):
     query, key, value = (packed(list(parts)) for parts in zip(*sequences, strict=True))
     starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
     out = torch.full_like(query, 7.0)
-    varlen(query, key, value, *starts, 16, 40, out=out)
-    rows = split(out, ragged.rows)[2]
-    assert (rows[:, :, 16:] == 7).all() and (rows[:, :, :16] != 7).all()
+    most = max(ragged.rows)
+    with malformed(device, f"max_q of at least {most}, the longest sequence's queries, got 16"):
+        varlen(query, key, value, *starts, 16, max(ragged.keys), out=out)
+        rows = split(out, ragged.rows)[2]
+        assert (rows[:, :, 16:] == 7).all() and (rows[:, :, :16] != 7).all()
+    most = max(ragged.keys)
+    with malformed(device, f"max_k of at least {most}, the longest sequence's keys, got 40"):
+        varlen(query, key, value, *starts, max(ragged.rows), 40)
+    used = torch.full((ragged.batch,), 40, dtype=torch.int32, device=device)
+    used = torch.minimum(used, (starts[1][1:] - starts[1][:-1]))
+    varlen(query, key, value, *starts, max(ragged.rows), 40, seqused_k=used)
+
+
+REFUSED = {
+    "falls": ([0, 7, 5, 9], None, r"cu_seq_k\[2\] of at least 7, the number before it, got 5"),
+    "negative": ([-1, 2, 5, 9], None, r"cu_seq_k\[0\] of at least 0, got -1"),
+    "beyond": ([0, 2, 5, 11], None, "cu_seq_k up to 10, the tokens that there are, got 11"),
+    "used": (
+        [0, 2, 5, 9],
+        [2, 4, 0],
+        r"seqused_k\[1\] from 0 to 3, the keys it has room for, got 4",
+    ),
+    "used-negative": ([0, 2, 5, 9], [-2, 3, 0], r"seqused_k\[0\] from 0 to 2, .*, got -2"),
+}
+
+
+@pytest.mark.parametrize("starts, used, sentence", REFUSED.values(), ids=REFUSED)
+def test_what_the_host_sees_is_refused(starts, used, sentence):
+    query, key = torch.randn(2, 10, 2, 16)
+    rows, keys = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 3, 3, 10], starts))
+    used = None if used is None else torch.tensor(used, dtype=torch.int32)
+    call = (query, key, key, rows, keys, 7, 10)
+    with pytest.raises(ValueError, match=f"^sparse_attn::varlen: expected {sentence}"):
+        sa.varlen_attention(*call, seqused_k=used)
+    with pytest.raises(ValueError, match=f"^sparse_attn::select_blocks: expected {sentence}"):
+        sa.select_blocks(
+            query,
+            key,
+            sa.BlockTopK(16),
+            cu_seq_q=rows,
+            cu_seq_k=keys,
+            max_q=7,
+            max_k=10,
+            seqused_k=used,
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int16], ids=str)

@@ -1,0 +1,17 @@
+// What the host can see of lengths and tables, which is their contents where they lie on the CPU.
+// On a GPU nothing is looked at: Sequences and KeySource cut what only the device knows.
+#pragma once
+
+#include "arguments.h"
+
+namespace sparse_attn {
+
+/// Checks starts and lengths of packed and paged sequences, of the right shapes, on the CPU.
+void check_lengths_on_host(const std::string& op, const Problem& problem,
+                           const Sequences& sequences, const CallArguments& args);
+
+/// Checks the table's entries of the pages that sequences use, on the CPU.
+void check_pages_on_host(const std::string& op, const Problem& problem, const KeySource& keys,
+                         const CallArguments& args);
+
+}  // namespace sparse_attn
