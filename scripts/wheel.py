@@ -51,7 +51,6 @@ def pack(folder: Path) -> Path:
             "repair",
             *options,
             f"--wheel-dir={repaired}",
-            str(plain),
         ]
         tools = os.pathsep.join((str(Path(find_tool("patchelf")).parent), os.environ["PATH"]))
         subprocess.run([*repair, str(plain)], check=True, env=os.environ | {"PATH": tools})
