@@ -26,6 +26,8 @@ __all__ = [
 
 _EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE = "#eef1f5", "#f3c98b", "#5b8fc7", "#1f4e79"
 _DENSE = "#40474f"
+#: Points from a picture to its legend, the axis' numbers and label between them.
+_BELOW = 34
 #: Inches of a picture of many layers, and labels of many heads, at most.
 _TALLEST, _LABELS = 24, 32
 
@@ -39,7 +41,7 @@ def _axes(ax: Any, width: float, height: float) -> Any:
 
 
 def _titled(ax: Any, name: str, share: str) -> None:
-    title = "\n".join([*textwrap.wrap(name, 44), share])
+    title = "\n".join([*textwrap.wrap(" ".join(name.split()), 44), share])
     ax.set_title(title, fontsize="small")
     ax.set(xlabel="key", ylabel="query")
     for axis in (ax.xaxis, ax.yaxis):
@@ -58,6 +60,15 @@ def _legend(ax: Any, marks: dict[str, str], **place: Any) -> None:
 
     handles = [Patch(color=color, label=name) for name, color in marks.items()]
     ax.legend(handles=handles, frameon=False, fontsize="small", **place)
+
+
+def _legend_below(ax: Any, marks: dict[str, str]) -> None:
+    """Put a legend below the axis' label, however tall the picture is."""
+    from matplotlib.transforms import offset_copy
+
+    below = offset_copy(ax.transAxes, ax.figure, y=-_BELOW, units="points")
+    place = {"bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+    _legend(ax, marks, loc="upper center", ncols=2, **place)
 
 
 def draw_mask(mask: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
@@ -116,7 +127,7 @@ def draw_tiles(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> 
         "allowed, tile without mask": _WHOLE,
         "never computed": _EMPTY,
     }
-    _legend(ax, marks, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    _legend_below(ax, marks)
     return ax
 
 
@@ -128,7 +139,7 @@ def draw_blocks(picture: torch.Tensor, name: str, share: str, ax: Any = None) ->
     ax.set(xlabel="key block", ylabel="query block")
     if bool((picture == 1).any()):
         marks = {"seen in part": _ALLOWED, "seen whole": _WHOLE}
-        _legend(ax, marks, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+        _legend_below(ax, marks)
     return ax
 
 

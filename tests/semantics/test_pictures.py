@@ -55,6 +55,16 @@ DRAWN = {
 }
 
 
+@pytest.mark.parametrize("tiles", [False, True], ids=["layout", "tiles"])
+def test_legends_leave_the_label_free(tiles):
+    if tiles:
+        pytest.importorskip("sparse_attn._info", reason="the info module is not built")
+    ax = sa.Band(199).plot(64, 512, tiles=64) if tiles else LAYOUT.plot()
+    assert_nothing_is_cut_off(ax)
+    label, legend = ax.xaxis.label.get_window_extent(), ax.get_legend().get_window_extent()
+    assert label.y0 >= legend.y1 - 4  # of the legend's own margin
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_nothing_is_cut_off(name):
     ax = DRAWN[name]()
