@@ -53,6 +53,25 @@ def test_snippets_run(device, tmp_path, monkeypatch, name):
         exec(compile(snippet, name, "exec"), known)
 
 
+def test_links_and_files_that_pages_name_exist():
+    """The site checks its own links; these are those of the pages beside it, and names of files."""
+    missing = []
+    for page in PAGES:
+        text = page.read_text()
+        links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+        missing += [(page.name, link) for link in links if not (page.parent / link).exists()]
+        if page.name == "CHANGELOG.md":
+            continue  # tells of files that are gone
+        files = re.findall(r"`((?:\w+/)+\w+\.(?:py|h|cpp|cu|cuh|md|json))`", text)
+        places = (ROOT, ROOT / "csrc", ROOT / "csrc/cpu", ROOT / "csrc/cuda", ROOT / "sparse_attn")
+        missing += [
+            (page.name, file)
+            for file in files
+            if "results/" not in file and not any((place / file).exists() for place in places)
+        ]
+    assert missing == []
+
+
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.parent != ROOT}
