@@ -189,19 +189,21 @@ def image_html(figure: Any, said: str) -> str:
     return f"<img alt='{html.escape(said)}' src='data:image/png;base64,{data}'>"
 
 
-def as_html(text: str, draw: Callable[[Any], Any], width: float = 3.6) -> str:
+def as_html(text: str, draw: Callable[[Any], Any] | None = None, width: float = 3.6) -> str:
     """Return text with a small picture below it, for notebooks.
 
     Parameters
     ----------
     text : str
-    draw : callable
+    draw : callable, optional
         Draws on the axes that it is given. What has no picture (a pattern that depends on the
         data), and everything where matplotlib is missing, is the text alone.
     width : float
         Of the picture, in inches.
     """
     shown = f"<pre>{html.escape(text)}</pre>"
+    if draw is None:
+        return shown
     try:
         ax = _axes_apart(width, 4)
         draw(ax)

@@ -18,6 +18,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
+from .._drawing import as_html
 from .._observe import replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
@@ -127,6 +128,10 @@ class Profile:
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.summary()}"
+
+    def _repr_html_(self) -> str:
+        """Return the figures for notebooks."""
+        return as_html(str(self))
 
 
 class _Layers:

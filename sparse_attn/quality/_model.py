@@ -19,6 +19,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
+from .._drawing import as_html
 from .._observe import watching
 from .._pattern import check_pattern
 from .._progress import Progress
@@ -111,6 +112,10 @@ class ModelQuality:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        """Return the figures for notebooks: the table, and quality over pairs."""
+        return as_html(self.table(), lambda ax: self.plot(ax), width=6)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain numbers, for a file."""

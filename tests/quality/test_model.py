@@ -132,6 +132,7 @@ def test_table_and_picture(on_device, llama):
     lines = got.table().splitlines()
     assert lines[0].split() == ["policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["dense", "narrow", "wide"]
+    assert got._repr_html_().startswith("<pre>policy") and "<img " in got._repr_html_()
     axes = got.plot()
     named = {text.get_text() for text in axes.get_legend().get_texts()}
     assert named == {"frontier", "1  narrow", "2  wide"}

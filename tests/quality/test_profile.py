@@ -24,6 +24,7 @@ def test_profile_measures_and_leaves_the_model(llama, ids):
         assert 0 <= row.share < 1 and sorted(row.layers) == [0, 1]
         assert set(row.patterns) == set(PATTERNS) and min(row.patterns.values()) > 0
     assert "positions attention takes" in str(measured)
+    assert measured._repr_html_().startswith("<pre>length")
     usual = sa.profile(llama, ids, progress=False)
     assert [row.length for row in usual.rows] == [64, 128, 256] and str(usual)
     assert len({tuple(row.patterns) for row in usual.rows}) == 1
