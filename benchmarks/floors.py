@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import landscape, suites
+from . import landscape, selection, suites
 from .bars import BEST_PEER, Bar
 from .cliffs import (
     FEW_QUERIES,
@@ -117,6 +117,8 @@ def _selection_bars() -> list[Bar]:
         "vertical_slash": (0.02, 0.01),
         "antidiagonal 16": (0.04, 0.03),
         "antidiagonal 8": (0.08, 0.06),
+        "default": (0.03, 0.015),
+        "compare": (3, 2),
     }
     name = "selection, 128K"
     return [
@@ -125,6 +127,11 @@ def _selection_bars() -> list[Bar]:
             for selector, (floor, goal) in shares.items()
         ),
         Bar(name, "call by mean", "speed", 8, 9, "dense"),
+        Bar(name, "call by default", "speed", 4, 5, "dense"),
+        *(
+            Bar("uneven lists, 32K", f"uneven {block}", "rate", 0.93, 1.0, f"even {block}")
+            for block in selection.UNEVEN
+        ),
     ]
 
 

@@ -207,13 +207,18 @@ class TopK(Spec):
 
 @dataclass(frozen=True)
 class Blocks(Spec):
-    """A random block mask for each head; with causal, a share of the blocks that a row sees."""
+    """A random block mask for each head; with causal, a share of the blocks that a row sees.
+
+    With a ``spread``, heads differ by that factor and neighbouring rows by two; all together have
+    the pairs of even lists.
+    """
 
     variant: ClassVar[str] = "block_sparse"
     block_q: int
     block_kv: int
     density: float
     per: str = "query"  # a mask for each query head, for each "key" head, or "one" for all
+    spread: float = 1.0  # of the densities, the highest head's over the lowest one's
 
     def block_mask(
         self,
@@ -242,9 +247,15 @@ class Blocks(Spec):
             diagonal = (column <= first) & (column + self.block_kv > first)
             score = score.masked_fill(diagonal, 2.0)
             visible = (~future).sum(-1)
-        kept = torch.ceil(visible * self.density - 1e-6).clamp(min=1)
+        density = torch.full((heads, rows), self.density, device=device)
+        if self.spread != 1:
+            share = self.spread ** torch.linspace(0, 1, heads, device=device)
+            density *= (share / share.mean())[:, None]
+            density[:, ::2] *= 2 / 3
+            density[:, 1::2] *= 4 / 3
+        kept = torch.ceil(visible * density - 1e-6).clamp(min=1)
         rank = score.argsort(-1, descending=True).argsort(-1)
-        return (rank < kept[:, None])[None]
+        return (rank < kept[..., None])[None]
 
     def pairs(self, mask: torch.Tensor, queries: int, keys: int, causal: bool) -> int:
         """Return the allowed pairs of all heads of ``mask``."""
@@ -270,7 +281,8 @@ class Blocks(Spec):
     def label(self) -> str:
         size = f"{self.block_q}"
         size += "" if self.block_q == self.block_kv else f"x{self.block_kv}"
-        return f"blocks {size}, density {self.density:.2f}"
+        uneven = f", heads differ by {self.spread:g}" if self.spread != 1 else ""
+        return f"blocks {size}, density {self.density:.2f}{uneven}"
 
 
 @dataclass(frozen=True)
@@ -292,9 +304,10 @@ class BlockTopK(Spec):
 
     @property
     def label(self) -> str:
-        kept = f"mass {self.mass:.2f}" if self.budget is None else f"budget {self.budget:.2f}"
         name = "" if self.selector == "mean" else f" by {self.selector}"
-        return f"block top-k {self.block_size}{name}, {kept}"
+        mass = "" if self.mass is None else f", mass {self.mass:.2f}"
+        budget = "" if self.budget is None else f", budget {self.budget:.2f}"
+        return f"block top-k {self.block_size}{name}{mass}{budget}"
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,13 @@ def _select(case: Case, inputs: Inputs) -> Contender:
     return Contender(lambda: select_blocks(inputs, case).counts, attends=False)
 
 
+def _compare(case: Case, inputs: Inputs) -> Contender:
+    """Judge the pattern beside dense attention."""
+    tensors, pattern = (inputs.query, inputs.key, inputs.value), inputs.pattern(case)
+    judged = partial(sa.quality.compare, *tensors, pattern, is_causal=case.causal)
+    return Contender(lambda: judged().mass, attends=False)
+
+
 def _list(case: Case, inputs: Inputs) -> Contender:
     """Build a block list from a dense block mask; a host synchronisation is a failure."""
     spec = case.spec
@@ -326,6 +333,7 @@ _VIA: dict[str, Build] = {
     "naive": _naive,
     "merged": _merged,
     "select": _select,
+    "compare": _compare,
     "list": _list,
     "sdpa": _sdpa(None),
     "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),

@@ -228,6 +228,20 @@ def test_the_reference_knows_what_changes_scores(change):
     assert inputs.pairs(case) == int(torch.stack(seen).sum())
 
 
+def test_uneven_lists_have_the_pairs_of_even_ones():
+    even = Blocks(16, 16, 0.2)
+    masks = [
+        spec.block_mask((32, 32), 4096, 4096, True, CPU, 0)
+        for spec in (even, replace(even, spread=20.0))
+    ]
+    pairs = [even.pairs(mask, 4096, 4096, True) for mask in masks]
+    assert 0.97 < pairs[1] / pairs[0] < 1.03
+    by_head = masks[1].sum((0, 2, 3)).double()
+    assert 15 < by_head[-1] / by_head[0] < 21
+    rows = masks[1].sum((0, 1, 3))[64:]
+    assert rows[1::2].sum() > 1.8 * rows[::2].sum()
+
+
 @pytest.mark.parametrize("suite", ["cliffs", "serving", "selection", "sweep"])
 def test_suites_for_a_gpu_run_small_on_the_cpu(suite, tmp_path):
     groups = suites.groups_of(suite, "cuda")
