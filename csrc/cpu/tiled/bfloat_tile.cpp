@@ -1,4 +1,4 @@
-// The products of a query tile with bfloat16 keys and values: groups of 32 rows, each with the
+// The products of a query tile with keys and values in bfloat16: groups of 32 rows, each with the
 // columns that some row of the group sees. Values come in blocks of 32 rows, of which those that no
 // row of the tile sees are zeros: P is 0 there, but 0 times NaN is not.
 #include "cpu/tiled/query_tile.h"
@@ -6,14 +6,15 @@
 namespace sparse_attn::cpu {
 
 void QueryTile::bfloat_keys(const Chunk& chunk) {
-  int32_t head_dim = params_.problem.head_dim, column = 0;
+  const int32_t head_dim = params_.problem.head_dim, elements = head_dim * plan_.pack.parts;
+  int32_t column = 0;
   const uint16_t* query = reinterpret_cast<const uint16_t*>(scratch_.query);
   uint16_t* made = reinterpret_cast<uint16_t*>(scratch_.key);
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
     const Run& run = chunk.runs[i];
     const bool packed = keys_.has_panels(chunk.axis);
     if (!packed) {
-      copy_bfloat_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
+      copy_bfloat_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, elements,
                          made);
     }
     for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
@@ -25,8 +26,8 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
       int32_t place = first % kPanelKeys;
       const uint16_t* panel = packed ? reinterpret_cast<const uint16_t*>(keys_.panel(
                                            chunk.axis, tile_.slice, run.begin + first, &place))
-                                     : made + int64_t{first - place} * head_dim;
-      math_.bfloat->scores(query + int64_t{row} * head_dim, rows, head_dim, panel,
+                                     : made + int64_t{first - place} * elements;
+      math_.bfloat->scores(query + int64_t{row} * elements, rows, head_dim, plan_.pack.parts, panel,
                            ceil_div(place + piece.size(), kPanelKeys),
                            scores_ + row * score_stride_ + piece.begin - place, score_stride_);
     }
@@ -36,7 +37,8 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
 
 void QueryTile::bfloat_values(const Chunk& chunk) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
-  int32_t value_dim = params_.problem.value_dim, num_blocks = 0, column = 0;
+  const int32_t value_dim = params_.problem.value_dim, elements = value_dim * plan_.pack.parts;
+  int32_t num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t *edge = scratch_.edges, *made = reinterpret_cast<uint16_t*>(scratch_.value);
   Interval any = seen_by(scratch_.visible, tile_.size(), chunk.columns);
@@ -45,28 +47,28 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
     Interval piece = intersect(any, {column, column + run.length});
     if (piece.empty()) continue;
     const int32_t begin = run.begin + piece.begin - column;
-    if (!values_.has_panels(chunk.axis)) {
-      const int32_t rows = round_up(piece.size(), kBfloatRows);
-      copy_bfloat_pairs(values_.at(chunk.axis, tile_.slice, begin), piece.size(), value_dim, made);
-      clear_pairs(piece.size(), rows, value_dim, made);
-      for (int32_t first = 0; first < rows; first += kBfloatRows, made += kBfloatRows * value_dim) {
-        blocks[num_blocks++] = {
-            made, piece.begin + first, {0, imin(piece.size() - first, kBfloatRows)}};
-      }
-      continue;
+    const bool packed = values_.has_panels(chunk.axis);
+    const uint16_t* values = made;
+    int32_t place = begin % 2;
+    if (packed) {
+      values = values_.pair(chunk.axis, tile_.slice, begin, &place);
+    } else {
+      const int32_t rows = round_up(place + piece.size(), kBfloatRows);
+      copy_bfloat_pairs(math_, values_.at(chunk.axis, tile_.slice, begin), piece.size(), elements,
+                        place, made);
+      clear_pairs(place + piece.size(), rows, elements, made);
+      made += int64_t{rows} * elements;
     }
-    int32_t place;
-    const uint16_t* values = values_.pair(chunk.axis, tile_.slice, begin, &place);
     for (int32_t first = -place; first < piece.size(); first += kBfloatRows) {
       Span inside = {imax(-first, 0), imin(piece.size() - first, kBfloatRows)};
       blocks[num_blocks] = {values, piece.begin + first, inside};
-      if (inside.end - inside.begin < kBfloatRows) {
-        copy_inside(values, inside, kBfloatRows, value_dim, edge);
+      if (packed && inside.end - inside.begin < kBfloatRows) {
+        copy_inside(values, inside, kBfloatRows, elements, edge);
         blocks[num_blocks].values = edge;
-        edge += kBfloatRows * value_dim;
+        edge += kBfloatRows * elements;
       }
       ++num_blocks;
-      values += kBfloatRows * value_dim;
+      values += kBfloatRows * elements;
     }
   }
   for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
@@ -77,7 +79,7 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
     while (first < end && blocks[end - 1].column >= seen.end) --end;
     if (first == end || seen.empty()) continue;
     math_.bfloat->values(scores_ + row * score_stride_, score_stride_, rows, blocks + first,
-                         end - first, value_dim, scratch_.rounded,
+                         end - first, value_dim, plan_.pack.parts,
                          scratch_.out + int64_t{row} * value_dim);
   }
 }

@@ -55,17 +55,18 @@ inline void copy_panels(const VectorMath& math, const Rows& rows, int64_t count,
   }
 }
 
-/// What packed rows are. Each of a head's rows takes as much space in all of them, half of it for
-/// bfloat16.
+/// What packed rows are. A head's row takes as much space in all of them; for bfloat16, that of
+/// its elements (bfloat_rows.h).
 enum class Form { kRows, kPanels, kBfloatPanels, kBfloatPairs };
 
 inline void copy_as(Form form, const VectorMath& math, const Rows& rows, int64_t count,
                     int32_t head_dim, float* target) {
+  const int32_t elements = head_dim * parts_of(rows.element);
   if (form == Form::kRows) copy_rows(math, rows, count, head_dim, target);
   if (form == Form::kPanels) copy_panels(math, rows, count, head_dim, target);
   uint16_t* bits = reinterpret_cast<uint16_t*>(target);
-  if (form == Form::kBfloatPanels) copy_bfloat_panels(math, rows, count, head_dim, bits);
-  if (form == Form::kBfloatPairs) copy_bfloat_pairs(rows, count, head_dim, bits);
+  if (form == Form::kBfloatPanels) copy_bfloat_panels(math, rows, count, elements, bits);
+  if (form == Form::kBfloatPairs) copy_bfloat_pairs(math, rows, count, elements, 0, bits);
 }
 
 /// The packed rows of one key head; null where the caller's own are used.
@@ -149,8 +150,8 @@ class HeadRows {
   const uint16_t* pair(Axis axis, const Slice& slice, int32_t first, int32_t* place) const {
     int64_t row = packed_row(axis, slice, first);
     *place = static_cast<int32_t>(row % 2);
-    return reinterpret_cast<const uint16_t*>(in_main(axis) ? main_ : side_) +
-           (row - *place) * head_dim_;
+    return reinterpret_cast<const uint16_t*>((in_main(axis) ? main_ : side_) +
+                                             (row - *place) * cut_.row_floats(head_dim_));
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/tiled/bfloat_rows.h"
 #include "cpu/tiled/chunks.h"
 #include "cpu/vector/vector_math.h"
 
@@ -13,7 +14,7 @@ constexpr int32_t kChunkKeys = Chunk::kMaxColumns;
 constexpr int32_t kChunkFloats = 1 << 15;  // of a chunk's keys in panels, which stay in L2
 constexpr int32_t kPanelGroups = 16;       // of rows, in a tile for panels
 constexpr int32_t kFewListedRows = 32;     // of a list's block, for which BLAS packs too much
-constexpr int64_t kCachedFloats = int64_t{1} << 21;  // of a round, unless its tiles are few ...
+constexpr int64_t kCachedFloats = int64_t{1} << 18;  // of a round, unless its tiles are few ...
 constexpr int64_t kPackedFloats = int64_t{1} << 24;  // ... up to so many, or one head's
 constexpr int64_t kTopkFloats = int64_t{1} << 18;    // of a tile's scores for token top-k
 constexpr int64_t kTopkRows = 24;                    // in steps: whole groups of 6 and of 12 ...
@@ -43,9 +44,9 @@ bool use_panels(const AttentionParams& params) {
          (few_rows || imax(head_dim, value_dim) <= math.panel_head_dim);
 }
 
-/// Whether products take bfloat16 as it is.
+/// Whether products take bfloat16, which float16 is the sum of two of.
 bool use_bfloat(const AttentionParams& params) {
-  return vector_math().bfloat != nullptr && params.problem.dtype == Dtype::kBFloat16 &&
+  return vector_math().bfloat != nullptr && params.problem.dtype != Dtype::kFloat32 &&
          params.problem.head_dim % kBfloatRows == 0 && params.problem.value_dim % kBfloatRows == 0;
 }
 
@@ -153,6 +154,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
   pack.bfloat = use_bfloat(params);
+  pack.parts = parts_of(static_cast<Element>(params.problem.dtype));
   pack.panels = pack.bfloat || use_panels(params);
   pack.key = pack.panels ? !tiles_make_panels(params)
                          : !is_packed(params, params.keys.key, params.problem.head_dim);

@@ -35,12 +35,13 @@ struct QueryCut {
 struct PackCut {
   bool key = false, value = false;  // of the main view; else they lie so already, or rows are few
   bool panels = false;     // keys as panels, packed here or by tiles, for products without BLAS
-  bool bfloat = false;     // panels of bfloat16, and values in pairs of rows, packed here
+  bool bfloat = false;     // panels of bfloat16, and values in pairs of rows, packed here ...
+  int32_t parts = 1;       // ... which elements are sums of
   int64_t class_rows = 0;  // rows from one class to the next
   int64_t main_rows = 0;
   int64_t side_rows = 0;
   /// Floats' room that a packed row takes.
-  int64_t row_floats(int32_t columns) const { return bfloat ? columns / 2 : columns; }
+  int64_t row_floats(int32_t columns) const { return bfloat ? columns * parts / 2 : columns; }
   int64_t heads_per_round = 0;  // heads packed at a time, so that they stay in the cache
 };
 

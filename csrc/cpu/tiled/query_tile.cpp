@@ -31,14 +31,13 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
     key = arena->take<float>(plan.chunk_keys * head_dim);
     const int64_t pairs = (plan.chunk_keys + runs * kBfloatRows) / 2;  // a float's room each
-    const int64_t rows = plan.pack.bfloat ? pairs : plan.pack.panels ? 0 : plan.chunk_keys;
+    const int64_t rows = plan.pack.bfloat   ? pairs * plan.pack.parts
+                         : plan.pack.panels ? 0
+                                            : plan.chunk_keys;
     value = arena->take<float>(rows * value_dim);
   }
-  if (plan.pack.bfloat) {
-    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * value_dim);
-    int64_t blocks = plan.chunk_keys / kBfloatRows + 2 * runs;
-    rounded = arena->take<uint16_t>(kBfloatRows * blocks * kBfloatRows);
-  }
+  if (plan.pack.bfloat)
+    edges = arena->take<uint16_t>(2 * runs * kBfloatRows * value_dim * plan.pack.parts);
   if (params.pattern.topk == 0) return;
   if (plan.whole_columns > 0) whole_scores = arena->take<float>(max_rows * plan.whole_stride);
   if (plan.dense_columns == params.problem.seq_kv) return;
@@ -101,8 +100,9 @@ void QueryTile::load_queries() {
     Rows head = rows_of(params_.query, params_.problem.dtype, tile_.batch, tile_.head_of(row));
     int64_t target = int64_t{row} * params_.problem.head_dim;
     if (bfloat_) {
-      std::memcpy(reinterpret_cast<uint16_t*>(scratch_.query) + target, bfloat_row(head, query),
-                  params_.problem.head_dim * sizeof(uint16_t));
+      const int32_t elements = params_.problem.head_dim * plan_.pack.parts;
+      copy_bfloat_row(math_, head, query, elements,
+                      reinterpret_cast<uint16_t*>(scratch_.query) + int64_t{row} * elements);
     } else if (copies) {
       copy_rows(math_, strided(head, query, 1), 1, params_.problem.head_dim,
                 scratch_.query + target);

@@ -26,10 +26,8 @@ struct TileScratch {
   float* mask = nullptr;    // [chunk_keys], one row of attn_mask
   float* key = nullptr;     // [chunk_keys, D], gathered blocks, or panels of a run
   float* value = nullptr;   // [chunk_keys, value_dim]
-  // For products of bfloat16, whose queries lie in `query`:
-  uint16_t* edges =
-      nullptr;  // [2 runs, 32, value_dim], blocks of values with rows outside their run
-  uint16_t* rounded = nullptr;  // [32 rows, blocks of a chunk, 32], P
+  // For products of bfloat16, whose queries lie in `query`; elements as in bfloat_rows.h:
+  uint16_t* edges = nullptr;  // [2 runs, 32, elements], values with rows outside their run
   // For top-k:
   float* whole_scores = nullptr;    // [rows, whole_stride]
   TopkRow* kept = nullptr;          // [rows]

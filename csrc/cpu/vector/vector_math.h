@@ -77,16 +77,19 @@ struct BfloatBlock {
 };
 
 /// Products of bfloat16 with float32 sums, for up to 32 rows and head dims in steps of 32; rows are
-/// computed in steps of 16, so what lies after them is read and written too.
+/// computed in steps of 16, so what lies after them is read and written too. Elements are the sums
+/// of `parts` numbers, 1 or 2; a row has all first parts, then all second ones.
 struct BfloatMath {
   void (*begin)();  // before and after a thread's products
   void (*end)();
+  /// Makes two parts of n elements of float16: their sum is exact.
+  void (*split)(const uint16_t* float16, int32_t n, uint16_t* parts);
   /// scores[row, key] = query[row] . key for the keys of consecutive panels.
-  void (*scores)(const uint16_t* query, int32_t rows, int32_t head_dim, const uint16_t* panels,
-                 int32_t num_panels, float* scores, int64_t stride);
-  /// out[row] += weights[row] . values over the blocks; `rounded` is scratch, [rows, blocks, 32].
+  void (*scores)(const uint16_t* query, int32_t rows, int32_t head_dim, int32_t parts,
+                 const uint16_t* panels, int32_t num_panels, float* scores, int64_t stride);
+  /// out[row] += weights[row] . values over the blocks.
   void (*values)(const float* weights, int64_t stride, int32_t rows, const BfloatBlock* blocks,
-                 int32_t num_blocks, int32_t head_dim, uint16_t* rounded, float* out);
+                 int32_t num_blocks, int32_t head_dim, int32_t parts, float* out);
 };
 
 struct VectorMath {
