@@ -76,7 +76,9 @@ Status run(const AttentionParams& params) {
   plan.aligned = !params.features.has(Feature::kUnaligned);
   plan.partials = lay_out(params, plan.grid, &arena);
   Status status = with_config(params.problem.widest_dim(), [&](auto config) {
-    return launch<decltype(config)::HEAD_DIM>(params, plan);
+    constexpr int kHeadDim = decltype(config)::HEAD_DIM;
+    return params.problem.dtype == Dtype::kFloat16 ? launch<__half, kHeadDim>(params, plan)
+                                                   : launch<__nv_bfloat16, kHeadDim>(params, plan);
   });
   return status.ok() && !plan.grid.merged ? merge_chunks(params, plan.partials) : status;
 }

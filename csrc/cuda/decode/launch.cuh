@@ -1,4 +1,4 @@
-// The definition of launch<HEAD_DIM> (launch.h), for the files that instantiate it.
+// The definition of launch<T, HEAD_DIM> (launch.h), for the files that instantiate it.
 #pragma once
 
 #include "../common/launch.cuh"
@@ -29,7 +29,7 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
 }
 
 template <typename T, int HEAD_DIM>
-Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
+Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
   Kind kind = kind_of(params, HEAD_DIM);
   if (params.keys.dtype == Dtype::kFloat8) {
@@ -48,12 +48,6 @@ Status launch_type(const AttentionParams& params, const LaunchPlan& plan) {
   if (kind == Kind::kPlain) return launch_kernel<Flat, Kind::kPlain>(params, plan);
   if (kind == Kind::kSequences) return launch_kernel<Flat, Kind::kSequences>(params, plan);
   return launch_kernel<Flat, Kind::kGeneral>(params, plan);
-}
-
-template <int HEAD_DIM>
-Status launch(const AttentionParams& params, const LaunchPlan& plan) {
-  if (params.problem.dtype == Dtype::kFloat16) return launch_type<__half, HEAD_DIM>(params, plan);
-  return launch_type<__nv_bfloat16, HEAD_DIM>(params, plan);
 }
 
 }  // namespace sparse_attn::cuda::decode

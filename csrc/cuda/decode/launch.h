@@ -1,5 +1,8 @@
-// The split kernels of one compiled head dim, a file each so that they compile side by side.
+// The split kernels of one dtype, a file each so that they compile side by side.
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "../common/partial.cuh"
 #include "plan.h"
@@ -13,14 +16,18 @@ struct LaunchPlan {
   bool aligned = true;
 };
 
-template <int HEAD_DIM>
+/// T is the dtype of the queries; keys and values have it too, or are codes.
+template <typename T, int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchPlan& plan);
 
 /// Whether the device runs code that knows clusters.
 bool has_clusters();
 
-extern template Status launch<64>(const AttentionParams&, const LaunchPlan&);
-extern template Status launch<128>(const AttentionParams&, const LaunchPlan&);
-extern template Status launch<256>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__half, 64>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__half, 128>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__half, 256>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__nv_bfloat16, 64>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__nv_bfloat16, 128>(const AttentionParams&, const LaunchPlan&);
+extern template Status launch<__nv_bfloat16, 256>(const AttentionParams&, const LaunchPlan&);
 
 }  // namespace sparse_attn::cuda::decode
