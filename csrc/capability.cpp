@@ -174,10 +174,12 @@ std::string hopper_refusal(const Case& c) {
   const int32_t head_dim = c.problem.widest_dim();
   if (c.features.any(hopper::kBiases)) {
     const std::string bias = words_of(c.features.has(F::kMask) ? F::kMask : F::kAlibi);
-    if (c.features.has(F::kList)) return "hopper takes no " + bias + " with block lists";
-    if (!hopper::find_chunked(head_dim, true).exists()) {
-      return "hopper takes " + bias + " at head dims up to " +
-             std::to_string(hopper::largest_head_dim({hopper::kBiases})) + ", not " +
+    const bool listed = c.features.has(F::kList);
+    Features wanted = hopper::kBiases;
+    wanted.add(F::kList, listed);
+    if (!hopper::find_kernel(head_dim, {wanted}).exists()) {
+      return "hopper takes " + bias + (listed ? " with block lists" : "") + " at head dims up to " +
+             std::to_string(hopper::largest_head_dim({wanted})) + ", not " +
              std::to_string(head_dim);
     }
   }

@@ -153,21 +153,28 @@ void test_the_wider_head_dim_chooses_the_kernel() {
   CHECK(engine_of(c) == "portable", "token top-k");
 }
 
-void test_hopper_takes_biases_of_ranges() {
+void test_hopper_takes_biases() {
   for (Feature feature : {Feature::kMask, Feature::kAlibi}) {
     for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      const std::string text = std::to_string(head_dim);
       Case c = plain_case(90, head_dim);
       c.features.add(feature);
-      CHECK(engine_of(c, "hopper") == (head_dim <= 128 ? "hopper" : ""), std::to_string(head_dim));
-      CHECK(engine_of(c) == (head_dim <= 128 ? "hopper" : "portable"), std::to_string(head_dim));
+      CHECK(engine_of(c) == "hopper", text);
+      c.features.add(Feature::kList);
+      for (int32_t block_q : {64, 128, 192}) {
+        c.block_q = block_q;
+        const Choice choice = choose_engine(c, "auto");
+        CHECK(choice.engine == (head_dim <= 128 ? "hopper" : "portable"), text + choice.engine);
+        if (head_dim <= 128) continue;
+        CHECK(choice.reasons[0].find(" with block lists at head dims up to 128, not " + text) !=
+                  std::string::npos,
+              choice.reasons[0]);
+      }
     }
     Case c = plain_case(90, 128);
     c.features.add(feature);
-    c.features.add(Feature::kList);
-    c.block_q = 128;
-    const Choice choice = choose_engine(c, "auto");
-    CHECK(choice.engine == "portable", choice.engine);
-    CHECK(choice.reasons[0].find("with block lists") != std::string::npos, choice.reasons[0]);
+    c.features.add(Feature::kTopK);
+    CHECK(engine_of(c) == "portable", "token top-k");
   }
 }
 
@@ -191,7 +198,7 @@ int main() {
   test_hopper_takes_top_k_of_scaled_scores_alone();
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
-  test_hopper_takes_biases_of_ranges();
+  test_hopper_takes_biases();
   test_columns_that_move_leave_hopper();
   return check::summary();
 }

@@ -49,6 +49,60 @@ def test_added_masks_in_aligned_rows(attend, device, keys, head_dim, dtype):
             assert_close_to_reference(result, *tensors, **common)
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("head_dim", [160, 192, 256])
+def test_added_masks_of_wide_heads(attend, device, head_dim, dtype):
+    tensors = Shape(2, 4, 2, 150, 392, head_dim).make(device, dtype)
+    mask = torch.randn(2, 1, 150, 392, device=device, dtype=dtype)
+    mask[..., ::5] = -torch.inf
+    padding = torch.ones(2, 1, 1, 392, dtype=torch.bool, device=device)
+    padding[1, ..., 200:] = False
+    slopes = torch.tensor([0.5, 0.25, -0.125, 0.0], device=device)
+    for common in ({"attn_mask": mask}, {"attn_mask": padding}, {"alibi_slopes": slopes}):
+        for pattern in (sa.Full(), sa.Band((100, 0), sinks=4)):
+            result = attend(pattern, *tensors, is_causal=True, return_lse=True, **common)
+            assert_close_to_reference(result, *tensors, pattern, is_causal=True, **common)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("block_kv", [16, 48, 64, 128])
+@pytest.mark.parametrize("block_q", [64, 128])
+def test_biases_of_lists(attend, device, block_q, block_kv, head_dim, dtype):
+    """Masks and slopes of keys that a tile gathers from several blocks, the last one cut."""
+    queries, keys = 300, 406
+    tensors = Shape(2, 4, 2, queries, keys, head_dim).make(device, dtype)
+    blocks = torch.rand(1, 4, -(-queries // block_q), -(-keys // block_kv), device=device) < 0.5
+    blocks[..., 0, :] = False  # rows without keys
+    layout = sa.BlockLayout.from_mask(blocks, block_q, block_kv)
+    seen = torch.rand(2, 1, queries, keys, device=device)
+    biases = (
+        {"attn_mask": seen < 0.7},
+        {"attn_mask": seen[:1, :, :1] < 0.9},
+        {"attn_mask": torch.randn(2, 4, queries, keys, device=device, dtype=dtype)},
+        {"attn_mask": torch.randn(keys, device=device)},
+        {"alibi_slopes": torch.tensor([0.5, 0.25, -0.125, 0.0], device=device)},
+        {"alibi_slopes": torch.rand(2, 4, device=device), "attn_mask": seen < 0.7, "softcap": 5.0},
+    )
+    for bias in biases:
+        for causal in (False, True):
+            common = {"is_causal": causal, **bias}
+            result = attend(sa.BlockSparse(layout), *tensors, return_lse=True, **common)
+            assert_close_to_reference(result, *tensors, sa.BlockSparse(layout), **common)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_biases_of_partial_blocks(attend, device, head_dim):
+    tensors = Shape(1, 4, 2, 300, 406, head_dim).make(device, attend.dtype)
+    tokens = torch.rand(1, 4, 300, 406, device=device) < 0.3
+    tokens[..., 128:256] = True  # blocks seen whole
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0], device=device)
+    for block_kv in (16, 64):
+        layout = sa.BlockLayout.from_token_mask(tokens, 64, block_kv)
+        result = attend(sa.BlockSparse(layout), *tensors, alibi_slopes=slopes, return_lse=True)
+        assert_close_to_reference(result, *tensors, sa.BlockSparse(layout), alibi_slopes=slopes)
+
+
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("softcap", [5.0, 50.0, 1e6])
 def test_softcap_of_small_and_large_scores(attend, device, softcap, head_dim):

@@ -41,7 +41,7 @@ struct Config {
   static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
   static constexpr bool kFolds = kTile.folds;     // sums the chunks of a tile itself
   static constexpr bool kRawValues = kOwn.takes_raw_values();  // V may hold rows of no key
-  static constexpr bool kBiased = kOwn.accepts.any(kBiases);
+  static constexpr bool kBiased = kOwn.is_biased();
   static constexpr bool kBounds = kOwn.accepts.has(Feature::kKeyBounds);
   static constexpr bool kCaps = kOwn.accepts.has(Feature::kSoftcap);
   static constexpr bool kTransforms = kOwn.accepts.has(Feature::kOddScale);  // or caps, or biases
@@ -76,13 +76,14 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products.
   static constexpr bool kPingPong = kConsumers > 1 && !kWide;
-  static constexpr int kKeyStages = kHalf && HEAD_DIM == 128 ? 1 : 2;  // V is held for longer
+  static constexpr int kKeyStages = kHalf && kKeyBytes > 128 * 96 * 2 ? 1 : 2;  // V is held longer
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
   static constexpr int kMasks = HEAD_DIM <= 96 ? 2 : 1;  // written ahead, where there is room
   static constexpr int kMostBoxes = kHalf ? BLOCK_KV / kMinBoxRows : 1;  // that consumers know of
-  static constexpr int kMaskStages = 2;                                  // of tiles of attn_mask
+  static constexpr bool kCopiesMask = kBiased && kMaskWriter;
+  static constexpr int kMaskStages = kWide ? 1 : 2;  // of tiles of attn_mask that are copied
   static constexpr int kMaskSlabBytes = BLOCK_Q * kMaskColumns * 2;
   static constexpr int kMaskTileBytes = BLOCK_KV / kMaskColumns * kMaskSlabBytes;
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
@@ -175,7 +176,7 @@ struct alignas(16) StepInfo {
   Sliding columns;  // of the tile, that its rows see; where the mask slides
   TileMask mask;
   Follows follows;
-  int32_t key;       // position of the tile's first column; for kTop and kBiased
+  int32_t key;       // position of the tile's first column; for kTop and kBiased, not of lists
   int32_t key_step;  // from a column to the next; for kBiased
 };
 
@@ -185,8 +186,8 @@ struct alignas(16) RowMask {
   uint32_t word[kWords];
 };
 
-/// Copied tiles of attn_mask, for the kernels that add it.
-template <class C, bool = C::kBiased>
+/// Copied tiles of attn_mask, for kernels with a warp that asks for them.
+template <class C, bool = C::kCopiesMask>
 struct MaskTiles {};
 template <class C>
 struct MaskTiles<C, true> {
@@ -194,11 +195,21 @@ struct MaskTiles<C, true> {
   uint64_t mask_tile_full[C::kMaskStages], mask_tile_empty[C::kMaskStages];
 };
 
+constexpr int kInfoSlots = 4;  // of StepInfo, written two stages ahead of the last reader
+
+/// The first key of each box of a list's tile, beside its StepInfo, for the kernels that add
+/// biases.
+template <class C, bool = C::kBiased && C::kListed>
+struct BoxKeys {};
+template <class C>
+struct BoxKeys<C, true> {
+  int32_t box_keys[kInfoSlots][C::kMostBoxes];
+};
+
 /// Offsets in shared memory are those of this struct.
 template <class C>
-struct SharedStorage : MaskTiles<C> {
+struct SharedStorage : MaskTiles<C>, BoxKeys<C> {
   static constexpr int kWorkSlots = 3;
-  static constexpr int kInfoSlots = 4;  // written two stages ahead of the last reader
   static_assert(kInfoSlots >= C::kKeyStages + 2 && (kInfoSlots & (kInfoSlots - 1)) == 0,
                 "a step's info outlives the step's stage of K");
 

@@ -260,7 +260,8 @@ class Consumer {
     if constexpr (C::kBiased && kTransforms) {
       if (adds) {
         const float rate = args_.transform && !args_.capped ? score_rate() : 1.0f;
-        bias_.add(s_, rate, smem_.work[rings_.work.index], info_, tile_row(), 2 * (lane_ % 4));
+        const TileKeys<C> keys(args_, info_, smem_, rings_.info_slot());
+        bias_.add(s_, rate, smem_.work[rings_.work.index], keys, tile_row(), 2 * (lane_ % 4));
       }
     }
     if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);

@@ -34,12 +34,10 @@ class ConsumerRings {
   /// Waits for K of the next step; returns what is to be known of it.
   __device__ __forceinline__ StepInfo wait_key() {
     ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[key.index]), key.parity);
-    return smem_.info[steps_++ % SharedStorage<C>::kInfoSlots];
+    return smem_.info[steps_++ % kInfoSlots];
   }
   /// The slot of what wait_key returned last.
-  __device__ __forceinline__ int32_t info_slot() const {
-    return (steps_ - 1) % SharedStorage<C>::kInfoSlots;
-  }
+  __device__ __forceinline__ int32_t info_slot() const { return (steps_ - 1) % kInfoSlots; }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key.index]);
     key.advance();

@@ -1,5 +1,5 @@
 // The Hopper engine: takes the kernel of a call from table.h and launches it. What it does not
-// serve (capability.h keeps such calls away) is float32, attn_mask beside lists or at wide heads,
+// serve (capability.h keeps such calls away) is float32, attn_mask beside lists at wide heads,
 // lists of query blocks that no tile height divides.
 #include <algorithm>
 #include <limits>
@@ -162,7 +162,7 @@ Status prepare_mask(int32_t* padding, Arguments* args) {
       (params.problem.seq_kv | mask.stride_b | mask.stride_h | mask.stride_q) % 2 == 0;
   args->mask_in_pairs =
       consecutive && even && reinterpret_cast<uintptr_t>(mask.data) % pair_bytes == 0;
-  args->copies_mask = consecutive && can_map(params);
+  args->copies_mask = consecutive && can_map(params) && !params.pattern.list.present();
   if (padding == nullptr) return {};
   args->mask_has_bounds = true;
   return find_padding(&args->params, padding);

@@ -14,6 +14,8 @@ Status launch_kernel(const Arguments& args) {
     return {cudaErrorNotSupported, "the hopper engine has no such kernel for this head dim"};
   } else if constexpr (kKernels[kKernel].is_top()) {
     return launch_topk<kDtype, HEAD_DIM>(args);
+  } else if constexpr (kKernels[kKernel].is_biased()) {
+    return launch_biased<kDtype, HEAD_DIM>(kKernel, args);
   } else {
     return launch<Config<kDtype, HEAD_DIM, kKernel>>(args);
   }

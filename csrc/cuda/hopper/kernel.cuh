@@ -32,7 +32,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
       ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[mask][consumer]), kWarps);
     }
   }
-  if constexpr (C::kBiased) {
+  if constexpr (C::kCopiesMask) {
     for (int stage = 0; stage < C::kMaskStages; ++stage) {
       ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_full[stage]), 1);
       ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_empty[stage]), kWarps * C::kConsumers);

@@ -61,7 +61,7 @@ Status launch(Arguments args) {
                   kWarpRows,       args.copy_rows, args.lead_rows,
                   C::BLOCK_KV};
   Status status = make_tensor_maps(params, box, &maps, &args.at);
-  if (status.ok() && C::kBiased && args.copies_mask) {
+  if (status.ok() && C::kCopiesMask && args.copies_mask) {
     status = make_mask_map(params, C::BLOCK_Q, &maps.mask);
   }
   if (!status.ok()) return status;

@@ -10,6 +10,10 @@ namespace sparse_attn::cuda::hopper {
 template <Dtype kDtype, int HEAD_DIM>
 Status launch_head_dim(int32_t kernel, const Arguments& args);
 
+/// The same for those that add attn_mask or ALiBi.
+template <Dtype kDtype, int HEAD_DIM>
+Status launch_biased(int32_t kernel, const Arguments& args);
+
 /// The same for token top-k.
 template <Dtype kDtype, int HEAD_DIM>
 Status launch_topk(const Arguments& args);

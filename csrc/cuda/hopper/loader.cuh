@@ -131,10 +131,11 @@ class Loader {
   }
 
   /// Tells the consumers what to know of the tile, and half tiles the boxes of a mask that does not
-  /// slide. The slot is free: its last reader has since released a younger stage.
+  /// slide and where a bias joins them. The slot is free: its last reader has since released a
+  /// younger stage.
   __device__ __forceinline__ void describe(const Work& work, const Step& step, const StepMask& mask,
                                            Follows follows) {
-    const uint32_t slot = steps_++ % SharedStorage<C>::kInfoSlots;
+    const uint32_t slot = steps_++ % kInfoSlots;
     if (C::kHalf && mask.kind >= TileMask::kWritten) {
       for (int32_t box = 0; box < boxes_; ++box) {
         const bool by_run = mask.kind == TileMask::kPartial;
@@ -142,13 +143,17 @@ class Loader {
         if (lane_ == 0) smem_.boxes[slot][box] = of_box;
       }
     }
+    if constexpr (C::kBiased && C::kListed) {
+      if (lane_ < boxes_) smem_.box_keys[slot][lane_] = step.key;
+      __syncwarp();
+    }
     StepInfo& info = smem_.info[slot];
     if (lane_ != 0) return;
     info.mask = mask.kind;
     info.follows = follows;
     if (mask.kind == TileMask::kSliding) info.columns = mask.columns;
     if (C::kTop) info.key = step.key;
-    if (C::kBiased) {
+    if (C::kBiased && !C::kListed) {
       const View& view = step.lead ? work.slice.lead.view : work.slice.keys;
       info.key = step.key == kUnlimited ? 0 : view.at(step.key);
       info.key_step = view.step;

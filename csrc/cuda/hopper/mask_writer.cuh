@@ -26,7 +26,7 @@ class MaskWriter {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
-      const bool copies = C::kBiased && args_.copies_mask;
+      const bool copies = C::kCopiesMask && args_.copies_mask;
       if (work.written || copies) write_masks(work, copies);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
@@ -56,7 +56,7 @@ class MaskWriter {
     const int32_t first_in_block = list.has_bits() ? work.first_row % list.block_q : 0;
     TileSource<C, true, C::kListed> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
-      if constexpr (C::kBiased) {
+      if constexpr (C::kCopiesMask) {
         if (copies && lane_ == 0) copies_.copy(work, step.key);
       }
       if (!source.needs_mask(step)) continue;

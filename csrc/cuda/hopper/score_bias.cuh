@@ -12,6 +12,37 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// Positions of a key tile's columns.
+template <class C>
+class TileKeys {
+ public:
+  __device__ __forceinline__ TileKeys(const Arguments& args, const StepInfo& info,
+                                      const SharedStorage<C>& smem, int32_t info_slot)
+      : box_rows_(args.box_rows),
+        last_box_(args.boxes - 1),
+        key_(info.key),
+        step_(C::kListed ? 1 : info.key_step) {
+    if constexpr (C::kListed) box_keys_ = smem.box_keys[info_slot];
+  }
+
+  __device__ __forceinline__ int32_t step() const { return step_; }
+  /// That of column 8 * eight. A box that is missing in a list has keys past those that exist.
+  __device__ __forceinline__ int32_t at(int eight) const {
+    if (!C::kListed) return key_ + 8 * eight * step_;
+    const int32_t box = 8 * eight >> (31 - __clz(box_rows_));  // a power of 2
+    return box_keys_[box] + (8 * eight & (box_rows_ - 1));
+  }
+  /// Whether the tile ends within so many keys that follow each other, or each box of a list does.
+  __device__ __forceinline__ bool end_within(int32_t keys) const {
+    return (C::kListed ? box_keys_[last_box_] + box_rows_ : key_ + C::BLOCK_KV) <= keys;
+  }
+
+ private:
+  const int32_t* box_keys_ = nullptr;  // of a list, ascending
+  const int32_t box_rows_, last_box_;
+  const int32_t key_, step_;  // of a range
+};
+
 template <class C>
 class ScoreBias {
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
@@ -31,7 +62,7 @@ class ScoreBias {
   /// tile and the key tile's columns from `column` on. What a mask holds past the keys or rows that
   /// exist counts for none: those are masked after.
   __device__ __forceinline__ void add(float (&s)[C::BLOCK_KV / 2], float rate, const Work& work,
-                                      const StepInfo& info, int32_t tile_row, int32_t column) {
+                                      const TileKeys<C>& keys, int32_t tile_row, int32_t column) {
     const int32_t row = work.first_row + tile_row;
     switch (args_.params.scores.mask.kind) {
       case MaskKind::kNone:
@@ -39,19 +70,21 @@ class ScoreBias {
         for (int i = 0; i < C::BLOCK_KV / 2; ++i) s[i] *= rate;
         break;
       case MaskKind::kBool:
-        add_mask<uint8_t>(s, rate, work, info, row, column);
+        add_mask<uint8_t>(s, rate, work, keys, row, column);
         break;
       case MaskKind::kFloat32:
-        add_mask<float>(s, rate, work, info, row, column);
+        add_mask<float>(s, rate, work, keys, row, column);
         break;
       default:  // of the query's dtype
-        if (args_.copies_mask) {
-          add_copied(s, rate, tile_row, column);
-        } else {
-          add_mask<Element>(s, rate, work, info, row, column);
+        if constexpr (C::kCopiesMask) {
+          if (args_.copies_mask) {
+            add_copied(s, rate, tile_row, column);
+            break;
+          }
         }
+        add_mask<Element>(s, rate, work, keys, row, column);
     }
-    if (args_.params.scores.alibi.slopes != nullptr) add_alibi(s, work, info, row, column);
+    if (args_.params.scores.alibi.slopes != nullptr) add_alibi(s, work, keys, row, column);
   }
 
  private:
@@ -95,13 +128,13 @@ class ScoreBias {
 
   template <typename T>
   __device__ __forceinline__ void add_mask(float (&s)[C::BLOCK_KV / 2], float rate,
-                                           const Work& work, const StepInfo& info, int32_t row,
+                                           const Work& work, const TileKeys<C>& keys, int32_t row,
                                            int32_t column) const {
     const MaskView& mask = args_.params.scores.mask;
     const T* of_head =
         static_cast<const T*>(mask.data) + work.batch * mask.stride_b + work.head * mask.stride_h;
-    const int32_t keys = args_.params.problem.seq_kv;
-    const bool pairs = args_.mask_in_pairs && info.key + C::BLOCK_KV <= keys;
+    const int32_t num_keys = args_.params.problem.seq_kv;
+    const bool pairs = args_.mask_in_pairs && keys.end_within(num_keys);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t i = work.slice.rows.at(imin(row + 8 * r, work.slice.rows.length - 1));
@@ -109,15 +142,15 @@ class ScoreBias {
       if (pairs) {
 #pragma unroll
         for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
-          add_pair(s, 4 * c + 2 * r, rate, of_row + info.key + column + 8 * c);
+          add_pair(s, 4 * c + 2 * r, rate, of_row + keys.at(c) + column);
         }
         continue;
       }
 #pragma unroll
       for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
-        const int32_t key = info.key + (column + 8 * (c / 2) + c % 2) * info.key_step;
+        const int32_t key = keys.at(c / 2) + (column + c % 2) * keys.step();
         float& score = s[c / 2 * 4 + 2 * r + c % 2];
-        score = fmaf(score, rate, bias_of(load(of_row + imin(key, keys - 1) * mask.stride_k)));
+        score = fmaf(score, rate, bias_of(load(of_row + imin(key, num_keys - 1) * mask.stride_k)));
       }
     }
   }
@@ -153,17 +186,19 @@ class ScoreBias {
 
   /// Distances in float32, exact up to 2^24.
   __device__ __forceinline__ void add_alibi(float (&s)[C::BLOCK_KV / 2], const Work& work,
-                                            const StepInfo& info, int32_t row,
+                                            const TileKeys<C>& keys, int32_t row,
                                             int32_t column) const {
     const float slope = args_.params.scores.alibi.bias(work.batch, work.head, 0, 1);
-    const float step = static_cast<float>(info.key_step);
+    const float step = static_cast<float>(keys.step());
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t position = work.slice.position(row + 8 * r);
-      const float first = static_cast<float>(position - info.key - column * info.key_step);
+      const int32_t position = work.slice.position(row + 8 * r) - column * keys.step();
+      const float first = static_cast<float>(position - keys.at(0));
 #pragma unroll
       for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
-        const float distance = fabsf(fmaf(step, -static_cast<float>(8 * (c / 2) + c % 2), first));
+        const float eight = C::kListed ? static_cast<float>(position - keys.at(c / 2))
+                                       : fmaf(step, -static_cast<float>(8 * (c / 2)), first);
+        const float distance = fabsf(c % 2 == 0 ? eight : eight - step);
         float& score = s[c / 2 * 4 + 2 * r + c % 2];
         score = fmaf(slope, distance, score);
       }

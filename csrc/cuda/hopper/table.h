@@ -42,6 +42,7 @@ constexpr Features kHalfListedCalls =
                  Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kValueDim)
         .with(kScoreCalls);
 constexpr Features kListedCalls = kHalfListedCalls.with(Features::of(Feature::kFloat8Keys));
+constexpr Features kBiasedListedCalls = kHalfListedCalls.with(kBiases);
 /// Scores above thresholds: the second pass of token top-k.
 constexpr Features kTopCalls =
     Features::of(Feature::kTopK, Feature::kQueryOffsets, Feature::kSinkLogits);
@@ -87,9 +88,10 @@ struct Kernel {
   constexpr bool takes_raw_values() const { return !accepts.within(kPlainCalls); }
   constexpr bool is_ragged() const { return accepts.any(kLengths); }
   constexpr bool is_listed() const { return accepts.has(Feature::kList); }
+  constexpr bool is_biased() const { return accepts.any(kBiases); }
   constexpr bool is_top() const { return accepts.has(Feature::kTopK); }
   /// Whether query heads that see the same keys share a tile.
-  constexpr bool packs() const { return splits == Split::kAll && !accepts.any(kBiases); }
+  constexpr bool packs() const { return splits == Split::kAll && !is_biased(); }
   /// Whether thread blocks may sum the chunks of a tile: where a sum in float32 has room.
   constexpr bool folds(int32_t head_dim) const {
     return head_dim <= 128 && !is_listed() && (is_ragged() || (is_plain() && packs()));
@@ -130,9 +132,10 @@ constexpr Kernel kKernels[] = {
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kGeneralCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 80, 80}},
-    {2, kBiasedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 96, 0, 0, 0, 0}},
+    {2, kBiasedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 96, 0, 64, 0, 64}},
     {2, kListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 64, 0, 64}},
     {1, kHalfListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 0, 0, 0}},
+    {1, kBiasedListedCalls, Split::kNone, {0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 0}},
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
@@ -179,7 +182,7 @@ constexpr Entry find_chunked(int32_t head_dim, bool biased) {
 /// Whether all kernels of chunks have the tiles of the general one.
 constexpr bool chunks_are_alike() {
   for (const Kernel& kernel : kKernels) {
-    if (kernel.splits == Split::kNone || kernel.accepts.any(kBiases)) continue;
+    if (kernel.splits == Split::kNone || kernel.is_biased()) continue;
     for (int32_t head_dim : kHeadDims) {
       const int32_t keys = kernel.keys_at(head_dim);
       if (keys != 0 && keys != find_chunked(head_dim, false).keys()) return false;
