@@ -1,8 +1,9 @@
 // The tiled engine: out = softmax(scale q k^T) v over the tiles that the pattern visits, with an
 // online softmax (Dao et al. 2022, algorithm 1) and no score matrix. Products are in float32, with
 // panels of keys where the instruction set has them, else by torch's BLAS; half precision is
-// converted on the way in and out, but for bfloat16 where the processor multiplies it. Threads take
-// query tiles, heavy ones first, and share nothing but the packed keys.
+// converted on the way in and out, or multiplied in bfloat16 where the processor can
+// (bfloat_tile.cpp). Threads take query tiles, heavy ones first, and share nothing but the packed
+// keys.
 #include <algorithm>
 #include <atomic>
 
