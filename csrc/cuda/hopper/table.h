@@ -24,8 +24,10 @@ constexpr int32_t kConsumerRows = 64;  // of a wgmma
 constexpr Features kPlainCalls =
     Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow, Feature::kDilation,
                  Feature::kValueDim);
-/// Any ranges, of scores that are only scaled. Of a general kernel's code two thirds: where query
-/// tiles are short, code that is fetched shows.
+/// The same beside leading keys that all rows see, sinks: where query tiles are short, code that is
+/// fetched shows.
+constexpr Features kSinkCalls = kPlainCalls.with(Features::of(Feature::kLead));
+/// Any ranges, of scores that are only scaled; of a general kernel's code two thirds.
 constexpr Features kRangeCalls =
     kPlainCalls.with(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins, Feature::kLead,
                                   Feature::kColumns, Feature::kGlobalRows));
@@ -125,10 +127,11 @@ struct Kernel {
 /// registers (scores, probabilities and output) and shared memory (queries, two tiles of K, two of
 /// V) leave room for; those of lists are powers of two, so that blocks divide them.
 constexpr Kernel kKernels[] = {
-    {3, kPlainCalls, Split::kNone, {128, 128, 128, 96, 96, 0, 0, 0, 0, 0, 0}},
+    {3, kPlainCalls, Split::kNone, {128, 128, 128, 112, 112, 0, 0, 0, 0, 0, 0}},
     {2, kPlainCalls, Split::kNone, {0, 0, 128, 128, 128, 128, 128, 128, 112, 96, 80}},
     // Few queries: little code, since it runs for microseconds.
     {2, kPlainCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kSinkCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kGeneralCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 80, 80}},

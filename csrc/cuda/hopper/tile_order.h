@@ -36,15 +36,17 @@ SPARSE_ATTN_HD int32_t key_bytes(const AttentionParams& params) {
 constexpr int32_t kCacheBytes = 32 << 20;
 
 /// Of `problems` those whose tiles alternate where later rows see more of `keys` keys: as many as
-/// have their keys and values in L2 together; else one after the other.
+/// have their keys and values in L2 together, or more, so that no few are left to the end; else one
+/// after the other.
 SPARSE_ATTN_HD int32_t section_of(const AttentionParams& params, int32_t classes, int32_t keys,
                                   int32_t problems) {
   if (!params.pattern.causal || params.pattern.left < keys) return 1;
-  const int64_t head_bytes = int64_t{keys} * key_bytes(params) + 1;
-  const int32_t heads =
-      head_bytes < kCacheBytes ? kCacheBytes / static_cast<int32_t>(head_bytes) : 1;
   const int32_t group = params.problem.group() * classes;
-  return heads < ceil_div(problems, group) ? heads * group : problems;
+  const int32_t heads = ceil_div(problems, group);
+  const int64_t head_bytes = int64_t{imax(keys, 1)} * key_bytes(params);
+  const int32_t fit = imax(static_cast<int32_t>(kCacheBytes / head_bytes), 1);
+  const int32_t sections = imax(heads / fit, 1);
+  return ceil_div(heads, sections) * group;
 }
 
 /// The order of tiles where sequences differ in length.
