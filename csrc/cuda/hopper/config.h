@@ -74,8 +74,11 @@ struct Config {
   static constexpr bool kCrossTile = !kWide && !kBiased && (!kHalf || HEAD_DIM == 64);
   // O is rescaled while QK runs instead of after PV.
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
-  // Consumers issue their products in turn, so that one's softmax runs under the other's products.
-  static constexpr bool kPingPong = kConsumers > 1 && !kWide;
+  // Consumers issue their products in turn, so that one's softmax runs under the other's products;
+  // of long products that comes by itself. Where tiles fold, a sum takes the place of another
+  // consumer's O; the code of lists without turns has no room in registers.
+  static constexpr bool kPingPong =
+      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFolds || kListed);
   static constexpr int kKeyStages = kHalf && kKeyBytes > 128 * 96 * 2 ? 1 : 2;  // V is held longer
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
