@@ -1,7 +1,8 @@
 // Keys and values as products of bfloat16 tiles take them (bfloat_product.cpp): two elements that
 // one sum takes together lie side by side. An element of float16 is exactly the sum of two parts in
-// bfloat16, so that a row of float16 becomes a row of twice as many elements: all first parts, then
-// all second ones. `elements` counts those of such rows.
+// bfloat16, one of float32 the sum of three, so that a row of them becomes a row of two or three
+// times as many elements: all first parts, then all second ones. `elements` counts those of such
+// rows.
 //
 //   keys    panels of 16: [elements / 2][16 keys][2 elements]
 //   values  pairs of rows: [rows / 2][elements][2 rows]
@@ -15,18 +16,21 @@
 namespace sparse_attn::cpu {
 
 constexpr int32_t kMaxHeadDim = 256;
-constexpr int32_t kMaxElements = 2 * kMaxHeadDim;
+constexpr int32_t kMaxElements = kMaxParts * kMaxHeadDim;
 
 /// Numbers of bfloat16 that make an element.
-constexpr int32_t parts_of(Element element) { return element == Element::kFloat16 ? 2 : 1; }
+constexpr int32_t parts_of(Element element) {
+  return element == Element::kFloat32 ? 3 : element == Element::kFloat16 ? 2 : 1;
+}
 
 inline void copy_bfloat_row(const VectorMath& math, const Rows& rows, int64_t row, int32_t elements,
                             uint16_t* target) {
-  const uint16_t* source = static_cast<const uint16_t*>(rows.data) + row * rows.stride;
-  if (rows.element == Element::kFloat16) {
-    math.bfloat->split(source, elements / 2, target);
-  } else {
+  const int64_t bytes = rows.element == Element::kFloat32 ? 4 : 2;
+  const char* source = static_cast<const char*>(rows.data) + row * rows.stride * bytes;
+  if (rows.element == Element::kBFloat16) {
     std::memcpy(target, source, elements * sizeof(uint16_t));
+  } else {
+    math.bfloat->split(rows.element, source, elements / parts_of(rows.element), target);
   }
 }
 

@@ -44,10 +44,11 @@ bool use_panels(const AttentionParams& params) {
          (few_rows || imax(head_dim, value_dim) <= math.panel_head_dim);
 }
 
-/// Whether products take bfloat16, which float16 is the sum of two of.
+/// Whether products take bfloat16, which float16 and, for top-k, float32 are split to.
 bool use_bfloat(const AttentionParams& params) {
-  return vector_math().bfloat != nullptr && params.problem.dtype != Dtype::kFloat32 &&
-         params.problem.head_dim % kBfloatRows == 0 && params.problem.value_dim % kBfloatRows == 0;
+  const bool splits = params.problem.dtype != Dtype::kFloat32 || params.pattern.topk > 0;
+  return vector_math().bfloat != nullptr && splits && params.problem.head_dim % kBfloatRows == 0 &&
+         params.problem.value_dim % kBfloatRows == 0;
 }
 
 int32_t chunk_keys(const AttentionParams& params) {
@@ -68,7 +69,8 @@ void fit_topk(const AttentionParams& params, Plan* plan) {
   const Pattern& pattern = params.pattern;
   bool one_run = !pattern.has_lead() && params.global_tokens == nullptr && !pattern.list.present();
   if (!one_run || params.problem.seq_q <= kFewRows) return;
-  int64_t share = use_bfloat(params) ? kBfloatDenseShare : kDenseShare, k = pattern.topk;
+  const int32_t parts = parts_of(static_cast<Element>(params.problem.dtype));
+  int64_t share = use_bfloat(params) ? kBfloatDenseShare / parts : kDenseShare, k = pattern.topk;
   int64_t whole = std::max((share + 1) * k, kWholeColumns);
   plan->dense_columns = static_cast<int32_t>(std::min(share * k, int64_t{params.problem.seq_kv}));
   plan->whole_columns = static_cast<int32_t>(std::min(whole, int64_t{params.problem.seq_kv}));
@@ -154,7 +156,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
   pack.heads_per_round = heads;
   if (query.tile_rows <= kFewRows) return pack;
   pack.bfloat = use_bfloat(params);
-  pack.parts = parts_of(static_cast<Element>(params.problem.dtype));
+  if (pack.bfloat) pack.parts = parts_of(static_cast<Element>(params.problem.dtype));
   pack.panels = pack.bfloat || use_panels(params);
   pack.key = pack.panels ? !tiles_make_panels(params)
                          : !is_packed(params, params.keys.key, params.problem.head_dim);

@@ -15,7 +15,7 @@ constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product
 TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
   int64_t max_rows = round_up(plan.query.max_rows(), kBfloatRows);  // whole groups of bfloat16
   const int64_t head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
-  query = arena->take<float>(max_rows * head_dim);
+  query = arena->take<float>(max_rows * plan.pack.row_floats(head_dim));
   out = arena->take<float>(max_rows * value_dim);
   // Panels that begin before a chunk write into the end of the row before.
   scores = arena->take<float>(max_rows * plan.score_stride + kPanelKeys);
@@ -29,7 +29,7 @@ TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena*
     mask = arena->take<float>(plan.chunk_keys);
   const int64_t runs = params.pattern.list.present() ? Chunk::kMaxRuns : 1;
   if (plan.pack.panels ? !plan.pack.key : params.pattern.list.present()) {
-    key = arena->take<float>(plan.chunk_keys * head_dim);
+    key = arena->take<float>(plan.chunk_keys * plan.pack.row_floats(head_dim));
     const int64_t pairs = (plan.chunk_keys + runs * kBfloatRows) / 2;  // a float's room each
     const int64_t rows = plan.pack.bfloat   ? pairs * plan.pack.parts
                          : plan.pack.panels ? 0

@@ -67,6 +67,8 @@ struct SoftmaxTile {
 
 /// Rows of values that a bfloat16 product takes at a time.
 constexpr int32_t kBfloatRows = 32;
+/// Numbers of bfloat16 that make an element.
+constexpr int32_t kMaxParts = 3;
 
 /// A block of values in pairs (bfloat_rows.h): row i, if inside, has the weight of column
 /// `column` + i.
@@ -78,12 +80,12 @@ struct BfloatBlock {
 
 /// Products of bfloat16 with float32 sums, for up to 32 rows and head dims in steps of 32; rows are
 /// computed in steps of 16, so what lies after them is read and written too. Elements are the sums
-/// of `parts` numbers, 1 or 2; a row has all first parts, then all second ones.
+/// of `parts` numbers, up to 3; a row has all first parts, then all second ones.
 struct BfloatMath {
   void (*begin)();  // before and after a thread's products
   void (*end)();
-  /// Makes two parts of n elements of float16: their sum is exact.
-  void (*split)(const uint16_t* float16, int32_t n, uint16_t* parts);
+  /// Makes two parts of n elements of float16, three of float32: their sum is exact.
+  void (*split)(Element element, const void* source, int32_t n, uint16_t* parts);
   /// scores[row, key] = query[row] . key for the keys of consecutive panels.
   void (*scores)(const uint16_t* query, int32_t rows, int32_t head_dim, int32_t parts,
                  const uint16_t* panels, int32_t num_panels, float* scores, int64_t stride);
