@@ -32,7 +32,7 @@ BUDGET = {
         ("decode", "takes no (token top-k|global_tokens given as indices)"): None,
         ("hopper", "takes no block lists with token top-k"): None,
         ("hopper", "takes no attn_mask"): 150,
-        ("hopper", "takes (attn_mask|alibi_slopes) at head dims"): 60,
+        ("hopper", "takes (attn_mask|alibi_slopes) with block lists at head dims"): 60,
         ("hopper", "takes no alibi_slopes"): 40,
         ("hopper", "takes no key_origin with global_tokens"): 20,
         ("hopper", "multiples of 16 bytes"): 40,
