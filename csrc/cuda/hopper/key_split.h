@@ -62,6 +62,7 @@ SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, Ke
 /// with the fewer of them the more rows there are, and each costs the merge of its results.
 struct ChunkRule {
   int32_t rows;   // up to so many
+  int32_t from;   // key tiles; fewer are not worth a merge
   int32_t least;  // key tiles of a chunk, at least
   int32_t few;    // chunks of less than kManyKeyTiles, at most, ...
   int32_t most;   // ... and of more
@@ -71,8 +72,8 @@ constexpr int32_t kManyKeyTiles = 64;
 /// The split of a sequence with few query tiles a head.
 SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows, int32_t num_keys,
                                         KernelTile tile) {
-  constexpr ChunkRule kChunkRules[] = {{128, 2, 8, 16}, {256, 4, 4, 8}, {512, 8, 2, 4}};
-  constexpr int32_t kManyTiles = 16;  // of keys; fewer are not worth a merge
+  constexpr ChunkRule kChunkRules[] = {
+      {64, 8, 1, 8, 16}, {128, 16, 2, 8, 16}, {256, 16, 4, 4, 8}, {512, 16, 8, 4, 4}};
   const int32_t classes = pattern.classes(num_rows);
   if (classes == 0) return {};
   const int32_t class_tiles = ceil_div(ceil_div(num_rows, classes), tile.block_q);
@@ -82,7 +83,7 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows
     if (rows > rule.rows) continue;
     const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
     const int32_t chunks = imin(most, visited / rule.least);
-    if (visited < kManyTiles || chunks <= 1) return {};
+    if (visited < rule.from || chunks <= 1) return {};
     return {class_tiles, chunks, rule.least, true};
   }
   return {};
