@@ -39,7 +39,10 @@ struct Config {
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kPacks = kTile.packs;     // several heads a tile
   static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
-  static constexpr bool kFolds = kTile.folds;     // sums the chunks of a tile itself
+  // The kernel of few queries: its start is much of its time, so Q has a loader of its own; and a
+  // tile most often holds all rows that read its keys, so L2 need not keep those.
+  static constexpr bool kFewQueries = kPacks && kPlain;
+  static constexpr bool kFolds = kTile.folds;                  // sums the chunks of a tile itself
   static constexpr bool kRawValues = kOwn.takes_raw_values();  // V may hold rows of no key
   static constexpr bool kBiased = kOwn.is_biased();
   static constexpr bool kBounds = kOwn.accepts.has(Feature::kKeyBounds);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   init(smem.key_full, smem.key_empty, C::kKeyStages, kWarps * C::kConsumers);
   init(smem.value_full, smem.value_empty, C::kValueStages, kWarps * C::kConsumers);
   init(smem.work_full, smem.work_empty, SharedStorage<C>::kWorkSlots,
-       kWarps * C::kConsumers + (C::kMaskWriter ? 3 : 2));  // and the loaders
+       kWarps * C::kConsumers + (C::kMaskWriter || C::kFewQueries ? 3 : 2));  // and the others
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     for (int mask = 0; mask < C::kMasks; ++mask) {
       ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[mask][consumer]), kWarp);
@@ -110,9 +110,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
   if (warpgroup == 0) {
     ptx::give_registers_back<C::kProducerRegisters>();
     if (warp == 0) Planner<C>(args, smem).run();
-    if (warp == 1) Loader<C, Loads::kQueryAndKey>(args, maps, smem).run();
+    if (warp == 1)
+      Loader<C, C::kFewQueries ? Loads::kKey : Loads::kQueryAndKey>(args, maps, smem).run();
     if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
-    if (C::kMaskWriter && warp == 3) MaskWriter<C>(args, maps, smem).run();
+    if constexpr (C::kMaskWriter) {
+      if (warp == 3) MaskWriter<C>(args, maps, smem).run();
+    } else if constexpr (C::kFewQueries) {
+      if (warp == 3) Loader<C, Loads::kQuery>(args, maps, smem).run();
+    }
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, maps, smem, warpgroup - 1).run();

@@ -1,7 +1,7 @@
-// The loaders: a warp that keeps the rings of Q and K filled by TMA, and one that fills the ring of
-// V. Each walks the key tiles on its own, so that neither ring waits for the other; what a loader
-// does between the release of a stage and the copy into it is on the consumers' critical path. Rows
-// of V of no key become zeros: a probability of 0 must never meet a NaN.
+// The loaders: warps that keep the rings of Q, K and V filled by TMA. Those of K and V walk the key
+// tiles on their own, so that neither ring waits for the other; what a loader does between the
+// release of a stage and the copy into it is on the consumers' critical path. Rows of V of no key
+// become zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
 #include "../common/ptx/mbarrier.cuh"
@@ -12,15 +12,17 @@
 
 namespace sparse_attn::cuda::hopper {
 
-enum class Loads { kQueryAndKey, kValue };
+/// What a loader brings.
+enum class Loads { kQuery, kKey, kQueryAndKey, kValue };
 
 template <class C, Loads kLoads>
 class Loader {
   using Work = typename SharedStorage<C>::Work;
-  static constexpr bool kKeys = kLoads == Loads::kQueryAndKey;
+  static constexpr bool kKeys = kLoads == Loads::kKey || kLoads == Loads::kQueryAndKey;
+  static constexpr bool kBoth = kLoads == Loads::kQueryAndKey;
   // With two buffers the next Q has long been free to load; else it waits for O, and K need not.
   static constexpr bool kQueryFirst = C::kQueryBuffers > 1;
-  static constexpr bool kClears = !kKeys && C::kRawValues;
+  static constexpr bool kClears = kLoads == Loads::kValue && C::kRawValues;
 
  public:
   __device__ __forceinline__ Loader(const Arguments& args, const TensorMaps& maps,
@@ -41,11 +43,16 @@ class Loader {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
-      if (!kKeys) wait_first_key();
-      load_tile(work);
+      if (kLoads == Loads::kValue) wait_first_key();
+      if constexpr (kLoads == Loads::kQuery) {
+        load_query(work);
+      } else {
+        load_tile(work);
+      }
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
       work_.advance();
+      if (kLoads == Loads::kQuery) wait_first_key();
     }
   }
 
@@ -87,7 +94,7 @@ class Loader {
                         key_batch(work), at.row};
     const bool folding = folds<C>(args_, work);
     const bool query_first = kQueryFirst && !folding;
-    if (kKeys && query_first) load_query(work);
+    if (kBoth && query_first) load_query(work);
     TileSource<C, kKeys> source(args_, work);
     Step step = source.first();
     bool masked = kKeys && source.needs_mask(step);
@@ -121,7 +128,7 @@ class Loader {
       } else {
         load_stage(work, place, step, entry);
       }
-      if (kKeys && first && !query_first) load_query(work);
+      if (kBoth && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
       first = false;
       step = ahead;
@@ -259,7 +266,7 @@ class Loader {
         ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
                       {slab * args_.at.slab_columns, at.row,
                        place.class_at + slab * args_.at.slab_step, place.head, at.batch},
-                      full, ptx::kEvictLast);
+                      full, C::kFewQueries ? ptx::kEvictFirst : ptx::kEvictLast);
       }
     }
   }
@@ -280,29 +287,28 @@ class Loader {
     ptx::mbarrier_wait(ptx::smem_address(&smem_.first_key), 0);
   }
 
-  /// Each consumer's 64 rows have barriers of their own.
+  /// Each consumer's 64 rows have barriers of their own. A lane copies the rows of one head.
   __device__ __forceinline__ void load_query(const Work& work) {
-    if (lane_ < C::kConsumers) {
-      uint32_t full = ptx::smem_address(&smem_.query_full[query_.index][lane_]);
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.query_empty[query_.index][lane_]), query_.parity);
-      ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
-      uint32_t tile = ptx::smem_address(smem_.query[query_.index][lane_]);
+    const HeadPacking& packing = args_.packing;
+    const int32_t rows = imin(packing.rows, kConsumerRows), in_tile = lane_ * rows;
+    if (in_tile < C::BLOCK_Q) {
+      const int32_t consumer = in_tile / kConsumerRows, row = in_tile % kConsumerRows;
+      const int32_t head = packing.head(in_tile);
+      const uint32_t full = ptx::smem_address(&smem_.query_full[query_.index][consumer]);
+      ptx::mbarrier_wait(ptx::smem_address(&smem_.query_empty[query_.index][consumer]),
+                         query_.parity);
+      if (row == 0) ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
+      const uint32_t tile = ptx::smem_address(smem_.query[query_.index][consumer]);
       const ViewPlace at =
           view_place(work.slice.rows, args_.params.pattern.dilation, work.sequence_row);
-      const HeadPacking& packing = args_.packing;
 #pragma unroll 1
-      for (int32_t row = 0; row < kConsumerRows; row += packing.rows) {
-        const int32_t in_tile = lane_ * kConsumerRows + row, head = packing.head(in_tile);
-#pragma unroll 1
-        for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
-          ptx::tma_load(tile + (slab * kConsumerRows + row) * C::kRowBytes,
-                        &maps_.query[work.query_rows],
-                        {slab * args_.at.slab_columns,
-                         at.row + work.first_row + in_tile - head * packing.rows,
-                         at.class_idx * args_.at.query_step + slab * args_.at.slab_step,
-                         work.head + head, args_.query_batch(work.batch)},
-                        full, ptx::kEvictFirst);
-        }
+      for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
+        ptx::tma_load(
+            tile + (slab * kConsumerRows + row) * C::kRowBytes, &maps_.query[work.query_rows],
+            {slab * args_.at.slab_columns, at.row + work.first_row + in_tile - head * packing.rows,
+             at.class_idx * args_.at.query_step + slab * args_.at.slab_step, work.head + head,
+             args_.query_batch(work.batch)},
+            full, ptx::kEvictFirst);
       }
     }
     __syncwarp();
