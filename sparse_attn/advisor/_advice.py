@@ -1,53 +1,23 @@
-"""`Advice`: a policy, what it keeps on text that the search has not seen, and what was tried."""
+"""`Advice`: what a search found, drawn, as a page and as a file."""
 
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
 import torch
 
-from ..policy import Policy
-from ..quality._model import PolicyQuality
-from ._local import Unit
-from ._picture import draw_advice
+from ._findings import Findings, Tried
+from ._picture import draw_findings
 from ._report import body, page
 
 __all__ = ["Advice", "Tried"]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A choice that was judged on the calibration text.
-
-    Attributes
-    ----------
-    name : str
-    pairs : float
-        Share of the allowed pairs, by the local figures.
-    cost : float
-        Time of the attention that the search predicts, as a share of dense attention's.
-    kept : float
-        Top-1 agreement, or cosine.
-    loss : float
-        KL, or relative L1.
-    chosen : bool
-    """
-
-    name: str
-    pairs: float
-    cost: float
-    kept: float
-    loss: float
-    chosen: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Advice:
+@dataclass(frozen=True, eq=False, repr=False)
+class Advice(Findings):
     """What `advise` found.
 
     Attributes
@@ -83,92 +53,6 @@ class Advice:
         Of the search.
     """
 
-    policy: Policy
-    keep: float
-    by: str
-    kept: bool
-    figure: str
-    tried: tuple[Tried, ...]
-    validation: tuple[PolicyQuality, ...]
-    times: dict[int, tuple[float, float]]
-    choice: dict[Unit, str]
-    skipped: tuple[int, ...]
-    model: str
-    length: int
-    dense_kept: float
-    seconds: float
-
-    @property
-    def chosen(self) -> Tried:
-        """The policy among those tried."""
-        return next(tried for tried in self.tried if tried.chosen)
-
-    @property
-    def pairs(self) -> float:
-        """Share of pairs: counted on the validation text, else by the local figures."""
-        return self.validation[-1].pairs if self.validation else self.chosen.pairs
-
-    def summary(self) -> str:
-        """Return the outcome in sentences."""
-        judged = self.validation[-1] if self.validation else None
-        where = "text the search has not seen" if judged else "the calibration text alone"
-        got = self.chosen.kept
-        if judged:
-            got = judged.cosine if judged.top1 is None else judged.top1
-        lines = []
-        if not self.kept:
-            lines.append(
-                f"Could not keep {self.figure} of {self.keep:.1%} on {where}; "
-                f"this is the best that was found."
-            )
-            if self.dense_kept < self.keep:
-                lines.append(
-                    f"Dense attention by other kernels keeps {self.dense_kept:.1%} in the model's "
-                    "own dtype: no policy keeps more than rounding does. Search in float32."
-                )
-        line = f"{self.figure[0].upper()}{self.figure[1:]} of {got:.1%} on {where}, "
-        line += f"at {self.pairs:.1%} of the pairs"
-        if judged and judged.kl is not None:
-            line += f"; KL {judged.kl:.4f}"
-            dense = self.validation[0].perplexity
-            if judged.perplexity is not None and dense is not None:
-                line += f", perplexity {judged.perplexity / dense - 1:+.1%}"
-        lines.append(line + ".")
-        if len(self.validation) > 2:
-            lines.append(f"{len(self.validation) - 1} choices were judged on that text.")
-        for length, (dense_seconds, own) in self.times.items():
-            lines.append(
-                f"{length} positions: {own:.3g} s under the policy, {dense_seconds:.3g} s dense "
-                f"({dense_seconds / own:.2f}x)."
-            )
-        if any(own >= dense_seconds for dense_seconds, own in self.times.values()):
-            lines.append("It is not faster than dense attention everywhere: see sa.profile.")
-        if self.skipped:
-            lines.append(
-                f"Layers left alone (a window of their own, other lengths): {_listed(self.skipped)}"
-            )
-        return "\n".join(lines)
-
-    def table(self) -> str:
-        """Return what was tried, and how many key heads have which candidate."""
-        head = ("tried", "pairs", "time", self.figure, "loss")
-        rows = [head]
-        for tried in self.tried:
-            name = f"* {tried.name}" if tried.chosen else f"  {tried.name}"
-            shares = f"{tried.pairs:.1%}", f"{tried.cost:.1%}", f"{tried.kept:.1%}"
-            rows.append((name, *shares, f"{tried.loss:.4f}"))
-        text = _aligned(rows)
-        heads = Counter(self.choice.values())
-        counted = [("key heads", "candidate")]
-        counted += [(str(number), name) for name, number in heads.most_common()]
-        return f"{text}\n\n{_aligned(counted)}"
-
-    def __str__(self) -> str:
-        return f"{self.summary()}\n\n{self.table()}"
-
-    def __repr__(self) -> str:
-        return f"Advice({self.model}, keep={self.keep}, kept={self.kept}, pairs={self.pairs:.3f})"
-
     def plot(self) -> Any:
         """Draw quality over cost of all that was tried, and the map of layers by heads.
 
@@ -176,7 +60,7 @@ class Advice:
         -------
         matplotlib.figure.Figure
         """
-        return draw_advice(self)
+        return draw_findings(self)
 
     def _repr_html_(self) -> str:
         """Return the advice for notebooks: outcome, pictures, tables."""
@@ -208,12 +92,3 @@ class Advice:
             },
         }
         self.policy.save(path, about)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -19,9 +19,10 @@ from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
 from ..quality._model import Judge, PolicyQuality, as_inputs, call_model, evaluating
-from ._advice import Advice, Tried
+from ._advice import Advice
 from ._candidates import named
 from ._clock import Clock
+from ._findings import Tried
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search

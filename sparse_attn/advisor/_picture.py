@@ -1,39 +1,37 @@
-"""Pictures of an advice: quality over cost, and which candidate each key head has."""
+"""Pictures of what a search found: quality over cost, and which candidate each key head has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._drawing import draw_cells
 from ..quality._picture import FAINT, INK, LINE, draw_frontier
+from ._findings import Findings
 
-if TYPE_CHECKING:
-    from ._advice import Advice
-
-__all__ = ["draw_advice"]
+__all__ = ["draw_findings"]
 
 
-def draw_advice(advice: Advice) -> Any:
+def draw_findings(found: Findings) -> Any:
     """Return a figure with both pictures."""
     from matplotlib import pyplot
 
-    layers = 1 + max(layer for layer, _ in advice.choice)
+    layers = 1 + max(layer for layer, _ in found.choice)
     height = max(4.5, 0.16 * layers)
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(13, height), layout="constrained", width_ratios=(3, 2)
     )
-    _over_cost(left, advice)
-    _by_head(right, advice, layers)
+    _over_cost(left, found)
+    _by_head(right, found, layers)
     return figure
 
 
-def _over_cost(ax: Any, advice: Advice) -> None:
+def _over_cost(ax: Any, found: Findings) -> None:
     """Draw all that was tried over what the search made small, the frontier and the choice."""
-    timed = advice.by == "time"
-    points = [(tried.cost if timed else tried.pairs, 1 - tried.kept) for tried in advice.tried]
+    timed = found.by == "time"
+    points = [(tried.cost if timed else tried.pairs, 1 - tried.kept) for tried in found.tried]
     draw_frontier(ax, points)
-    ax.axhline(1 - advice.keep, color=FAINT, linestyle="--", linewidth=0.9, label="what was asked")
-    for tried, (x, y) in zip(advice.tried, points, strict=True):
+    ax.axhline(1 - found.keep, color=FAINT, linestyle="--", linewidth=0.9, label="what was asked")
+    for tried, (x, y) in zip(found.tried, points, strict=True):
         ax.plot(x, y, "o", color=LINE if tried.chosen else INK, markersize=9 if tried.chosen else 4)
         if tried.chosen or not tried.name.startswith("search"):
             ax.annotate(
@@ -46,8 +44,8 @@ def _over_cost(ax: Any, advice: Advice) -> None:
             )
     ax.set(
         xlabel="predicted time, share of dense" if timed else "pairs visited, share of the allowed",
-        ylabel=f"lost {advice.figure}",
-        title=f"What was tried on {advice.length} positions",
+        ylabel=f"lost {found.figure}",
+        title=f"What was tried on {found.length} positions",
     )
     ax.xaxis.set_major_formatter("{x:.0%}")
     ax.yaxis.set_major_formatter("{x:.1%}")
@@ -57,9 +55,9 @@ def _over_cost(ax: Any, advice: Advice) -> None:
     ax.legend(frameon=False, fontsize=8)
 
 
-def _by_head(ax: Any, advice: Advice, layers: int) -> None:
+def _by_head(ax: Any, found: Findings, layers: int) -> None:
     """Draw the map of layers by key heads, coloured by candidate."""
-    heads = 1 + max(head for _, head in advice.choice)
-    cells = [[advice.choice.get((layer, head)) for head in range(heads)] for layer in range(layers)]
+    heads = 1 + max(head for _, head in found.choice)
+    cells = [[found.choice.get((layer, head)) for head in range(heads)] for layer in range(layers)]
     draw_cells(ax, cells, [str(head) for head in range(heads)])
     ax.set(xlabel="key head", title="The policy")

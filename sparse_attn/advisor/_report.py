@@ -1,16 +1,14 @@
-"""One self-contained HTML page of an advice: sentences, pictures, tables, the policy."""
+"""One self-contained HTML page of what a search found: sentences, pictures, tables, the policy."""
 
 from __future__ import annotations
 
 import html
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .._drawing import image_html
-
-if TYPE_CHECKING:
-    from ._advice import Advice
+from ._findings import Findings
+from ._picture import draw_findings
 
 __all__ = ["body", "page"]
 
@@ -24,36 +22,36 @@ pre { background: #f4f6f8; padding: 1rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def body(advice: Advice) -> str:
+def body(found: Findings) -> str:
     """Return the outcome, pictures and tables as HTML, also for notebooks."""
     from matplotlib import pyplot
 
-    figure = advice.plot()
+    figure = draw_findings(found)
     picture = image_html(figure, "quality over pairs; candidates by layer and key head")
     pyplot.close(figure)
-    verdict = "verdict" if advice.kept else "verdict missed"
-    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in advice.summary().splitlines())
+    verdict = "verdict" if found.kept else "verdict missed"
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in found.summary().splitlines())
     return (
-        f"<h1>{html.escape(_title(advice))}</h1>"
-        f"<p>Asked: {html.escape(advice.figure)} of {advice.keep:.1%}. The search took "
-        f"{advice.seconds / 60:.1f} minutes on {advice.length} positions.</p>"
+        f"<h1>{html.escape(_title(found))}</h1>"
+        f"<p>Asked: {html.escape(found.figure)} of {found.keep:.1%}. The search took "
+        f"{found.seconds / 60:.1f} minutes on {found.length} positions.</p>"
         f"<div class='{verdict}'>{sentences}</div>"
         f"<h2>What was tried, and what each key head does</h2>"
         f"{picture}"
-        f"<h2>Figures</h2><pre>{html.escape(advice.table())}</pre>"
-        f"<h2>The policy</h2><pre>{html.escape(str(advice.policy))}</pre>"
+        f"<h2>Figures</h2><pre>{html.escape(found.table())}</pre>"
+        f"<h2>The policy</h2><pre>{html.escape(str(found.policy))}</pre>"
     )
 
 
-def page(path: str | PathLike[str], advice: Advice) -> None:
+def page(path: str | PathLike[str], found: Findings) -> None:
     """Write the page."""
     Path(path).write_text(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{html.escape(_title(advice))}</title><style>{_STYLE}</style></head><body>"
-        f"{body(advice)}</body></html>\n",
+        f"<title>{html.escape(_title(found))}</title><style>{_STYLE}</style></head><body>"
+        f"{body(found)}</body></html>\n",
         encoding="utf-8",
     )
 
 
-def _title(advice: Advice) -> str:
-    return f"Sparse attention for {advice.model}"
+def _title(found: Findings) -> str:
+    return f"Sparse attention for {found.model}"
