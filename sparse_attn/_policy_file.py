@@ -11,20 +11,18 @@ import json
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from ._checks import kind_of, refuse
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 
-if TYPE_CHECKING:
-    from .policy import Policy
-
-__all__ = ["VERSION", "pattern_from", "pattern_to", "read", "write"]
+__all__ = ["FIELDS", "VERSION", "pattern_from", "pattern_to", "read", "write"]
 
 VERSION = 1
 _KINDS = {kind.__name__: kind for kind in (Band, BlockTopK, Dilated, Full, Strided, TopK)}
+_Made = TypeVar("_Made")
 _SAVE, _LOAD = "Policy.save", "Policy.load"
 
 
@@ -77,30 +75,17 @@ def _value_from(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def write(path: str | PathLike[str], policy: Policy, about: Mapping[str, Any]) -> None:
-    """Write a policy; `about` says where it comes from and is not read back."""
-    default = policy.dense_below == policy._default_below
+def write(path: str | PathLike[str], fields: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Write a policy's fields; `about` says where it comes from and is not read back."""
     held = {
-        "format": "sparse_attn policy",
-        "version": VERSION,
-        "pattern": pattern_to(policy.pattern),
-        "dense_layers": list(policy.dense_layers),
-        "dense_below": None if default else policy.dense_below,
-        "decode": None if policy.decode is None else pattern_to(policy.decode),
-        "num_layers": policy.num_layers,
-        "layers": {layer: pattern_to(own) for layer, own in policy.layers.items()},
-        "heads": {
-            layer: {head: pattern_to(own) for head, own in heads.items()}
-            for layer, heads in policy.heads.items()
-        },
-        "num_key_heads": policy.num_key_heads,
-        "about": dict(about),
+        name: None if value is None else FIELDS[name].to(value) for name, value in fields.items()
     }
-    Path(path).write_text(json.dumps(held, indent=1) + "\n")
+    whole = {"format": "sparse_attn policy", "version": VERSION} | held | {"about": dict(about)}
+    Path(path).write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def read(path: str | PathLike[str], kind: type[Policy]) -> Policy:
-    """Read a policy of class `kind`."""
+def read(path: str | PathLike[str], make: Callable[..., _Made]) -> _Made:
+    """Return what `make`, the policy's class, makes of the fields in a file."""
     try:
         held = json.loads(Path(path).read_text())
     except OSError as error:
@@ -113,39 +98,44 @@ def read(path: str | PathLike[str], kind: type[Policy]) -> Policy:
     if held["version"] != VERSION:
         raise refuse(_LOAD, f"a policy file of version {VERSION}", f"version {held['version']}")
     fields = {name: value for name, value in held.items() if name not in _BESIDE}
-    unknown = sorted(set(fields) - set(_FIELDS))
+    unknown = sorted(set(fields) - set(FIELDS))
     if unknown or "pattern" not in fields:
         got = f"{path} with {', '.join(unknown)}" if unknown else f"{path} without a pattern"
-        raise refuse(_LOAD, f"a policy of {', '.join(_FIELDS)}", got)
+        raise refuse(_LOAD, f"a policy of {', '.join(FIELDS)}", got)
     try:
-        return kind(**{name: _FIELDS[name](v) for name, v in fields.items() if v is not None})
+        return make(**{name: FIELDS[name].back(v) for name, v in fields.items() if v is not None})
     except (AttributeError, TypeError, ValueError) as error:
         if str(error).startswith(f"sparse_attn.{_LOAD}"):
             raise
         raise refuse(_LOAD, "a policy", f"{path} ({error})") from None
 
 
-def _by_number(value: Mapping[str, Any]) -> dict[int, Pattern]:
-    return {int(number): pattern_from(own) for number, own in value.items()}
+def _numbered(entry: Callable[[Any], Any]) -> Callable[[Mapping[Any, Any]], dict[int, Any]]:
+    """Return what makes entries of numbers, which JSON has as strings."""
+    return lambda entries: {int(number): entry(own) for number, own in entries.items()}
 
 
-def _by_layer_and_head(value: Mapping[str, Any]) -> dict[int, dict[int, Pattern]]:
-    return {int(layer): _by_number(heads) for layer, heads in value.items()}
+class _Field(NamedTuple):
+    """How a policy's field goes into the file and is made of what the file holds."""
+
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
 
 
-def _same(value: Any) -> Any:
-    return value
+_PLAIN = _Field(lambda value: value, lambda value: value)
+_PATTERN = _Field(pattern_to, pattern_from)
+_LAYERS = _Field(_numbered(pattern_to), _numbered(pattern_from))
+_HEADS = _Field(_numbered(_LAYERS.to), _numbered(_LAYERS.back))
 
-
-#: How a policy's field is made of what the file holds; null is the default.
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "pattern": pattern_from,
-    "dense_layers": _same,
-    "dense_below": _same,
-    "decode": pattern_from,
-    "num_layers": _same,
-    "layers": _by_number,
-    "heads": _by_layer_and_head,
-    "num_key_heads": _same,
+#: A policy's fields; null is the default.
+FIELDS = {
+    "pattern": _PATTERN,
+    "dense_layers": _PLAIN,
+    "dense_below": _PLAIN,
+    "decode": _PATTERN,
+    "num_layers": _PLAIN,
+    "layers": _LAYERS,
+    "heads": _HEADS,
+    "num_key_heads": _PLAIN,
 }
 _BESIDE = ("format", "version", "about")

@@ -1,21 +1,18 @@
 """The tiles of queries and keys that engines visit for a pattern: what a call costs, drawn.
 
 Windows and columns ask the compiled module ``_info``, which reads the definition that the engines
-read (``csrc/visited_tiles.h``); a layout lists its blocks itself.
+read (``csrc/visited_tiles.h``); those of layouts stand in ``layout_tiles``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ._checks import Integer, check_integer, check_kind, refuse
 
-if TYPE_CHECKING:
-    from .layout import BlockLayout
-
-__all__ = ["TileRun", "checked_tile", "listed_blocks", "listed_runs", "tile_picture", "tile_runs"]
+__all__ = ["TileRun", "checked_tile", "tile_picture", "tile_runs"]
 
 
 class TileRun(NamedTuple):
@@ -97,38 +94,6 @@ def tile_runs(
         global_tokens=tokens,
     )
     return [TileRun(*run) for run in runs]
-
-
-def listed_blocks(layout: BlockLayout, Sq: int, Skv: int, is_causal: bool) -> torch.Tensor:
-    """Return which blocks of a layout are visited, bool ``(B|1, heads, NQ, NKV)``."""
-    visited = layout.to_mask()
-    if not is_causal:
-        return visited
-    last = torch.arange(visited.shape[-2], device=visited.device) * layout.block_q
-    last = (last + layout.block_q).clamp(max=Sq) - 1 + Skv - Sq
-    begin = torch.arange(visited.shape[-1], device=visited.device) * layout.block_kv
-    return visited & (begin <= last[:, None])
-
-
-def listed_runs(layout: BlockLayout, mask: torch.Tensor, is_causal: bool) -> list[TileRun]:
-    """Return a run for each visited block of a layout's first batch entry and head.
-
-    Parameters
-    ----------
-    layout : BlockLayout
-    mask : Tensor
-        bool ``(Sq, Skv)``, the allowed pairs of that head.
-    is_causal : bool
-    """
-    runs = []
-    visited = listed_blocks(layout, mask.shape[0], mask.shape[1], is_causal)[0, 0]
-    for i, j in visited.nonzero().tolist():
-        row, key = i * layout.block_q, j * layout.block_kv
-        block = mask[row : row + layout.block_q, key : key + layout.block_kv]
-        runs.append(
-            TileRun(row, 1, block.shape[0], key, 1, block.shape[1], 1, not bool(block.all()))
-        )
-    return runs
 
 
 def tile_picture(runs: list[TileRun], mask: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,6 @@ from ._drawing import as_html, draw_blocks, draw_shares
 from ._reduced import EXACT, reduced_lists
 from .layout_entries import OWNER
 
-if TYPE_CHECKING:
-    from .layout import BlockLayout
-
 __all__ = ["DrawnLayouts"]
 
 
@@ -22,12 +19,16 @@ class DrawnLayouts:
     """The part of `BlockLayout` that draws."""
 
     counts: torch.Tensor
+    indices: torch.Tensor
     partial: torch.Tensor | None
 
     num_kv_blocks: int
 
     if TYPE_CHECKING:
-        _part: Callable[[int, int, slice], BlockLayout]
+        _listed: Callable[[], torch.Tensor]
+        _part: Callable[[int, int, slice], DrawnLayouts]
+        _spread: Callable[[torch.Tensor, int], torch.Tensor]
+        to_mask: Callable[[], torch.Tensor]
 
     def plot(self, batch: int = 0, head: int = 0, ax: Any = None) -> Any:
         """Draw the blocks of a batch entry and head: query blocks down, key blocks across.

@@ -15,9 +15,10 @@ import torch
 
 from ._checks import LARGE, check_integer, check_kind, clamped, refuse
 from ._pattern import Pattern
-from ._tiles import TileRun, listed_blocks, listed_runs, tile_runs
+from ._tiles import TileRun, tile_runs
 from .block_topk import BlockTopK
 from .layout import BlockLayout
+from .layout_tiles import listed_blocks, listed_runs
 from .windows import Band, Dilated, Full, Strided
 
 __all__ = ["Band", "BlockSparse", "BlockTopK", "Dilated", "Full", "Pattern", "Strided", "TopK"]

@@ -9,7 +9,7 @@ by themselves; a policy changes them, because it says so. Used by ``sparse_attn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
@@ -289,7 +289,12 @@ class Policy(ReadyPolicies, ShownPolicy):
         ...     Policy.load(pathlib.Path(folder, "policy.json")) == policy
         True
         """
-        _policy_file.write(path, self, about or {})
+        held = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name in _policy_file.FIELDS
+        }
+        if self.dense_below == self._default_below:
+            held["dense_below"] = None
+        _policy_file.write(path, held, about or {})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Policy:
