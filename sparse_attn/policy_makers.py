@@ -65,12 +65,9 @@ class ReadyPolicies:
         if share != 0:
             check_share("Policy.dense_on_top", "share", share)
         first = num_layers - math.ceil(round(float(share) * num_layers, 6))
+        top = range(first, num_layers)
         return cls(
-            pattern,
-            dense_layers=range(first, num_layers),
-            dense_below=dense_below,
-            decode=decode,
-            num_layers=num_layers,
+            pattern, dense_layers=top, dense_below=dense_below, decode=decode, num_layers=num_layers
         )
 
     @classmethod
@@ -109,10 +106,7 @@ class ReadyPolicies:
         """
         check_integer("Policy.dense_every", "num_layers", num_layers, 1)
         check_integer("Policy.dense_every", "n", n, 1)
+        nth = range(n - 1, num_layers, n)
         return cls(
-            pattern,
-            dense_layers=range(n - 1, num_layers, n),
-            dense_below=dense_below,
-            decode=decode,
-            num_layers=num_layers,
+            pattern, dense_layers=nth, dense_below=dense_below, decode=decode, num_layers=num_layers
         )

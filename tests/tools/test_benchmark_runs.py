@@ -1,0 +1,158 @@
+"""How benchmarks run: turns, time budgets, peers that fail, and whole suites in small."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import suites
+from benchmarks.__main__ import main
+from benchmarks.budget import Budget
+from benchmarks.cases import Case, Entry, Group
+from benchmarks.masks import (
+    Band,
+    Blocks,
+    Dilated,
+    Full,
+)
+from benchmarks.memory import peak_bytes, reserved_over_calls
+from benchmarks.precompile import precompile
+from benchmarks.runner import Runner
+from benchmarks.timing import Sample, Timer, interleaved
+
+CPU = torch.device("cpu")
+SMALL = Case(Full(), 96, heads=2, head_dim=16, dtype="float32")
+
+
+@pytest.mark.parametrize("suite", ["cliffs", "serving", "selection", "sweep"])
+def test_suites_for_a_gpu_run_small_on_the_cpu(suite, tmp_path):
+    groups = suites.groups_of(suite, "cuda")
+    only = {"cliffs": "17 queries, 4K keys, 8", "sweep": "64 x 256"}.get(suite, groups[0].name)
+    arguments = ["--tiny", "--device", "cpu", "--rounds", "1", "--milliseconds", "0.1"]
+    arguments += ["--without", "flex", "--only", only, "--output", str(tmp_path)]
+    assert main([suite, *arguments]) == 0
+    found = json.loads(next(tmp_path.glob(f"{suite}-*.json")).read_text())
+    row = found["results"][0]["rows"][0]
+    assert not row["failure"] and row["case"]["length"] <= 384
+
+
+def _runner(**settings):
+    left_out = settings.pop("left_out", None)
+    budget = Budget(**settings)
+    found = {"tflops/float32": 1.0}
+    return Runner(CPU, found, rounds=2, milliseconds=0.1, budget=budget, left_out=left_out)
+
+
+def test_a_failing_peer_is_a_sentence_in_its_row():
+    runner = _runner(seconds=60)
+    entries = (
+        Entry("sdpa", SMALL, "sdpa"),
+        Entry("cudnn", SMALL, "cudnn"),
+        Entry("fa3", replace(SMALL, spec=Dilated(2, 2, 2)), "fa3"),
+    )
+    result = runner.run(Group("g", entries))
+    assert not result.rows[0].failure and len(result.rows[0].rounds_ms) == 2
+    assert all("Error" in row.failure or "Unavailable" in row.failure for row in result.rows[1:])
+
+
+def test_a_spent_budget_is_told():
+    result = _runner(seconds=0).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
+    assert result.rows[0].failure.startswith("not run: time") and not result.complete
+
+
+def test_rounds_that_would_overrun_the_budget_are_not_begun(monkeypatch):
+    monkeypatch.setattr(Timer, "sample", lambda self, *_: Sample(lambda: 1.0, 3600.0))
+    result = _runner(seconds=60).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
+    assert result.rows[0].failure.startswith("not run: time") and not result.rows[0].rounds_ms
+
+
+def test_a_case_that_was_not_compiled_is_told():
+    case = replace(SMALL, spec=Band(7))
+    entries = (Entry("sdpa", SMALL, "sdpa"), Entry("flex", case, "flex"))
+    result = _runner(seconds=60, left_out={("flex", case): "not run: time (x)"}).run(
+        Group("g", entries)
+    )
+    assert [row.failure for row in result.rows] == ["", "not run: time (x)"]
+
+
+def test_compiles_leave_time_to_the_others():
+    runner = _runner(seconds=60)
+    entries = (Entry("sdpa", SMALL, "sdpa"), Entry("flex", SMALL, "flex"))
+    runner.compiling = 30.0
+    failures = [row.failure for row in runner.run(Group("g", entries)).rows]
+    assert failures[0] == "" and failures[1].startswith("not run: time (FlexAttention's compiles")
+
+
+def test_compiles_end_with_their_budget():
+    causal_blocks = ("flex", replace(SMALL, spec=Blocks(16, 16, 0.5), causal=True))
+    said: list[str] = []
+    assert precompile([causal_blocks], CPU, Budget(0.0), said.append) == {
+        causal_blocks: "not run: time (its compile did not end within 0 s)"
+    }
+    assert precompile([causal_blocks], CPU, Budget(120.0), said.append) == {}
+    assert len(said) == 3 and "Unavailable" in said[1]
+
+
+def test_suites_share_a_budget_by_weight():
+    whole = Budget(100.0)
+    assert whole.share("a", {"a": 1, "b": 3}).seconds == pytest.approx(25, abs=1)
+    assert whole.share("b", {"b": 3}).seconds == pytest.approx(100, abs=1)
+
+
+def test_rounds_time_every_call_equally_often():
+    calls: list[str] = []
+    timed = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    timer = Timer(CPU)
+    times = interleaved(timer.samples(timed, 0.0), rounds=5)
+    assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
+
+
+def test_peak_memory_counts_what_lives_at_one_time():
+    def call():
+        a = torch.empty(1 << 20, dtype=torch.uint8)
+        del a
+        return torch.empty(3 << 20, dtype=torch.uint8)
+
+    assert peak_bytes(call, CPU) == 3 << 20
+
+
+def test_calls_that_reserve_memory_end_with_their_time():
+    made: list[int] = []
+    found = reserved_over_calls(made.append, (1, 2), CPU, calls=5)
+    assert found["calls"] == 5 and len(made) == 7
+    assert reserved_over_calls(made.append, (1, 2), CPU, seconds=0.0)["calls"] == 0
+
+
+def test_quick_suite_writes_its_report(tmp_path, capsys):
+    assert (
+        main(
+            [
+                "quick",
+                "--device",
+                "cpu",
+                "--rounds",
+                "2",
+                "--milliseconds",
+                "1",
+                "--output",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
+    found = json.loads(next(tmp_path.glob("quick-*.json")).read_text())
+    rows = [row for group in found["results"] for row in group["rows"]]
+    assert not [row["failure"] for row in rows if row["failure"]]
+    assert {row["case"]["spec"]["variant"] for row in rows} == {
+        "fused",
+        "band",
+        "dilated",
+        "strided",
+        "block_sparse",
+        "topk",
+        "block_topk",
+    }
+    assert found["machine"]["digests"] and found["ceilings"]
+    assert "floors" not in capsys.readouterr().out
+    assert (next(tmp_path.glob("quick-*.md"))).read_text().startswith("# Benchmark suite")
