@@ -40,6 +40,11 @@ class Progress:
             self._bar.set_description(name, refresh=False)
             self._bar.update(steps)
 
+    def expect(self, steps: int) -> None:
+        """Take so many steps for what is still to come."""
+        if self._bar is not None:
+            self._bar.total = self._bar.n + steps
+
     def __enter__(self) -> Progress:
         return self
 

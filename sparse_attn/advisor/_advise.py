@@ -166,8 +166,8 @@ class _Run:
         self.model, self.calls, self.other = model, calls, other
         self.found, self.keep, self.by = found, keep, by
         self.memory = memory
-        layers = len(calls) * self._layers()
-        self.clock = Clock(minutes, layers, self._layers() + len(found) + STEPS)
+        layers, heads = self._told()
+        self.clock = Clock(minutes, len(calls) * layers, layers * heads + len(found) + STEPS)
         self.local = Local(found)
         self.judge = Judge(OWNER, model, calls, hold=self._holds())
 
@@ -210,9 +210,17 @@ class _Run:
         self.clock.measured(layers)
         self.step(name, layers)
 
-    def _layers(self) -> int:
-        """Return the model's layers where its configuration says, for the progress bar alone."""
-        return getattr(getattr(self.model, "config", None), "num_hidden_layers", 1)
+    def _told(self) -> tuple[int, int]:
+        """Return the layers and key heads that the configuration tells, for the estimate alone."""
+        config = getattr(self.model, "config", None)
+        heads = getattr(config, "num_key_value_heads", None)
+        heads = heads or getattr(config, "num_attention_heads", 1)
+        return getattr(config, "num_hidden_layers", 1), heads
+
+    def _expect(self, evaluations: int) -> None:
+        """Count so many choices as still to be judged, now that the key heads are seen."""
+        self.clock.evaluations = evaluations
+        self.bar.expect(len(self.calls) * evaluations)
 
     def _search(self, search: Search) -> None:
         """Weigh key heads or layers, and judge every candidate alone."""
@@ -222,13 +230,15 @@ class _Run:
         error = {name: self.local.error(dict.fromkeys(units, name)) for name in single}
         few = [name for name in single if mean[name] <= max(PROBED, min(mean.values()))]
         probe = min(few, key=lambda name: (error[name], name))
+        search.try_choice("dense", dict.fromkeys(units, "dense"))
         by_layer = [tuple(part) for _, part in groupby(units, key=lambda unit: unit[0])]
         for parts in ([(unit,) for unit in units], by_layer):
             if self.clock.has_time_for(len(parts), WEIGHED):  # in part it says nothing
+                self._expect(len(parts) + len(single) + STEPS)
                 search.weigh(probe, parts, self.clock.out_of_time(WEIGHED))
                 break
+        self._expect(len(single) + STEPS)
         late = self.clock.out_of_time(SINGLE)
-        search.try_choice("dense", dict.fromkeys(units, "dense"))
         for name in sorted(single, key=lambda name: (-mean[name], name)):
             if len(search.sparse()) and late():
                 break

@@ -1,7 +1,9 @@
 """The advisor on tiny models: the whole pipeline, its figures, its files."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +171,44 @@ def test_models_that_call_sdpa_are_advised_by_cosine(on_device):
     hidden = [{"hidden": torch.randn(1, 96, 32)} for _ in range(3)]
     advice = advise(Own().eval(), hidden, 0.8, patterns=[sa.Band(3), sa.Band(20)])
     assert advice.figure == "cosine" and advice.kept and advice.pairs < 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
+    from sparse_attn.advisor._advise import _Run
+
+    class Bar:
+        def __init__(self, total, leave):
+            self.n, self.total, self.first = 0, total, total
+            bars.append(self)
+
+        def set_description(self, name, refresh):
+            self.name = name
+
+        def update(self, steps):
+            self.n += steps
+            assert self.n <= self.total or self.name.startswith("validation")
+
+        def close(self):
+            pass
+
+    def step(run, name, *steps):
+        seen.setdefault(name, run.clock.evaluations)
+        real(run, name, *steps)
+
+    bars, seen, real = [], {}, _Run.step
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
+    monkeypatch.setattr(_Run, "step", step)
+    hidden = [{"hidden": torch.randn(1, 96, 32)} for _ in range(2)]
+    model, inputs = (llama, ids) if told else (Own().eval(), hidden)
+    sa.advise(model, inputs, 0.7, patterns=PATTERNS)
+    search = [left for name, left in seen.items() if name.startswith("search, price")]
+    weights = [left for name, left in seen.items() if name.endswith("alone")]
+    assert weights == [17, 16, 15, 14]
+    if told:
+        assert search[0] == 10  # after three everywhere
+        # layers, dense and three more everywhere, key heads, the search
+        assert bars[0].first == 2 + 1 + 3 + 4 + 10
 
 
 def test_usual_candidates_are_served():
