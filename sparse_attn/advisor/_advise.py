@@ -213,8 +213,9 @@ class _Run:
     def _told(self) -> tuple[int, int]:
         """Return the layers and key heads that the configuration tells, for the estimate alone."""
         config = getattr(self.model, "config", None)
-        heads = getattr(config, "num_key_value_heads", None)
-        heads = heads or getattr(config, "num_attention_heads", 1)
+        heads: Any = getattr(config, "num_key_value_heads", None)
+        if heads is None:
+            heads = getattr(config, "num_attention_heads", 1)
         return getattr(config, "num_hidden_layers", 1), heads
 
     def _expect(self, evaluations: int) -> None:
