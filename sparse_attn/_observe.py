@@ -9,31 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .functional import sparse_attention
 from .patterns import Pattern
 
-__all__ = ["Watcher", "attend_in", "replacing", "watching"]
+__all__ = ["Attended", "Watcher", "attend_in", "replacing", "watching"]
 
 
-class Watcher(Protocol):
-    """Sees a call: the layer's number, tensors, pattern and common keywords."""
+@dataclass(frozen=True)
+class Attended:
+    """A layer's call as watchers see it.
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pattern: Pattern,
-        common: dict[str, Any],
-    ) -> None:
-        """Look; the tensors are the model's own."""
+    Attributes
+    ----------
+    layer : int
+    query, key, value : Tensor
+        The model's own.
+    pattern : Pattern
+    common : dict
+        Keyword arguments but for ``out``.
+    """
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    pattern: Pattern
+    common: dict[str, Any]
 
 
+Watcher = Callable[[Attended], None]
 Substitute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _watchers: list[Watcher] = []
@@ -70,9 +79,10 @@ def attend_in(
 ) -> torch.Tensor:
     """Call `sparse_attention` for a model's layer; None is a call that no policy numbers."""
     if _watchers and layer is not None:
-        seen = {name: argument for name, argument in common.items() if name != "out"}
+        given = {name: argument for name, argument in common.items() if name != "out"}
+        call = Attended(layer, query, key, value, pattern, given)
         for watcher in _watchers:
-            watcher(layer, query, key, value, pattern, seen)
+            watcher(call)
     if _substitutes:
         return _substitutes[-1](query, key, value)
     out: torch.Tensor = sparse_attention(query, key, value, pattern, **common)

@@ -76,7 +76,7 @@ class ShownPolicy:
         Raises
         ------
         ValueError
-            When the policy is made for another number of layers.
+            As `table`.
 
         Examples
         --------

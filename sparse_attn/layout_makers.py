@@ -77,7 +77,7 @@ class ReadyLayouts:
         Raises
         ------
         TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
+            An argument of a wrong kind; a negative length; a block size that 16 does not divide.
 
         Examples
         --------
@@ -122,7 +122,7 @@ class ReadyLayouts:
         Raises
         ------
         TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
+            As `local`; a negative number of blocks.
 
         Examples
         --------
@@ -172,7 +172,7 @@ class ReadyLayouts:
         Raises
         ------
         TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
+            As `local`; a `local` or `stride` below 1.
 
         Examples
         --------

@@ -52,7 +52,7 @@ class ReadyPolicies:
         Raises
         ------
         TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
+            An argument of a wrong kind; no layers; a share outside 0 to 1.
 
         Examples
         --------
@@ -96,7 +96,7 @@ class ReadyPolicies:
         Raises
         ------
         TypeError, ValueError
-            An argument of a wrong kind; a number out of range.
+            An argument of a wrong kind; no layers; an `n` below 1.
 
         Examples
         --------

@@ -163,13 +163,13 @@ def assert_matches_sdpa(
     query, key, value : Tensor
         ``(B, H, S, D)``; key heads may be fewer.
     **common
-        ``attn_mask``, ``is_causal``, ``scale``. Causal with ``Sq != Skv`` is refused: SDPA aligns
-        the other corner.
+        ``attn_mask``, ``is_causal``, ``scale``. SDPA aligns causal masks at the other corner,
+        so that lengths must be equal there.
 
     Raises
     ------
     AssertionError
-        With the largest error, its limit and its place.
+        As `assert_close_to_reference`; a causal call with ``Sq != Skv``.
 
     Examples
     --------

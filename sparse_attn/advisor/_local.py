@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from .._checks import refuse
+from .._observe import Attended
 from ..patterns import Full, Pattern, TopK
 from ..quality._compare import Reference
 from ..quality._counts import row_counts
@@ -50,20 +50,13 @@ class Local:
     step: Callable[..., None] = field(default=lambda name, steps=1: None, repr=False)
     _seen: dict[int, int] = field(default_factory=dict, repr=False)
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pattern: Pattern,
-        common: dict[str, Any],
-    ) -> None:
+    def __call__(self, call: Attended) -> None:
         """Judge all candidates on a layer's tensors."""
-        if pattern != Full() or query.shape[2] != key.shape[2]:
+        layer, query, key, common = call.layer, call.query, call.key, call.common
+        if call.pattern != Full() or query.shape[2] != key.shape[2]:
             self.skipped.add(layer)
             return
-        reference = Reference(query, key, value, common)
+        reference = Reference(query, key, call.value, common)
         heads = key.shape[1]
         seen = self._seen[layer] = self._seen.get(layer, 0) + 1
         for name, candidate in self.candidates.items():

@@ -19,7 +19,7 @@ from torch import nn
 from .._binding import bound
 from .._checks import check_kind, refuse
 from .._drawing import as_html
-from .._observe import replacing, watching
+from .._observe import Attended, replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
@@ -143,28 +143,21 @@ class _Layers:
         self.patterns = dict.fromkeys((name for name in found if name != "dense"), 0.0)
         self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pattern: Pattern,
-        common: dict[str, Any],
-    ) -> None:
+    def __call__(self, call: Attended) -> None:
         """Time a layer's call; layers with a pattern of their own keep it."""
-        self.seen = query[:, :, :1], key[:, :, :1]
+        tensors = call.query, call.key, call.value
+        self.seen = call.query[:, :, :1], call.key[:, :, :1]
         for name, candidate in self.found.items():
-            judged = candidate if pattern == Full() else pattern
-            sparse_attention(query, key, value, judged, **common)
+            judged = candidate if call.pattern == Full() else call.pattern
+            sparse_attention(*tensors, judged, **call.common)
             taken = []
             for _ in range(RUNS):
                 began = stopwatch()
-                sparse_attention(query, key, value, judged, **common)
+                sparse_attention(*tensors, judged, **call.common)
                 taken.append(stopwatch() - began)
             seconds = statistics.median(taken)
             if name == "dense":
-                self.layers[layer] = seconds
+                self.layers[call.layer] = seconds
             else:
                 self.patterns[name] += seconds
 

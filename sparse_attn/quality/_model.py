@@ -20,7 +20,7 @@ from torch import nn
 from .._binding import bound
 from .._checks import check_kind, refuse
 from .._drawing import as_html
-from .._observe import watching
+from .._observe import Attended, watching
 from .._pattern import check_pattern
 from .._progress import Progress
 from ..patterns import Full, Pattern
@@ -223,19 +223,11 @@ class _Pairs:
     def __init__(self) -> None:
         self.visited = self.allowed = 0.0
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pattern: Pattern,
-        common: dict[str, Any],
-    ) -> None:
+    def __call__(self, call: Attended) -> None:
         """Count a call."""
-        for name, judged in (("visited", pattern), ("allowed", Full())):
-            counts = row_counts(query, key, judged, common)
-            heads = query.shape[1] / counts.shape[1]
+        for name, judged in (("visited", call.pattern), ("allowed", Full())):
+            counts = row_counts(call.query, call.key, judged, call.common)
+            heads = call.query.shape[1] / counts.shape[1]
             setattr(self, name, getattr(self, name) + float(counts.sum()) * heads)
 
     def share(self, counted: bool) -> float:
