@@ -109,6 +109,9 @@ struct TensorCoreProducts {
     }
   }
 
+  using Values = uint32_t;  // where they lie
+  __device__ __forceinline__ static Values values_at(uint32_t sV) { return sV; }
+
   /// O += P V, values loaded kAhead fragments before they are multiplied. prepare(slice) makes a
   /// slice of P that is not there yet; it is called a slice ahead.
   template <typename Prepare>

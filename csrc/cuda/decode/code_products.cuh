@@ -71,25 +71,37 @@ struct CodeProducts {
     }
   }
 
-  /// S = Q K^T.
+  /// S = Q K^T. All codes are read first: loads and products keep the order in which they stand.
   __device__ __forceinline__ void scores(float (&rS)[1][NT][4], uint32_t sK) const {
+    constexpr int kLoads = kLaneColumns / 8;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    uint2 codes[NT][kLoads];
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt) {
-      float (&sum)[4] = rS[0][nt];
+    for (int i = 0; i < NT * kLoads; ++i) {
+      const int nt = i % NT, at = i / NT;
+      codes[nt][at] = ptx::load_shared_8(sK + Tile::place(g + 8 * nt, t * kLaneColumns + 8 * at));
+    }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+    for (int e = 0; e < 4 * NT; ++e) rS[0][e / 4][e % 4] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kLaneColumns / 8; ++i) {
-        const uint2 codes =
-            ptx::load_shared_8(sK + Tile::place(g + 8 * nt, t * kLaneColumns + 8 * i));
-        const uint2 low = widen<__half>(codes.x), high = widen<__half>(codes.y);
-        ptx::mma_16x8x16<__half>(sum, rQ[2 * i], low.x, low.y);
-        ptx::mma_16x8x16<__half>(sum, rQ[2 * i + 1], high.x, high.y);
+    for (int at = 0; at < kLoads; ++at) {
+      uint2 low[NT], high[NT];
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        low[nt] = widen<__half>(codes[nt][at].x);
+        high[nt] = widen<__half>(codes[nt][at].y);
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] *= unit[e / 2];
+      for (int nt = 0; nt < NT; ++nt) {
+        ptx::mma_16x8x16<__half>(rS[0][nt], rQ[2 * at], low[nt].x, low[nt].y);
+      }
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        ptx::mma_16x8x16<__half>(rS[0][nt], rQ[2 * at + 1], high[nt].x, high[nt].y);
+      }
     }
+#pragma unroll
+    for (int e = 0; e < 4 * NT; ++e) rS[0][e / 4][e % 4] *= unit[e % 4 / 2];
   }
 
   __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[1][NT][4], int) {
@@ -100,31 +112,38 @@ struct CodeProducts {
     }
   }
 
+  /// Codes of the values of the lane's four keys, eight channels each.
+  struct Values {
+    uint2 codes[DT / 8][4];
+  };
+  /// Reads them, before they are needed.
+  __device__ __forceinline__ static Values values_at(uint32_t sV) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    Values values;
+#pragma unroll
+    for (int i = 0; i < DT / 8 * 4; ++i) {
+      const int key = i % 4, row = 2 * t + key % 2 + key / 2 * 8;
+      values.codes[i / 4][key] = ptx::load_shared_8(sV + Tile::place(row, g * DT + i / 4 * 8));
+    }
+    return values;
+  }
+
   /// O += P V.
   template <typename Prepare>
-  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Slice (&rP)[1], uint32_t sV,
-                                         const Prepare&) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Slice (&rP)[1],
+                                         const Values& values, const Prepare&) const {
 #pragma unroll
-    for (int dt = 0; dt < DT; dt += 8) {
-      uint2 codes[4];  // of the lane's four keys
-#pragma unroll
-      for (int key = 0; key < 4; ++key) {
-        codes[key] =
-            ptx::load_shared_8(sV + Tile::place(2 * t + key % 2 + key / 2 * 8, g * DT + dt));
-      }
-#pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        // Channels i and i + 1 of two keys side by side.
-        const uint32_t order = i % 4 == 0 ? 0x5140 : 0x7362;
-        auto pairs = [&](int key) {
-          const uint2 &a = codes[key], &b = codes[key + 1];
-          return widen<__half>(__byte_perm(i < 4 ? a.x : a.y, i < 4 ? b.x : b.y, order));
-        };
-        const uint2 first = pairs(0), second = pairs(2);
-        ptx::mma_16x8x16<__half>(rO[0][dt + i], rP[0][0], first.x, second.x);
-        ptx::mma_16x8x16<__half>(rO[0][dt + i + 1], rP[0][0], first.y, second.y);
-      }
+    for (int dt = 0; dt < DT; dt += 2) {
+      // Channels dt and dt + 1 of two keys side by side.
+      const uint32_t order = dt % 4 == 0 ? 0x5140 : 0x7362;
+      auto pairs = [&](int key) {
+        const uint2 &a = values.codes[dt / 8][key], &b = values.codes[dt / 8][key + 1];
+        const bool low = dt % 8 < 4;
+        return widen<__half>(__byte_perm(low ? a.x : a.y, low ? b.x : b.y, order));
+      };
+      const uint2 first = pairs(0), second = pairs(2);
+      ptx::mma_16x8x16<__half>(rO[0][dt], rP[0][0], first.x, second.x);
+      ptx::mma_16x8x16<__half>(rO[0][dt + 1], rP[0][0], first.y, second.y);
     }
   }
 

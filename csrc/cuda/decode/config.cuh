@@ -20,9 +20,11 @@ struct Config {
   static constexpr bool kQueryRegisters = MT == 1;
   static constexpr int kWarps = HEAD_DIM > 128 ? 2 : 4;
   static constexpr int kThreads = 32 * kWarps;
-  // Codes take half of the memory, and more instructions for a byte.
-  static constexpr int kBlocksPerSm = kFloat8 ? 3 : 2;
-  static constexpr int kStages = (HEAD_DIM > 64 ? 3 : 6) * (kFloat8 ? 4 : 3) / 3;
+  // Steps that a warp multiplies at once. Codes take half of the memory, so a warp has half of the
+  // time for a step, which is a chain of waits: of two at once it is hardly longer.
+  static constexpr int kAtOnce = kFloat8 && HEAD_DIM <= 128 ? 2 : 1;
+  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kStages = (HEAD_DIM > 64 ? 3 : 6) * (kFloat8 ? 2 : 1);
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values
@@ -37,6 +39,18 @@ struct Config {
                          TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>>;
   using Scores = float[MT][NT][4];
   using Output = float[MT][DT][4];
+
+  /// No row sees the keys of these scores.
+  __device__ __forceinline__ static void leave_out(Scores& scores) {
+#pragma unroll
+    for (int i = 0; i < 4 * MT * NT; ++i) scores[i / 4 / NT][i / 4 % NT][i % 4] = -INFINITY;
+  }
+  /// The scores of steps that are multiplied at once, as those of one wide step.
+  using JoinedScores = float[MT][kAtOnce * NT][4];
+  __device__ __forceinline__ static JoinedScores& joined(Scores (&scores)[kAtOnce]) {
+    static_assert(kAtOnce == 1 || MT == 1, "rows would come before steps");
+    return reinterpret_cast<JoinedScores&>(scores);
+  }
 
   static_assert(kPitch % 128 == 0, "the swizzle permutes chunks of 128-byte lines");
   static constexpr int kStagedRows = kSlotBytes / (HEAD_DIM * static_cast<int>(sizeof(float)));

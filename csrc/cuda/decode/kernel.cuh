@@ -250,7 +250,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const bool whole = kLean || aligned;
   const RowLoader<Config> query_rows = {key_columns, whole};
   typename Config::Products products;
-  const Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
+  Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
+  walk.at_once = Config::kAtOnce;
   Loader loader = {params,
                    pattern,
                    state,
@@ -265,8 +266,11 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const Exponent exponent = {transformed ? kLog2e : scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
+  constexpr int kAtOnce = Config::kAtOnce;
+  auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
   int slot = 0;
   int load_slot = 0;
+  bool both = false;  // two steps were multiplied, whose slots are free
   if (early) ptx::wait_for_primary();
   // Queries for registers pass through the slot that is filled last.
   uint32_t queries = Loader::keys(ring, kStages - 1);
@@ -291,7 +295,11 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       if (chunk == end) break;
     }
     loader.load_next(load_slot);
-    load_slot = load_slot + 1 == kStages ? 0 : load_slot + 1;
+    load_slot = after(load_slot);
+    if (kAtOnce > 1 && both) {
+      loader.load_next(load_slot);
+      load_slot = after(load_slot);
+    }
     if (loaded < kStages) {
       if (loaded < kStages - 1) continue;
       ptx::cp_async_wait<kStages - 1>();  // the queries have landed, after them come the first keys
@@ -304,23 +312,45 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       continue;
     }
 
-    ptx::cp_async_wait<kStages - 1>();
-    __syncwarp();  // the oldest step has landed
-    const Step step = state.steps[warp][slot];
-    typename Config::Scores rS;
-    products.scores(rS, Loader::keys(ring, slot));
-    if (step.masked) mask_scores<Config>(rS, pattern, state, step);
-    if (pattern.list.has_bits() && step.bits >= 0) {
-      mask_by_bits<Config>(rS, pattern.list, state, step);
+    ptx::cp_async_wait<kStages - kAtOnce>();
+    __syncwarp();  // the oldest steps have landed
+    typename Config::Scores rS[kAtOnce];
+    uint32_t value_slots[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int own = i == 0 ? slot : after(slot);
+      const Step step = state.steps[warp][own];
+      if (i > 0) {
+        const Step& first = state.steps[warp][slot];
+        both = step.chunk == first.chunk && step.turn == first.turn;
+      }
+      const bool there = i == 0 || both;
+      const int from = there ? own : slot;
+      value_slots[i] = Loader::values(ring, from);
+      products.scores(rS[i], Loader::keys(ring, from));
+      if (!there) {
+        Config::leave_out(rS[i]);
+        continue;
+      }
+      if (step.masked) mask_scores<Config>(rS[i], pattern, state, step);
+      if (pattern.list.has_bits() && step.bits >= 0) {
+        mask_by_bits<Config>(rS[i], pattern.list, state, step);
+      }
+      if (transformed) transform_scores<Config>(rS[i], params, pattern, state, step);
     }
-    if (transformed) transform_scores<Config>(rS, params, pattern, state, step);
+    typename Config::Products::Values values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
     float rescale[Config::MT][2];
-    sum.softmax.update(rS, exponent, rescale);
-    typename Config::Products::Slice rP[1];
-    products.round(rP[0], rS, 0);
+    sum.softmax.update(Config::joined(rS), exponent, rescale);
+    typename Config::Products::Slice rP[kAtOnce][1];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
     sum.rescale(rescale);
-    products.output(sum.rO, rP, Loader::values(ring, slot), [](int) {});
-    slot = slot + 1 == kStages ? 0 : slot + 1;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) products.output(sum.rO, rP[i], values[i], [](int) {});
+    slot = after(slot);
+    if (kAtOnce > 1 && both) slot = after(slot);
   }
   ptx::cp_async_wait<0>();
 }

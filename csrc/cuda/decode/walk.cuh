@@ -15,6 +15,7 @@ struct Step {
   bool lead = false;
   bool masked = false;
   int32_t bits = -1;  // row of bits of a partial block
+  int32_t turn = 0;   // of the chunk: steps at fixed places, which a warp may multiply at once
 };
 
 /// What the walk of one row tile needs; lives in shared memory.
@@ -69,12 +70,16 @@ struct Walk {
   Interval run = {};    // elements of consecutive steps in which the warp's next one begins
   bool lead = false;    // of the run
   bool masked = false;
-  int32_t bits = -1;  // row of bits of its block
+  int32_t bits = -1;    // row of bits of its block
+  int32_t at_once = 1;  // steps of a turn
+  int32_t place = 0;    // of the warp's next step in the chunk
 
   /// Describes the next visited step; a step of chunk `end_chunk` means that there is none.
   __device__ __forceinline__ Step next() {
     while (run.begin >= run.end && chunk < end_chunk) find_run();
     Step step = {run.begin, run.begin < run.end ? chunk : end_chunk, lead, masked, bits};
+    step.turn = place / (warps * at_once);
+    place += warps;
     run.begin += warps * kStepKeys;
     return step;
   }
@@ -92,9 +97,11 @@ struct Walk {
     }
   }
 
-  /// Makes the run of `steps`, the first of which stands at `place` in the chunk.
-  __device__ __forceinline__ void set_run(Interval steps, int32_t place) {
-    steps.begin += (warp - place) & (warps - 1);
+  /// Makes the run of `steps`, the first of which stands at `first` in the chunk.
+  __device__ __forceinline__ void set_run(Interval steps, int32_t first) {
+    const int32_t skipped = (warp - first) & (warps - 1);
+    place = first + skipped;
+    steps.begin += skipped;
     run = {steps.begin * kStepKeys, steps.end * kStepKeys};
   }
 
