@@ -73,13 +73,19 @@ class PatchedSDPA:
         forward = model.forward
         self._own = vars(model).get("forward")
 
-        @functools.wraps(forward)
-        def patched(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             with _Mode(self) as mode:
                 result = forward(*args, **kwargs)
             self.layers = mode.layer
             self.policy.check_model(mode.layer, None, type(model).__name__)
             return result
+
+        # A graph of torch.compile that ends inside the mode loses it; an export is one graph.
+        apart = torch.compiler.disable(run, recursive=False)
+
+        @functools.wraps(forward)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return (run if torch.compiler.is_exporting() else apart)(*args, **kwargs)
 
         setattr(patched, _MARK, True)
         self._patched = patched

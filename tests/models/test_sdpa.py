@@ -116,6 +116,30 @@ def test_calls_that_no_engine_serves_are_left(device):
         assert torch.equal(model(x), functional.scaled_dot_product_attention(x, x, x))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["compiled", "patched"])
+def test_compiled_models_follow_the_policy(model, tokens, first):
+    torch.compiler.reset()
+    dense = model(tokens)
+    compiled = torch.compile(model, backend="aot_eager") if first == "compiled" else None
+    if compiled is not None:
+        torch.testing.assert_close(compiled(tokens), dense)
+    with sa.patch_sdpa(model, BAND) as patched:
+        compiled = compiled or torch.compile(model, backend="aot_eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(tokens), model(tokens))
+    assert patched.layers == 3
+    torch.testing.assert_close(compiled(tokens), dense)
+
+
+@torch.no_grad()
+def test_a_patched_model_exports(model, tokens):
+    with sa.patch_sdpa(model, BAND):
+        program = torch.export.export(model, (tokens,), strict=False)
+        want = model(tokens)
+    torch.testing.assert_close(program.module()(tokens), want)
+
+
 def test_wrong_arguments_are_refused(model, tokens):
     with pytest.raises(TypeError, match=r"sparse_attn\.patch_sdpa: expected model"):
         sa.patch_sdpa("model", BAND)
