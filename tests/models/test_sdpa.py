@@ -125,7 +125,8 @@ def test_compiled_models_follow_the_policy(model, tokens, first):
     if compiled is not None:
         torch.testing.assert_close(compiled(tokens), dense)
     with sa.patch_sdpa(model, BAND) as patched:
-        compiled = compiled or torch.compile(model, backend="aot_eager")
+        if compiled is None:
+            compiled = torch.compile(model, backend="aot_eager")
         for _ in range(2):
             torch.testing.assert_close(compiled(tokens), model(tokens))
     assert patched.layers == 3
