@@ -1,6 +1,7 @@
 """What is built: libraries without Python or unstable torch symbols, and nothing left out."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,9 @@ LIBRARIES = sorted(Path(sparse_attn.__path__[-1]).glob("_C*.so"), key=lambda pat
 
 UNSTABLE = re.compile(r"\b(torch|c10|at|caffe2)::")
 PYTHON = re.compile(r"^_?Py[A-Z_]")
+#: Instructions that not every x86-64 has (all AVX begins with v), and who may execute them.
+WIDE = re.compile(r"v(?!er[rw]\b)\w+|\w*tile\w*|tdp\w+")
+OF_ONE_ISA = re.compile(r"11sparse_attn3cpu(4avx2|6avx512|3amx)")
 
 
 def undefined_symbols(library: Path) -> list[str]:
@@ -28,6 +32,18 @@ def undefined_symbols(library: Path) -> list[str]:
     command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(library)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [line.split(maxsplit=1)[1].split("@")[0] for line in listing.splitlines()]
+
+
+def wide_functions(library: Path) -> set[str]:
+    """Mangled names of functions with instructions that not every x86-64 has."""
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", str(library)]
+    function, found = "", set()
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n"):
+        if line.endswith(">:"):
+            function = line
+        elif WIDE.match(line.partition("\t")[2]):
+            found.add(function)
+    return found
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm (binutils) is not installed")
@@ -48,6 +64,12 @@ class TestSymbols:
         command = ["readelf", "--dynamic", str(library)]
         dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+
+    def test_asks_the_processor_before_wide_instructions(self, library):
+        """An inline function of a file compiled for AVX-512 may be the one that the linker keeps."""
+        found = wide_functions(library)
+        assert [name for name in found if not OF_ONE_ISA.search(name)] == []
+        assert bool(found) == (library.name == "_C.so" and platform.machine() == "x86_64")
 
 
 def test_the_cpu_library_is_built():
