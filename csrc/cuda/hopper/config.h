@@ -61,6 +61,9 @@ struct Config {
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
+  // The next query tile is claimed when one is almost loaded, not when it begins: faster for
+  // windows and lists, slower for full and causal tiles. Others have no room for the barrier.
+  static constexpr bool kClaimsLate = !kHalf && !kRagged;
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   // Products read the first HEAD_DIM columns alone.
@@ -79,9 +82,9 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products;
   // of long products that comes by itself. Where tiles fold, a sum takes the place of another
-  // consumer's O; the code of lists without turns has no room in registers.
+  // consumer's O; lists of packed sequences were not tried.
   static constexpr bool kPingPong =
-      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFolds || kListed);
+      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFolds || (kListed && kRagged));
   static constexpr int kKeyStages = kHalf && kKeyBytes > 128 * 96 * 2 ? 1 : 2;  // V is held longer
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
@@ -212,6 +215,10 @@ struct BoxKeys<C, true> {
   int32_t box_keys[kInfoSlots][C::kMostBoxes];
 };
 
+/// What happens in a block that one thread tells: the first Q and K have come; a tile of V has come
+/// that holds rows of no key; a query tile of a kernel that claims late is almost loaded.
+enum BlockEvent : int { kFirstKey, kRawValue, kAlmostLoaded };
+
 /// Offsets in shared memory are those of this struct.
 template <class C>
 struct SharedStorage : MaskTiles<C>, BoxKeys<C> {
@@ -237,8 +244,8 @@ struct SharedStorage : MaskTiles<C>, BoxKeys<C> {
   uint64_t value_full[C::kValueStages], value_empty[C::kValueStages];
   uint64_t work_full[kWorkSlots], work_empty[kWorkSlots];
   uint64_t mask_full[C::kMasks][C::kConsumers], mask_empty[C::kMasks][C::kConsumers];
-  uint64_t first_key;  // the first Q and K of the block have come
-  uint64_t raw_value;  // a tile of V has come that holds rows of no key
+  static constexpr int kEvents = C::kClaimsLate ? kAlmostLoaded + 1 : kAlmostLoaded;
+  uint64_t event[kEvents];
 };
 
 /// Position in a ring of `kSlots` slots and the parity of the phase to wait for there.

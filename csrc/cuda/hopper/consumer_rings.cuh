@@ -28,7 +28,7 @@ class ConsumerRings {
   __device__ __forceinline__ void announce_first_key() const {
     wait_query();
     ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[0]), 0);
-    if (threadIdx.x == kWarpgroup) ptx::mbarrier_arrive(ptx::smem_address(&smem_.first_key));
+    if (threadIdx.x == kWarpgroup) ptx::mbarrier_arrive(ptx::smem_address(&smem_.event[kFirstKey]));
   }
 
   /// Waits for K of the next step; returns what is to be known of it.

@@ -38,8 +38,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
       ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_empty[stage]), kWarps * C::kConsumers);
     }
   }
-  ptx::mbarrier_init(ptx::smem_address(&smem.first_key), 1);
-  ptx::mbarrier_init(ptx::smem_address(&smem.raw_value), 1);
+  for (uint64_t& event : smem.event) ptx::mbarrier_init(ptx::smem_address(&event), 1);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }

@@ -105,6 +105,8 @@ class Loader {
       chunk = folded_tiles<C>(args_, work);
       chunk_left = (visited - 1) % chunk + 1;
     }
+    int32_t until_almost = 0;  // key tiles left to be loaded before the planner is told
+    if (kKeys && claims_late<C>(args_)) until_almost = most_visits<C>(args_, work) - kPlanningTiles;
     int32_t entry = table_entry(work, step);
     while (step.valid) {
       Step ahead = source.next();
@@ -130,10 +132,19 @@ class Loader {
       }
       if (kBoth && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
+      if (kKeys && --until_almost == 0) tell_almost_loaded();
       first = false;
       step = ahead;
       entry = entry_ahead;
       masked = masked_ahead;
+    }
+    if (kKeys && until_almost > 0) tell_almost_loaded();
+  }
+
+  /// Lets the planner claim the next query tile.
+  __device__ __forceinline__ void tell_almost_loaded() const {
+    if (C::kClaimsLate && lane_ == 0) {
+      ptx::mbarrier_arrive(ptx::smem_address(&smem_.event[kAlmostLoaded]));
     }
   }
 
@@ -207,7 +218,7 @@ class Loader {
                                                const Step& step, int32_t entry, Interval there) {
     const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
-    const uint32_t raw = ptx::smem_address(&smem_.raw_value);
+    const uint32_t raw = ptx::smem_address(&smem_.event[kRawValue]);
     copy_stage(work, place, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
@@ -284,7 +295,7 @@ class Loader {
   /// All blocks begin at once, and memory serves them all: what the first product does not need
   /// waits until what it needs has come.
   __device__ __forceinline__ void wait_first_key() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.first_key), 0);
+    ptx::mbarrier_wait(ptx::smem_address(&smem_.event[kFirstKey]), 0);
   }
 
   /// Each consumer's 64 rows have barriers of their own. A lane copies the rows of one head.

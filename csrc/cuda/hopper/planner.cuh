@@ -179,12 +179,6 @@ class Planner {
     key_rows_ = class_kind(slice_.keys, params.problem.seq_kv);
   }
 
-  /// Tiles of keys that a query tile visits, at most.
-  __device__ __forceinline__ int32_t visits(const Work& work) const {
-    if (!C::kListed) return work.tiles.count();
-    return ceil_div(work.runs.count * args_.box_rows, C::BLOCK_KV);
-  }
-
   /// Whether the class is one of those with one row more.
   __device__ __forceinline__ static RowsOf class_kind(const View& view, int32_t size) {
     return view.offset < size % view.step ? kLongClass : kShortClass;
@@ -211,17 +205,24 @@ class Planner {
     return there;
   }
 
-  /// The next tile is claimed when the one before `work` is finished, since a queue would unbalance
-  /// the end; after a short one, which ends before the next is planned, one tile earlier.
-  __device__ __forceinline__ void wait_turn(const Work& work) const {
+  /// The next tile is claimed when the one before `work` is finished, or `work` almost loaded,
+  /// since a queue would unbalance the end; after a short one, which ends before the next is
+  /// planned, as soon as there is room for it.
+  __device__ __forceinline__ void wait_turn(const Work& work) {
     auto wait = [&](const auto& slot) {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);
     };
     wait(slot_);
-    if (visits(work) <= kShortTile) return;
-    auto before = slot_;
-    before.advance();
-    wait(before);
+    const int32_t visits = most_visits<C>(args_, work);
+    if (claims_late<C>(args_)) {
+      if (visits <= kPlanningTiles) return;
+      ptx::mbarrier_wait(ptx::smem_address(&smem_.event[kAlmostLoaded]), loaded_parity_);
+      loaded_parity_ ^= 1;
+    } else if (visits > kShortTile) {
+      auto before = slot_;
+      before.advance();
+      wait(before);
+    }
   }
 
   __device__ __forceinline__ void publish(const Work& work, const ExistingKeys& there) {
@@ -251,6 +252,7 @@ class Planner {
   SharedStorage<C>& smem_;
   const int lane_;
   Ring<SharedStorage<C>::kWorkSlots> slot_;
+  uint32_t loaded_parity_ = 0;  // of the next tile that is waited for
   bool folds_ = false;
   KeySplit own_;            // of a tile of a sequence among others
   int32_t class_idx_ = -1;  // of the slice, none yet

@@ -34,6 +34,22 @@ __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Til
   return !tiles.slides(main) || !tiles.full_lead.holds(tiles.seen_lead);
 }
 
+/// Tiles of keys that a query tile visits, at most.
+template <class C>
+__device__ __forceinline__ int32_t most_visits(const Arguments& args, const Work& work) {
+  if (!C::kListed) return work.tiles.count();
+  return ceil_div(work.runs.count * args.box_rows, C::BLOCK_KV);
+}
+
+/// Whether the call is one whose query tiles are claimed late.
+template <class C>
+__device__ __forceinline__ bool claims_late(const Arguments& args) {
+  return C::kClaimsLate && (C::kListed || args.params.pattern.left != kUnlimited);
+}
+
+/// Key tiles in whose time the next query tile is claimed and planned.
+constexpr int32_t kPlanningTiles = 4;
+
 /// `kMasks`: for a warp that asks for masks; `kBits`: and for bits of partial blocks.
 template <class C, bool kMasks, bool kBits = kMasks && C::kHalf>
 class TileSource {
