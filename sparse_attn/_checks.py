@@ -174,6 +174,9 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         left, right = window
     else:
         what = "an int or a pair (left, right)"
+        if window is None:
+            got = "None; (None, None) has no limit on either side"
+            raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
         check_kind(owner, name, window, Integer, what)
         left = right = window
     return _check_side(owner, name, "left", left), _check_side(owner, name, "right", right)

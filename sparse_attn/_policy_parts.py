@@ -43,7 +43,7 @@ def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:
     """Return patterns by layer, in order; refuse what is none."""
     check_kind("Policy", "layers", layers, Mapping, "a mapping of layer to pattern")
     for layer, pattern in layers.items():
-        check_integer("Policy", "layers", layer, 0)
+        check_integer("Policy", "a layer's number", layer, 0)
         check_pattern("Policy", pattern, f"layers[{layer}]", "a pattern")
     return {int(layer): layers[layer] for layer in sorted(layers)}
 
@@ -54,7 +54,7 @@ def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[
     check_kind("Policy", "heads", heads, Mapping, what)
     checked = {}
     for layer, patterns in heads.items():
-        check_integer("Policy", "heads", layer, 0)
+        check_integer("Policy", "a layer's number", layer, 0)
         check_kind(
             "Policy", f"heads[{layer}]", patterns, Mapping, "a mapping of key head to pattern"
         )

@@ -212,10 +212,10 @@ def attention(
     except (ValueError, NotImplementedError) as error:
         if str(error).startswith("sparse_attn: "):  # names its layer already
             raise
-        raise type(error)(
-            f"sparse_attn: {place(module)}: {error}; "
-            "give the layer another pattern, or load the model with its own attention"
-        ) from error
+        advice = "give the layer another pattern, or load the model with its own attention"
+        if query.dtype == torch.float64:
+            advice = "no pattern changes that: call model.float()"
+        raise type(error)(f"sparse_attn: {place(module)}: {error}; {advice}") from error
     return out.transpose(1, 2), None
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .._checks import check_kind, named_by, refuse
+from .._checks import check_kind, kind_of, named_by, refuse
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -212,7 +212,13 @@ def _held(model: object) -> PreTrainedModel:
     tops = [path for path in paths if not any(path.startswith(f"{top}.") for top in paths)]
     if len(tops) == 1:
         return model.get_submodule(tops[0])  # type: ignore[attr-defined]
-    got = type(model).__name__ + (f" with {len(tops)}: {', '.join(tops)}" if tops else "")
+    if tops:
+        got = f"{type(model).__name__} with {len(tops)}: {', '.join(tops)}"
+    else:
+        got = (
+            f"{kind_of(model)}; models with nn.MultiheadAttention take sparse_attn.swap_attention, "
+            "those that call torch's SDPA take sparse_attn.patch_sdpa"
+        )
     raise TypeError(f"sparse_attn.apply: expected a transformers model, got {got}")
 
 

@@ -117,6 +117,7 @@ def test_table_says_what_is_dense_below():
         (lambda: sa.Policy(CAUSAL).choose("a", 4, 4), TypeError, "layer to be an int"),
         (lambda: sa.Policy(CAUSAL).choose(0, 4, -4), ValueError, "Skv of at least 0"),
         (lambda: sa.Policy(CAUSAL).table("x"), TypeError, "num_layers to be an int"),
+        (lambda: sa.Policy(CAUSAL, layers={"0": CAUSAL}), TypeError, "a layer's number to be an"),
     ],
     ids=[
         "pattern",
@@ -130,6 +131,7 @@ def test_table_says_what_is_dense_below():
         "choose",
         "length",
         "table",
+        "layer",
     ],
 )
 def test_wrong_arguments_are_refused_by_name(make, kind, sentence):

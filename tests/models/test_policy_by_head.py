@@ -184,7 +184,7 @@ def test_a_missing_file_and_data_in_a_policy_are_refused(tmp_path):
     ("make", "sentence"),
     [
         (lambda: sa.Policy(BAND, layers=3), "layers to be a mapping"),
-        (lambda: sa.Policy(BAND, layers={-1: BAND}), "layers of at least 0"),
+        (lambda: sa.Policy(BAND, layers={-1: BAND}), "layer.s number of at least 0"),
         (lambda: sa.Policy(BAND, layers={1: 3}), r"layers\[1\] to be a pattern"),
         (lambda: sa.Policy(BAND, heads={1: BAND}), r"heads\[1\] to be a mapping"),
         (lambda: sa.Policy(BAND, heads={1: {0: 3}}), "pattern to be a pattern"),

@@ -277,8 +277,16 @@ def test_the_model_inside_another_module_is_found():
     assert inner.config._attn_implementation == "sparse_attn"
     with pytest.raises(TypeError, match="got Holder with 2: parts.0.auto_model, parts.1.auto_m"):
         sa.integrations.transformers.apply(Holder(inner, build(CONFIGS["bert"]())), sa.Band(3))
-    with pytest.raises(TypeError, match="expected a transformers model, got Linear$"):
+    with pytest.raises(TypeError, match="expected a transformers model, got Linear; models w"):
         sa.integrations.transformers.apply(torch.nn.Linear(2, 2), sa.Band(3))
+    with pytest.raises(TypeError, match=r"got the class BertModel; .*swap_attention.*patch_sdpa"):
+        sa.integrations.transformers.apply(transformers.BertModel, sa.Band(3))
+
+
+def test_a_model_in_float64_is_told_what_helps():
+    model = apply(build(CONFIGS["bert"]()).double(), sa.Full())
+    with torch.no_grad(), pytest.raises(ValueError, match=r"got float64; .* model\.float\(\)$"):
+        model(input_ids=text()[0])
 
 
 def own_state(model):

@@ -289,5 +289,7 @@ def test_a_pattern_of_the_data_has_no_mask_mod():
 
 
 def test_minus_one_is_told_of_none():
+    with pytest.raises(TypeError, match=r"got None; \(None, None\) has no limit on either side"):
+        sa.Band(None)
     with pytest.raises(ValueError, match="left side of at least 0, got -1; None means no limit"):
         sa.Band((-1, 0))

@@ -38,7 +38,8 @@ def wide_functions(library: Path) -> set[str]:
     """Mangled names of functions with instructions that not every x86-64 has."""
     command = ["objdump", "--disassemble", "--no-show-raw-insn", str(library)]
     function, found = "", set()
-    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n"):
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for line in listing.split("\n"):
         if line.endswith(">:"):
             function = line
         elif WIDE.match(line.partition("\t")[2]):
@@ -66,7 +67,7 @@ class TestSymbols:
         assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
 
     def test_asks_the_processor_before_wide_instructions(self, library):
-        """An inline function of a file compiled for AVX-512 may be the one that the linker keeps."""
+        """The linker may keep the copy of an inline function that was compiled for AVX-512."""
         found = wide_functions(library)
         assert [name for name in found if not OF_ONE_ISA.search(name)] == []
         assert bool(found) == (library.name == "_C.so" and platform.machine() == "x86_64")
