@@ -35,28 +35,21 @@ struct ScoresView {
 };
 
 struct SelectParams {
+  Problem problem;
+  Sequences sequences;
+  const int32_t* used_rows = nullptr;  // [B], queries that exist, of gathered ones; null: all
   TensorView query;                    // [B, Hq, Sq, D]
-  TensorView key;                      // [B, Hkv, Skv, D]; [pages, Hkv, page_size, D]
-  KeySource pages;                     // the table of paged keys, which the sketch alone selects by
-  const int32_t* used_rows = nullptr;  // [B], queries that exist; null: all
-  const int32_t* used_keys = nullptr;  // [B], keys that exist; null: all
-  int32_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
-  Dtype dtype = Dtype::kFloat32;
-  float scale = 1.0f;
-  float softcap = 0.0f;
+  KeySource keys;                      // whose values are not read
+  Scores scores;                       // scale, softcap and bounds of them
   bool causal = false;
-  BoundsView bounds;
-  int32_t query_offset = 0;
-  const int32_t* query_offsets = nullptr;  // [B]
-  const int32_t* key_origins = nullptr;    // [B], where the texts begin; null: 0
 
   int32_t block_q = 0, block_kv = 0;  // rows of a query block, keys of a key block
   Selector selector = Selector::kMean;
-  int32_t groups = 1;    // mixed: means of a block
-  int32_t row_step = 1;  // mixed: every row_step-th row is sampled, the last of each step
-  int32_t stride = 8;    // antidiagonal
-  SketchView sketch;     // sketch: the caller's, or made for the call; bits are set
-  ScoresView scores;
+  int32_t groups = 1;        // mixed: means of a block
+  int32_t row_step = 1;      // mixed: every row_step-th row is sampled, the last of each step
+  int32_t stride = 8;        // antidiagonal
+  SketchView sketch;         // sketch: the caller's, or made for the call; bits are set
+  ScoresView given;          // scores: the caller's
   bool by_group = false;     // one list for the query heads of a key head
   double mass = 0;           // share of the estimate to keep; 0 keeps what the budget allows
   int32_t budget_count = 0;  // most blocks of a query block; 0 takes the share
@@ -70,47 +63,46 @@ struct SelectParams {
   void* stream = nullptr;
   int32_t device = 0;
 
-  // Packed sequences, and paged ones unless a sketch selects, as the call has them. Selections that
-  // know nothing of either choose for them (cpu/select/select_blocks.cpp, cuda/select/gather.cu);
-  // lists count the blocks of their sequence.
-  Sequences sequences;
+  // Selections that know nothing of packed sequences, nor, but by a sketch, of pages choose for
+  // them (cpu/select/select_blocks.cpp, cuda/select/gather.cu); lists count the blocks of their
+  // sequence.
 
   /// Queries of a batch entry.
   SPARSE_ATTN_HD int32_t rows(int64_t b) const {
-    return used_rows == nullptr ? seq_q : used_rows[b];
+    return used_rows == nullptr ? problem.seq_q : used_rows[b];
   }
   /// Keys of a batch entry.
-  SPARSE_ATTN_HD int32_t keys(int64_t b) const {
-    return used_keys == nullptr ? seq_kv : imax(0, imin(used_keys[b], seq_kv));
+  SPARSE_ATTN_HD int32_t entry_keys(int64_t b) const {
+    const int32_t* used = sequences.used_keys;
+    return used == nullptr ? problem.seq_kv : imax(0, imin(used[b], problem.seq_kv));
   }
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
-    if (used_keys != nullptr && query_offsets == nullptr) return keys(b) - rows(b);
-    int32_t offset = query_offsets == nullptr ? query_offset : query_offsets[b];
-    return imax(-kMaxLength, imin(offset, kMaxLength));
+    if (sequences.used_keys != nullptr && sequences.query_offsets == nullptr) {
+      return entry_keys(b) - rows(b);
+    }
+    return sequences.offset(b);
   }
-  /// Query heads that share a key head.
-  SPARSE_ATTN_HD int32_t group() const { return heads_q / heads_kv; }
   /// Lists of a batch entry, and query heads that share one.
-  SPARSE_ATTN_HD int32_t lists() const { return by_group ? heads_kv : heads_q; }
-  SPARSE_ATTN_HD int32_t heads_per_list() const { return by_group ? group() : 1; }
+  SPARSE_ATTN_HD int32_t lists() const { return by_group ? problem.heads_kv : problem.heads_q; }
+  SPARSE_ATTN_HD int32_t heads_per_list() const { return by_group ? problem.group() : 1; }
 
   /// Key position of query i.
   SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const { return i + offset(b); }
   /// How many keys may be read: under causal none past the last query.
   SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
-    return causal ? imax(0, imin(keys(b), rows(b) + offset(b))) : keys(b);
+    return causal ? imax(0, imin(entry_keys(b), rows(b) + offset(b))) : entry_keys(b);
   }
   /// The keys that query i may see.
   SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
-    Interval seen = bounds.row(b, head_q, i, keys(b));
+    Interval seen = scores.bounds.row(b, head_q, i, entry_keys(b));
     if (causal) seen.end = imin(seen.end, position(b, i) + 1);
     return seen;
   }
   /// From the first to the last key that some of the rows may see.
   SPARSE_ATTN_HD Interval keys_of_rows(int64_t b, int64_t head_q, Interval rows) const {
     if (rows.empty()) return {};
-    if (bounds.data == nullptr) return keys_of_row(b, head_q, rows.end - 1);
-    Interval all = {seq_kv, 0};
+    if (scores.bounds.data == nullptr) return keys_of_row(b, head_q, rows.end - 1);
+    Interval all = {problem.seq_kv, 0};
     for (int32_t i = rows.begin; i < rows.end; ++i) {
       Interval keys = keys_of_row(b, head_q, i);
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
@@ -119,22 +111,22 @@ struct SelectParams {
   }
   /// From the first to the last key that some row of the batch entry may see.
   SPARSE_ATTN_HD Interval keys_of_entry(int64_t b) const {
-    Interval all = {seq_kv, 0};
-    const int32_t heads = bounds.data == nullptr || bounds.stride_h == 0 ? 1 : heads_q;
+    Interval all = {problem.seq_kv, 0};
+    const int32_t heads =
+        scores.bounds.data == nullptr || scores.bounds.stride_h == 0 ? 1 : problem.heads_q;
     for (int32_t head = 0; head < heads; ++head) {
       Interval keys = keys_of_rows(b, head, {0, rows(b)});
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};
     }
     return all;
   }
-  /// Elements from the start of `key` to key j of a batch entry and key head.
+  /// Elements from the start of the keys to key j of a batch entry and key head.
   SPARSE_ATTN_HD int64_t key_at(int64_t b, int64_t head, int32_t j) const {
-    if (pages.paged()) return pages.locate(key, {}, b, head, j);
-    return b * key.stride_b + head * key.stride_h + j * key.stride_s;
+    return keys.locate(keys.key, {}, b, head, j);
   }
   /// The entry of the sketch that holds key j of a batch entry, and its row there.
   SPARSE_ATTN_HD int64_t sketch_entry(const SketchView& view, int64_t b, int32_t j) const {
-    return view.paged ? pages.page_of(b, j) : b;
+    return view.paged ? keys.page_of(b, j) : b;
   }
   SPARSE_ATTN_HD static int32_t sketch_row(const SketchView& view, int32_t j) {
     return view.paged ? j % view.rows : j;
@@ -162,7 +154,7 @@ struct SelectParams {
   }
   /// The forced first blocks, from the one that holds the origin of the text on.
   SPARSE_ATTN_HD Interval sinks(int64_t b) const {
-    const int32_t first = key_origins == nullptr ? 0 : floor_div(key_origins[b], block_kv);
+    const int32_t first = floor_div(sequences.origin(b), block_kv);
     return {first, first + sink_blocks};
   }
 

@@ -268,31 +268,21 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
 CheckedSelection check_selection(const std::string& op, const CallArguments& args) {
   check_query_key(op, args);
   if (is_float8(*args.key)) fail_not_served(op, "block selection by keys of float8_e4m3fn");
-  const Problem problem = problem_of(op, args);
   CheckedSelection selection;
-  const Sequences sequences = check_sequences(op, problem, args, &selection.query_offsets);
   SelectParams& params = selection.params;
+  params.problem = problem_of(op, args);
+  params.problem.value_dim = 0;  // no values are read
+  params.sequences = check_sequences(op, params.problem, args, &selection.query_offsets);
   params.query = view_of(*args.query);
-  params.key = view_of(*args.key);
-  params.batch = problem.batch;
-  params.heads_q = problem.heads_q;
-  params.heads_kv = problem.heads_kv;
-  params.seq_q = problem.seq_q;
-  params.seq_kv = problem.seq_kv;
-  params.head_dim = problem.head_dim;
-  params.dtype = problem.dtype;
-  params.scale = check_scale(op, args);
-  params.softcap = check_softcap(op, args.softcap);
+  params.keys.key = view_of(*args.key);
+  params.keys.dtype = params.problem.dtype;
+  params.scores.scale = check_scale(op, args);
+  params.scores.softcap = check_softcap(op, args.softcap);
+  params.scores.bounds = check_bounds(op, args.key_bounds, *args.query);
   params.causal = args.is_causal;
-  params.bounds = check_bounds(op, args.key_bounds, *args.query);
-  params.sequences = sequences;
   if (args.cu_seq_q) params.query.stride_b = 0;
-  if (args.cu_seq_k) params.key.stride_b = 0;
-  params.query_offset = sequences.query_offset;
-  params.query_offsets = sequences.query_offsets;
-  params.key_origins = sequences.key_origins;
-  params.used_keys = sequences.used_keys;
-  check_table(op, problem, args, &params.pages);
+  if (args.cu_seq_k) params.keys.key.stride_b = 0;
+  check_table(op, params.problem, args, &params.keys);
   fill_selection(op, args, &selection);
   return selection;
 }

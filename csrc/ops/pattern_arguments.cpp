@@ -232,8 +232,8 @@ void check_one_kind(const std::string& op, const CallArguments& args) {
 void fill_blocks(const std::string& op, const CallArguments& args, SelectParams* params) {
   params->block_kv = check_block(op, "block_size", args.block_size);
   params->block_q = check_block(op, "block_size", args.block_rows.value_or(args.block_size));
-  params->num_q = ceil_div(params->seq_q, params->block_q);
-  params->num_kv = ceil_div(params->seq_kv, params->block_kv);
+  params->num_q = ceil_div(params->problem.seq_q, params->block_q);
+  params->num_kv = ceil_div(params->problem.seq_kv, params->block_kv);
   params->sink_blocks = check_at_least(op, "sink_blocks", args.sink_blocks, 0);
   params->local_blocks = check_at_least(op, "local_blocks", args.local_blocks, 0);
   auto check_divides = [&](const char* name, int32_t number, int32_t block) {
@@ -281,25 +281,25 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
   auto is_one_of = [&](int64_t d, std::initializer_list<int64_t> sizes) {
     return std::find(sizes.begin(), sizes.end(), scores.size(d)) != sizes.end();
   };
-  bool fits = scores.dim() == 4 && is_one_of(0, {1, params.batch}) &&
-              is_one_of(1, {1, params.heads_kv, params.heads_q}) && is_one_of(2, {params.num_q}) &&
-              is_one_of(3, {params.num_kv});
+  bool fits = scores.dim() == 4 && is_one_of(0, {1, params.problem.batch}) &&
+              is_one_of(1, {1, params.problem.heads_kv, params.problem.heads_q}) &&
+              is_one_of(2, {params.num_q}) && is_one_of(3, {params.num_kv});
   if (!fits) {
     fail_expected(op,
-                  text("scores of shape (", one_or(params.batch), ", ",
+                  text("scores of shape (", one_or(params.problem.batch), ", ",
                        heads_of_lists(args.query->size(1), args.key->size(1)), ", ", params.num_q,
                        ", ", params.num_kv, ")"),
                   shape_of(scores));
   }
   selection->scores = torch::stable::to(scores, ScalarType::Float);
   const Tensor& copy = *selection->scores;
-  params.scores.data = static_cast<const float*>(copy.const_data_ptr());
-  params.scores.stride_b = copy.size(0) == 1 ? 0 : copy.stride(0);
-  params.scores.stride_h = copy.size(1) == 1 ? 0 : copy.stride(1);
-  params.scores.stride_q = copy.stride(2);
-  params.scores.stride_kv = copy.stride(3);
-  if (params.heads_kv > 0 && copy.size(1) == params.heads_kv)
-    params.scores.heads_per_score = params.group();
+  params.given.data = static_cast<const float*>(copy.const_data_ptr());
+  params.given.stride_b = copy.size(0) == 1 ? 0 : copy.stride(0);
+  params.given.stride_h = copy.size(1) == 1 ? 0 : copy.stride(1);
+  params.given.stride_q = copy.stride(2);
+  params.given.stride_kv = copy.stride(3);
+  if (params.problem.heads_kv > 0 && copy.size(1) == params.problem.heads_kv)
+    params.given.heads_per_score = params.problem.group();
 }
 
 /// The caller's sketch, or what one made for the call is like.
@@ -309,18 +309,18 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
     return;
   }
-  if (params->seq_q > kSketchQueries) {
+  if (params->problem.seq_q > kSketchQueries) {
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
-                  std::to_string(params->seq_q));
+                  std::to_string(params->problem.seq_q));
   }
   if (args.cu_seq_q) fail_not_served(op, "selector sketch with packed queries");
-  params->sketch.heads = params->heads_kv;
-  params->sketch.head_dim = params->head_dim;
+  params->sketch.heads = params->problem.heads_kv;
+  params->sketch.head_dim = params->problem.head_dim;
   if (!given) return;
   if (!args.sketch_codes) fail_expected(op, "sketch_codes", "None");
   if (!args.sketch_ranges) fail_expected(op, "sketch_ranges", "None");
   const Tensor& key = *args.key;
-  SketchShape shape = {params->batch, params->heads_kv, params->head_dim};
+  SketchShape shape = {params->problem.batch, params->problem.heads_kv, params->problem.head_dim};
   if (args.block_table.has_value() == args.sketch_lengths.has_value()) {
     const char* paged = "a paged sketch";
     const char* plain = "a sketch that is not paged";
@@ -333,7 +333,7 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   params->sketch = check_sketch(op, shape, *args.sketch_codes, *args.sketch_ranges, key, "key");
   if (args.sketch_lengths) {
     params->sketch.lengths =
-        check_sketch_lengths(op, params->batch, *args.sketch_lengths, key, "key");
+        check_sketch_lengths(op, params->problem.batch, *args.sketch_lengths, key, "key");
   }
 }
 

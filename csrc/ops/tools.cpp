@@ -95,9 +95,9 @@ void check_status(const std::string& op, const Status& status) {
 
 std::tuple<Tensor, Tensor> run_selection(const std::string& op, SelectParams params,
                                          const Tensor& query) {
-  int64_t lists = params.heads_kv == 0 ? 0 : params.lists();
-  Tensor counts = empty_int32({params.batch, lists, params.num_q}, query);
-  Tensor indices = empty_int32({params.batch, lists, params.num_q, params.num_kv}, query);
+  int64_t lists = params.problem.heads_kv == 0 ? 0 : params.lists();
+  Tensor counts = empty_int32({params.problem.batch, lists, params.num_q}, query);
+  Tensor indices = empty_int32({params.problem.batch, lists, params.num_q, params.num_kv}, query);
   if (counts.numel() == 0) return {counts, indices};
   if (params.num_kv == 0) {
     torch::stable::zero_(counts);

@@ -6,20 +6,21 @@
 namespace sparse_attn::cpu {
 
 void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) const {
-  int64_t head = batch * params_.heads_q + head_q;
+  int64_t head = batch * params_.problem.heads_q + head_q;
   double* columns = columns_ + head * params_.num_kv;
   double* slashes = slashes_ + head * num_slashes_;
   Scratch own = scratch(worker);
   std::fill(columns, columns + params_.num_kv, 0.0);
-  std::fill(own.slashes, own.slashes + params_.seq_kv + kLastRows, 0.0);
-  const int32_t first = imax(0, params_.seq_q - kLastRows);
-  for (int32_t i = first; i < params_.seq_q; ++i) {
+  std::fill(own.slashes, own.slashes + params_.problem.seq_kv + kLastRows, 0.0);
+  const int32_t first = imax(0, params_.problem.seq_q - kLastRows);
+  for (int32_t i = first; i < params_.problem.seq_q; ++i) {
     Interval keys = score_keys({worker, batch, head_q, 0}, i, own.scores);
     if (keys.empty()) continue;
     add_softmax(own.scores, keys, nullptr, params_.block_kv, columns);  // scores become weights
     double total = 0;
     for (int32_t j = keys.begin; j < keys.end; ++j) total += own.scores[j];
-    double* at_key = own.slashes + (i - first) + params_.seq_kv - 1;  // of row - key, from below
+    double* at_key =
+        own.slashes + (i - first) + params_.problem.seq_kv - 1;  // of row - key, from below
     for (int32_t j = keys.begin; j < keys.end; ++j) at_key[-j] += own.scores[j] / total;
   }
   // Pairs of a block of rows and a block of keys whose first ones differ by d, by their diagonals.
@@ -27,8 +28,8 @@ void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) c
     int64_t d = at * slash_step_ - int64_t{params_.num_kv} * params_.block_kv;
     double sum = 0;
     for (int64_t t = 1 - params_.block_kv; t < params_.block_q; ++t) {
-      int64_t entry = d + t - first + params_.seq_kv - 1;
-      if (entry < 0 || entry >= params_.seq_kv + kLastRows) continue;
+      int64_t entry = d + t - first + params_.problem.seq_kv - 1;
+      if (entry < 0 || entry >= params_.problem.seq_kv + kLastRows) continue;
       int64_t pairs =
           std::min<int64_t>(params_.block_q, params_.block_kv + t) - std::max<int64_t>(t, 0);
       sum += static_cast<double>(pairs) * own.slashes[entry];
@@ -39,7 +40,7 @@ void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) c
 
 /// Half the share by columns, half by diagonals.
 void BlockEstimator::add_lines(const QueryBlock& block, Interval visible, double* share) const {
-  int64_t head = block.batch * params_.heads_q + block.head_q;
+  int64_t head = block.batch * params_.problem.heads_q + block.head_q;
   double* half = scratch(block.worker).half;
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     share[j] = columns_[head * params_.num_kv + j];

@@ -13,9 +13,9 @@ void BlockEstimator::make_sketch(int64_t batch, int64_t head_kv) const {
   const Interval keys = params_.keys_of_entry(batch);
   for (int32_t j = keys.begin; j < keys.end;) {
     const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
-    sketch_group(sketch_, params_.dtype, batch, head_kv, j, end, [&](int32_t row) {
-      const char* data = static_cast<const char*>(params_.key.data);
-      return data + params_.key_at(batch, head_kv, row) * size_of(params_.dtype);
+    sketch_group(sketch_, params_.problem.dtype, batch, head_kv, j, end, [&](int32_t row) {
+      const char* data = static_cast<const char*>(params_.keys.key.data);
+      return data + params_.key_at(batch, head_kv, row) * size_of(params_.problem.dtype);
     });
     j = end;
   }
@@ -25,8 +25,8 @@ void BlockEstimator::make_sketch(int64_t batch, int64_t head_kv) const {
 void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) const {
   Interval rows = params_.rows_of_block(block.batch, block.index);
   float* scores = scratch(block.worker).scores;
-  const int32_t held = sketch_.held(block.batch, params_.keys(block.batch));
-  Interval beyond = {params_.seq_kv, 0};
+  const int32_t held = sketch_.held(block.batch, params_.entry_keys(block.batch));
+  Interval beyond = {params_.problem.seq_kv, 0};
   for (int32_t i = rows.begin; i < rows.end; ++i) {
     Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
     if (keys.end > held) beyond = {imin(beyond.begin, imax(keys.begin, held)), keys.end};
@@ -37,11 +37,12 @@ void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) c
     for (int32_t j = keys.begin; j < keys.end;) {
       const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
       const int32_t row = SelectParams::sketch_row(sketch_, j);
-      sketch_scores(sketch_, params_.dtype, params_.sketch_entry(sketch_, block.batch, j),
-                    block.head_q / params_.group(), row, row + end - j, query, scores + j);
+      sketch_scores(sketch_, params_.problem.dtype, params_.sketch_entry(sketch_, block.batch, j),
+                    block.head_q / params_.problem.group(), row, row + end - j, query, scores + j);
       j = end;
     }
-    math_.transform(scores + keys.begin, keys.size(), params_.scale, params_.softcap, nullptr);
+    math_.transform(scores + keys.begin, keys.size(), params_.scores.scale, params_.scores.softcap,
+                    nullptr);
     add_softmax(scores, keys, nullptr, params_.block_kv, share);
   }
   const Interval kept = SelectParams::blocks_of(beyond, params_.block_kv);

@@ -65,7 +65,7 @@ class BlockSelection {
  private:
   Interval visible_to(const QueryBlock& block, int32_t heads) const {
     Interval rows = params_.rows_of_block(block.batch, block.index);
-    Bounds keys = no_rows(params_.seq_kv);
+    Bounds keys = no_rows(params_.problem.seq_kv);
     for (int32_t head = 0; head < heads; ++head) {
       keys.add(params_.keys_of_rows(block.batch, block.head_q + head, rows));
     }
@@ -79,7 +79,7 @@ class BlockSelection {
   void estimate_group(QueryBlock block, Interval visible, double* share, double* rank) const {
     double* best = best_ + int64_t{block.worker} * params_.num_kv;
     std::fill(best + visible.begin, best + visible.end, 0.0);
-    for (int32_t head = 0; head < params_.group(); ++head, ++block.head_q) {
+    for (int32_t head = 0; head < params_.problem.group(); ++head, ++block.head_q) {
       Interval own = visible_to(block, 1);
       estimator_.estimate(block, own, share, rank);
       double total = 0;
@@ -143,23 +143,25 @@ Status select_plain(const SelectParams& params) {
   Arena arena(params.workspace);
   BlockSelection selection(params, workers, &arena);
   const BlockEstimator& estimator = selection.estimator();
-  int64_t key_blocks = int64_t{params.batch} * params.heads_kv * params.num_kv;
-  int64_t heads = int64_t{params.batch} * params.heads_q;
-  int64_t lists = int64_t{params.batch} * params.lists();
-  bool ran = for_each_item(workers, params.batch,
+  int64_t key_blocks = int64_t{params.problem.batch} * params.problem.heads_kv * params.num_kv;
+  int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
+  int64_t lists = int64_t{params.problem.batch} * params.lists();
+  bool ran = for_each_item(workers, params.problem.batch,
                            [&](int32_t, int64_t batch) { estimator.find_keys(batch); });
   ran = ran && for_each_item(workers, key_blocks, [&](int32_t, int64_t item) {
           int64_t head = item / params.num_kv;
-          estimator.pool_keys(head / params.heads_kv, head % params.heads_kv,
+          estimator.pool_keys(head / params.problem.heads_kv, head % params.problem.heads_kv,
                               static_cast<int32_t>(item % params.num_kv));
         });
-  ran = ran &&
-        for_each_item(workers, int64_t{params.batch} * params.heads_kv, [&](int32_t, int64_t head) {
-          estimator.make_sketch(head / params.heads_kv, head % params.heads_kv);
-        });
+  ran = ran && for_each_item(workers, int64_t{params.problem.batch} * params.problem.heads_kv,
+                             [&](int32_t, int64_t head) {
+                               estimator.make_sketch(head / params.problem.heads_kv,
+                                                     head % params.problem.heads_kv);
+                             });
   if (params.selector == Selector::kVerticalSlash) {
     ran = ran && for_each_item(workers, heads, [&](int32_t worker, int64_t head) {
-            estimator.find_lines(worker, head / params.heads_q, head % params.heads_q);
+            estimator.find_lines(worker, head / params.problem.heads_q,
+                                 head % params.problem.heads_q);
           });
   }
   ran = ran && for_each_item(workers, lists * params.num_q, [&](int32_t worker, int64_t item) {
@@ -172,19 +174,10 @@ Status select_plain(const SelectParams& params) {
 /// Queries and keys as a call of attention has them, so that its sequences are told apart alike.
 AttentionParams call_of(const SelectParams& params) {
   AttentionParams call;
-  call.problem = {params.batch,
-                  params.heads_q,
-                  params.heads_kv,
-                  params.seq_q,
-                  params.seq_kv,
-                  params.head_dim,
-                  0,
-                  params.dtype};
+  call.problem = params.problem;
   call.sequences = params.sequences;
   call.query = params.query;
-  call.keys = params.pages;
-  call.keys.key = params.key;
-  call.keys.dtype = params.dtype;
+  call.keys = params.keys;
   return call;
 }
 
@@ -199,20 +192,14 @@ SelectParams own_selection(const SelectParams& params, bool gathered, int64_t b,
                            AttentionParams* one) {
   SelectParams own = params;
   if (gathered) place_keys(arena->take<char>(place_keys(nullptr, one)), one);
-  own.batch = 1;
-  own.seq_q = one->problem.seq_q;
-  own.seq_kv = one->problem.seq_kv;
-  own.query = one->query;
-  own.key = one->keys.key;
-  own.pages = {};
-  own.used_keys = nullptr;
+  own.problem = one->problem;
   own.sequences = one->sequences;
-  own.query_offset = one->sequences.query_offset;
-  own.query_offsets = nullptr;
-  own.key_origins = one->sequences.key_origins;
-  if (own.scores.data != nullptr) own.scores.data += b * own.scores.stride_b;
-  own.num_q = ceil_div(own.seq_q, own.block_q);
-  own.num_kv = ceil_div(own.seq_kv, own.block_kv);
+  own.query = one->query;
+  own.keys = {};
+  own.keys.key = one->keys.key;
+  if (own.given.data != nullptr) own.given.data += b * own.given.stride_b;
+  own.num_q = ceil_div(own.problem.seq_q, own.block_q);
+  own.num_kv = ceil_div(own.problem.seq_kv, own.block_kv);
   const int64_t rows = int64_t{own.lists()} * own.num_q;
   own.counts = arena->take<int32_t>(rows);
   own.indices = arena->take<int32_t>(rows * own.num_kv);
@@ -224,7 +211,7 @@ SelectParams own_selection(const SelectParams& params, bool gathered, int64_t b,
 template <class Visit>
 void for_each_sequence(const SelectParams& params, const Visit& visit) {
   const AttentionParams call = call_of(params);
-  for (int32_t b = 0; b < params.batch; ++b) {
+  for (int32_t b = 0; b < params.problem.batch; ++b) {
     const Sequence sequence = params.sequences.of(b);
     if (sequence.rows > 0 && sequence.keys > 0) visit(sequence, alone(call, sequence, b), b);
   }
@@ -259,7 +246,7 @@ Status select_blocks(const SelectParams& params) {
   if (is_plain_selection(params)) return select_plain(params);
   const AttentionParams call = call_of(params);
   const bool gathered = is_gathered(call);
-  const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
+  const int64_t rows = int64_t{params.problem.batch} * params.lists() * params.num_q;
   std::fill(params.counts, params.counts + rows, 0);
   std::fill(params.indices, params.indices + rows * params.num_kv, 0);
   Status status;

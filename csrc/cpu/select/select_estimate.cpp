@@ -46,42 +46,43 @@ void join_halves(Interval blocks, double* share, double* half) {
 BlockEstimator::BlockEstimator(const SelectParams& params, int64_t workers, Arena* arena)
     : params_(params),
       math_(vector_math()),
-      width_(params.selector == Selector::kMinMax ? 2 * params.head_dim : params.head_dim),
+      width_(params.selector == Selector::kMinMax ? 2 * params.problem.head_dim
+                                                  : params.problem.head_dim),
       groups_(params.selector == Selector::kMixed ? params.groups : 1),
       slash_step_(std::gcd(params.block_q, params.block_kv)),
       num_slashes_(
           (int64_t{params.num_q} * params.block_q + int64_t{params.num_kv} * params.block_kv) /
           slash_step_) {
-  int64_t batch = params.batch, keys = params.seq_kv;
+  int64_t batch = params.problem.batch, keys = params.problem.seq_kv;
   int64_t num_vectors = int64_t{params.num_kv} * groups_;
   exists_ = arena->take<uint8_t>(batch * keys);
   present_ = arena->take<uint8_t>(batch * num_vectors);
-  vectors_ = arena->take<float>(batch * params.heads_kv * num_vectors * width_);
+  vectors_ = arena->take<float>(batch * params.problem.heads_kv * num_vectors * width_);
   bool lines = params.selector == Selector::kVerticalSlash;
-  columns_ = arena->take<double>(lines ? batch * params.heads_q * params.num_kv : 0);
-  slashes_ = arena->take<double>(lines ? batch * params.heads_q * num_slashes_ : 0);
+  columns_ = arena->take<double>(lines ? batch * params.problem.heads_q * params.num_kv : 0);
+  slashes_ = arena->take<double>(lines ? batch * params.problem.heads_q * num_slashes_ : 0);
   scores_ = arena->take<float>(workers * 2 * (keys + num_vectors));
   half_ = arena->take<double>(workers * params.num_kv);
   differences_ = arena->take<double>(lines ? workers * (keys + kLastRows) : 0);
   sketch_ = params.sketch;
   if (params.selector == Selector::kSketch && !sketch_.present()) {
     sketch_.rows = static_cast<int32_t>(round_up(keys, kSketchGroup));
-    const int64_t rows = batch * params.heads_kv * sketch_.rows;
+    const int64_t rows = batch * params.problem.heads_kv * sketch_.rows;
     sketch_.codes = arena->take<uint32_t>(rows * sketch_.row_words());
-    sketch_.ranges = arena->take<float>(rows / sketch_.group * 2 * params.head_dim);
+    sketch_.ranges = arena->take<float>(rows / sketch_.group * 2 * params.problem.head_dim);
   }
 }
 
 BlockEstimator::Scratch BlockEstimator::scratch(int32_t worker) const {
-  int64_t keys = params_.seq_kv + int64_t{params_.num_kv} * groups_;
+  int64_t keys = params_.problem.seq_kv + int64_t{params_.num_kv} * groups_;
   float* scores = scores_ + worker * 2 * keys;
   return {scores, scores + keys, half_ + int64_t{worker} * params_.num_kv,
-          differences_ + int64_t{worker} * (params_.seq_kv + kLastRows)};
+          differences_ + int64_t{worker} * (params_.problem.seq_kv + kLastRows)};
 }
 
 BlockEstimator::KeyVectors BlockEstimator::vectors(int64_t batch, int64_t head_q) const {
   int64_t count = int64_t{params_.num_kv} * groups_;
-  int64_t head = batch * params_.heads_kv + head_q / params_.group();
+  int64_t head = batch * params_.problem.heads_kv + head_q / params_.problem.group();
   return {vectors_ + head * count * width_, present_ + batch * count};
 }
 
@@ -92,13 +93,13 @@ int64_t BlockEstimator::difference(int32_t query_block, int32_t key_block) const
 }
 
 void BlockEstimator::find_keys(int64_t batch) const {
-  uint8_t* exists = exists_ + batch * params_.seq_kv;
-  std::memset(exists, 0, params_.seq_kv);
-  int32_t heads = params_.bounds.stride_h == 0 ? 1 : params_.heads_q;
-  int32_t first = params_.bounds.data == nullptr ? params_.seq_q - 1 : 0;
+  uint8_t* exists = exists_ + batch * params_.problem.seq_kv;
+  std::memset(exists, 0, params_.problem.seq_kv);
+  int32_t heads = params_.scores.bounds.stride_h == 0 ? 1 : params_.problem.heads_q;
+  int32_t first = params_.scores.bounds.data == nullptr ? params_.problem.seq_q - 1 : 0;
   Interval marked = {0, 0};
   for (int32_t head = 0; head < heads; ++head) {
-    for (int32_t i = first; i < params_.seq_q; ++i) {
+    for (int32_t i = first; i < params_.problem.seq_q; ++i) {
       Interval keys = params_.keys_of_row(batch, head, i);
       if (keys.empty() || marked.holds(keys)) continue;
       std::memset(exists + keys.begin, 1, keys.size());
@@ -108,8 +109,10 @@ void BlockEstimator::find_keys(int64_t batch) const {
   int32_t size = params_.block_kv / groups_;
   uint8_t* present = present_ + batch * params_.num_kv * groups_;
   for (int32_t group = 0; group < params_.num_kv * groups_; ++group) {
-    const uint8_t* begin = exists + std::min(int64_t{group} * size, int64_t{params_.seq_kv});
-    const uint8_t* end = exists + std::min(int64_t{group + 1} * size, int64_t{params_.seq_kv});
+    const uint8_t* begin =
+        exists + std::min(int64_t{group} * size, int64_t{params_.problem.seq_kv});
+    const uint8_t* end =
+        exists + std::min(int64_t{group + 1} * size, int64_t{params_.problem.seq_kv});
     present[group] = std::find(begin, end, 1) != end;
   }
 }
@@ -119,12 +122,13 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
       params_.selector == Selector::kVerticalSlash || params_.selector == Selector::kSketch) {
     return;
   }
-  const int32_t head_dim = params_.head_dim;
-  Rows keys = rows_of(params_.key, params_.dtype, batch, head_kv);
-  const uint8_t* exists = exists_ + batch * params_.seq_kv;
-  int64_t head = batch * params_.heads_kv + head_kv;
+  const int32_t head_dim = params_.problem.head_dim;
+  Rows keys = rows_of(params_.keys.key, params_.problem.dtype, batch, head_kv);
+  const uint8_t* exists = exists_ + batch * params_.problem.seq_kv;
+  int64_t head = batch * params_.problem.heads_kv + head_kv;
   float* vector = vectors_ + (head * params_.num_kv + block) * groups_ * width_;
-  Interval range = {block * params_.block_kv, imin((block + 1) * params_.block_kv, params_.seq_kv)};
+  Interval range = {block * params_.block_kv,
+                    imin((block + 1) * params_.block_kv, params_.problem.seq_kv)};
   for (int32_t group = 0; group < groups_; ++group, vector += width_) {
     Interval members = group_of(range, params_.block_kv / groups_, group);
     std::memset(vector, 0, width_ * sizeof(float));
@@ -151,12 +155,12 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
 }
 
 void BlockEstimator::mean_query(const QueryBlock& block, Interval rows, float* mean) const {
-  std::memset(mean, 0, params_.head_dim * sizeof(float));
-  Rows queries = rows_of(params_.query, params_.dtype, block.batch, block.head_q);
+  std::memset(mean, 0, params_.problem.head_dim * sizeof(float));
+  Rows queries = rows_of(params_.query, params_.problem.dtype, block.batch, block.head_q);
   for (int32_t i = rows.begin; i < rows.end; ++i) {
-    add_row(math_, queries, i, params_.head_dim, mean);
+    add_row(math_, queries, i, params_.problem.head_dim, mean);
   }
-  for (int32_t d = 0; d < params_.head_dim; ++d) mean[d] /= static_cast<float>(rows.size());
+  for (int32_t d = 0; d < params_.problem.head_dim; ++d) mean[d] /= static_cast<float>(rows.size());
 }
 
 /// share[element / per_block] += softmax over the elements seen that are present.
@@ -183,10 +187,12 @@ Interval BlockEstimator::score_keys(const QueryBlock& block, int32_t row, float*
   if (keys.empty()) return {};
   float query[kMaxHeadDim];
   mean_query(block, {row, row + 1}, query);
-  Rows rows = rows_of(params_.key, params_.dtype, block.batch, block.head_q / params_.group());
-  math_.row_scores(query, 0, 1, strided(rows, keys.begin, 1), keys.size(), params_.head_dim,
+  Rows rows = rows_of(params_.keys.key, params_.problem.dtype, block.batch,
+                      block.head_q / params_.problem.group());
+  math_.row_scores(query, 0, 1, strided(rows, keys.begin, 1), keys.size(), params_.problem.head_dim,
                    scores + keys.begin, 0);
-  math_.transform(scores + keys.begin, keys.size(), params_.scale, params_.softcap, nullptr);
+  math_.transform(scores + keys.begin, keys.size(), params_.scores.scale, params_.scores.softcap,
+                  nullptr);
   return keys;
 }
 
@@ -205,7 +211,8 @@ void BlockEstimator::add_groups(const QueryBlock& block, double* share) const {
     mean_query(block, members, query);
     Rows vectors = {keys.data + int64_t{seen.begin} * width_, width_, Element::kFloat32};
     math_.row_scores(query, 0, 1, vectors, seen.size(), width_, scores + seen.begin, 0);
-    math_.transform(scores + seen.begin, seen.size(), params_.scale, params_.softcap, nullptr);
+    math_.transform(scores + seen.begin, seen.size(), params_.scores.scale, params_.scores.softcap,
+                    nullptr);
     add_softmax(scores, seen, keys.present, groups_, share);
   }
 }
@@ -226,8 +233,9 @@ void BlockEstimator::add_sampled_rows(const QueryBlock& block, double* share) co
 void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) const {
   const int32_t stride = params_.stride;
   Interval rows = params_.rows_of_block(block.batch, block.index);
-  Rows keys = rows_of(params_.key, params_.dtype, block.batch, block.head_q / params_.group());
-  const uint8_t* exists = exists_ + block.batch * params_.seq_kv;
+  Rows keys = rows_of(params_.keys.key, params_.problem.dtype, block.batch,
+                      block.head_q / params_.problem.group());
+  const uint8_t* exists = exists_ + block.batch * params_.problem.seq_kv;
   float* scores = scratch(block.worker).scores;
   float* products = scratch(block.worker).products;
   for (; !rows.empty(); rows.begin += stride) {
@@ -236,17 +244,18 @@ void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) c
         SelectParams::blocks_of(params_.keys_of_rows(block.batch, block.head_q, members), stride);
     if (seen.empty()) continue;
     // Pairs that exist are counted in `present`; a square without one says nothing.
-    uint8_t* present = reinterpret_cast<uint8_t*>(products + ceil_div(params_.seq_kv, stride));
+    uint8_t* present =
+        reinterpret_cast<uint8_t*>(products + ceil_div(params_.problem.seq_kv, stride));
     std::fill(scores + seen.begin, scores + seen.end, 0.0f);
     std::memset(present + seen.begin, 0, seen.size());
     for (int32_t s = 0; s < members.size(); ++s) {
       int32_t first = seen.begin * stride + stride - 1 - s;
-      int32_t count = imin(seen.size(), ceil_div(params_.seq_kv - first, stride));
+      int32_t count = imin(seen.size(), ceil_div(params_.problem.seq_kv - first, stride));
       if (count <= 0) continue;
       float query[kMaxHeadDim];
       mean_query(block, {members.begin + s, members.begin + s + 1}, query);
-      math_.row_scores(query, 0, 1, strided(keys, first, stride), count, params_.head_dim, products,
-                       0);
+      math_.row_scores(query, 0, 1, strided(keys, first, stride), count, params_.problem.head_dim,
+                       products, 0);
       for (int32_t x = 0; x < count; ++x) {
         if (!exists[first + x * stride]) continue;
         scores[seen.begin + x] += products[x];
@@ -256,7 +265,8 @@ void BlockEstimator::add_antidiagonals(const QueryBlock& block, double* share) c
     for (int32_t x = seen.begin; x < seen.end; ++x) {
       if (present[x] > 0) scores[x] /= static_cast<float>(present[x]);
     }
-    math_.transform(scores + seen.begin, seen.size(), params_.scale, params_.softcap, nullptr);
+    math_.transform(scores + seen.begin, seen.size(), params_.scores.scale, params_.scores.softcap,
+                    nullptr);
     add_softmax(scores, seen, present, params_.block_kv / stride, share);
   }
 }
@@ -266,22 +276,22 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
   Interval rows = params_.rows_of_block(block.batch, block.index);
   KeyVectors keys = vectors(block.batch, block.head_q);
   float* scores = scratch(block.worker).scores;
-  const float sign = params_.scale < 0 ? -1.0f : 1.0f;
+  const float sign = params_.scores.scale < 0 ? -1.0f : 1.0f;
   for (int32_t i = rows.begin; i < rows.end; ++i) {
     Interval seen = SelectParams::blocks_of(params_.keys_of_row(block.batch, block.head_q, i),
                                             params_.block_kv);
     if (seen.empty()) continue;
     float query[kMaxHeadDim], parts[2 * kMaxHeadDim];
     mean_query(block, {i, i + 1}, query);
-    for (int32_t d = 0; d < params_.head_dim; ++d) {
+    for (int32_t d = 0; d < params_.problem.head_dim; ++d) {
       float x = sign * query[d];
       parts[d] = x > 0 ? x : 0.0f;
-      parts[params_.head_dim + d] = x > 0 ? 0.0f : x;
+      parts[params_.problem.head_dim + d] = x > 0 ? 0.0f : x;
     }
     Rows extremes = {keys.data + int64_t{seen.begin} * width_, width_, Element::kFloat32};
     math_.row_scores(parts, 0, 1, extremes, seen.size(), width_, scores + seen.begin, 0);
-    math_.transform(scores + seen.begin, seen.size(), sign * params_.scale, params_.softcap,
-                    nullptr);
+    math_.transform(scores + seen.begin, seen.size(), sign * params_.scores.scale,
+                    params_.scores.softcap, nullptr);
     add_softmax(scores, seen, keys.present, 1, share);
   }
 }
@@ -293,7 +303,7 @@ void BlockEstimator::score_means(const QueryBlock& block, Interval visible, doub
   mean_query(block, params_.rows_of_block(block.batch, block.index), query);
   Rows vectors = {keys.data + int64_t{visible.begin} * width_, width_, Element::kFloat32};
   math_.row_scores(query, 0, 1, vectors, visible.size(), width_, scores, 0);
-  math_.transform(scores, visible.size(), params_.scale, params_.softcap, nullptr);
+  math_.transform(scores, visible.size(), params_.scores.scale, params_.scores.softcap, nullptr);
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     rank[j] = keys.present[j] ? scores[j - visible.begin] : kNoKeys;
   }
@@ -323,9 +333,9 @@ void BlockEstimator::estimate(const QueryBlock& block, Interval visible, double*
       score_means(block, visible, rank);
       return shares_of_scores(visible, share, rank);
     case Selector::kScores: {
-      const float* scores = params_.scores.row(block.batch, block.head_q, block.index);
+      const float* scores = params_.given.row(block.batch, block.head_q, block.index);
       for (int32_t j = visible.begin; j < visible.end; ++j) {
-        rank[j] = scores[j * params_.scores.stride_kv];
+        rank[j] = scores[j * params_.given.stride_kv];
       }
       return shares_of_scores(visible, share, rank);
     }

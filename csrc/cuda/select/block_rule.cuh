@@ -26,7 +26,7 @@ struct BlockRule {
   }
   /// The first head's row of [B, Hq, num_q, num_kv].
   __device__ int64_t first_value(const SelectParams& params) const {
-    return ((batch * params.heads_q + head) * params.num_q + query_block) * params.num_kv;
+    return ((batch * params.problem.heads_q + head) * params.num_q + query_block) * params.num_kv;
   }
 };
 

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kMostThreads)
 }  // namespace
 
 Status launch_choose(const SelectParams& params, const SelectWorkspace& workspace) {
-  const int64_t rows = int64_t{params.batch} * params.lists() * params.num_q;
+  const int64_t rows = int64_t{params.problem.batch} * params.lists() * params.num_q;
   const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
                       (params.selector == Selector::kSketch && tiles_are_blocks(params));
   const bool by_mass = params.mass > 0 && params.mass < 1;

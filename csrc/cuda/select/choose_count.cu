@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kMostThreads)
 }  // namespace
 
 Status launch_choose_count(const SelectParams& params, float* values, bool scores) {
-  const int64_t lists = int64_t{params.batch} * params.lists() * params.num_q;
+  const int64_t lists = int64_t{params.problem.batch} * params.lists() * params.num_q;
   int32_t room = 0;
   cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);

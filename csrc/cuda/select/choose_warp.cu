@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
 
 template <int kBlocksOfLane>
 Status launch_warps(const SelectParams& params, const float* values, bool scores) {
-  const auto lists = static_cast<uint32_t>(int64_t{params.batch} * params.lists() * params.num_q);
+  const auto lists =
+      static_cast<uint32_t>(int64_t{params.problem.batch} * params.lists() * params.num_q);
   const LaunchShape shape = {(lists + kWarpsAtOnce - 1) / kWarpsAtOnce, kWarpsAtOnce * 32, 0,
                              to_stream(params.stream)};
   return launch_dependent(choose_by_warp<kBlocksOfLane>, shape, params, values, scores, lists);
@@ -127,7 +128,8 @@ Status launch_warps(const SelectParams& params, const float* values, bool scores
 }  // namespace
 
 bool serves_choose_warp(const SelectParams& params) {
-  return !params.by_group && params.bounds.data == nullptr && params.num_kv <= kMostWarpBlocks;
+  return !params.by_group && params.scores.bounds.data == nullptr &&
+         params.num_kv <= kMostWarpBlocks;
 }
 
 Status launch_choose_warp(const SelectParams& params, const float* values, bool scores) {

@@ -133,7 +133,7 @@ struct BlockEstimate {
   /// The score of a product in units of log2.
   __device__ float score(float x, int pairs, float scale) const {
     if (estimate.kind == Vectors::kAntidiagonal) x /= static_cast<float>(pairs);
-    return kLog2e * capped(scale * x, params.softcap);
+    return kLog2e * capped(scale * x, params.scores.softcap);
   }
 
   /// log2 of the mass of the columns that the row sees.
@@ -258,12 +258,12 @@ __global__ void __launch_bounds__(Product::kThreads)
   extern __shared__ __align__(128) char smem[];
   __shared__ EstimateStorage storage;
   const int32_t units = ceil_div(params.num_q, blocks_at_once);
-  const int64_t heads = int64_t{params.batch} * params.heads_q;
+  const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
   masses += int64_t{blockIdx.x} * params.num_kv * kVectorTile;
   for (int64_t item = blockIdx.x; item < heads * units; item += gridDim.x) {
     const int32_t unit = units - 1 - static_cast<int32_t>(item / heads);  // the longest first
     const int64_t index = item % heads;
-    const int64_t batch = index / params.heads_q, head = index % params.heads_q;
+    const int64_t batch = index / params.problem.heads_q, head = index % params.problem.heads_q;
     const Interval blocks = {unit * blocks_at_once,
                              imin((unit + 1) * blocks_at_once, params.num_q)};
     const TensorView& query = estimate.query;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Product::kThreads)
         marks,
         static_cast<const T*>(query.data) + batch * query.stride_b + head * query.stride_h,
         static_cast<const T*>(key.data) + batch * key.stride_b +
-            head / params.group() * key.stride_h,
+            head / params.problem.group() * key.stride_h,
         batch,
         {},
         {}};
@@ -294,9 +294,10 @@ Status launch(const SelectParams& params, const Estimate& estimate,
   if (!status.ok()) return status;
   const int32_t of_block = ceil_div(params.block_q, estimate.rows);
   const int32_t at_once = imax(1, kVectorTile / of_block);
-  const int64_t items = ceil_div64(params.num_q, at_once) * params.batch * params.heads_q;
-  const bool aligned = begins_at_16_bytes(estimate.query, size_of(params.dtype)) &&
-                       begins_at_16_bytes(estimate.key, size_of(params.dtype));
+  const int64_t items =
+      ceil_div64(params.num_q, at_once) * params.problem.batch * params.problem.heads_q;
+  const bool aligned = begins_at_16_bytes(estimate.query, size_of(params.problem.dtype)) &&
+                       begins_at_16_bytes(estimate.key, size_of(params.problem.dtype));
   const uint32_t grid = static_cast<uint32_t>(items < workspace.walks ? items : workspace.walks);
   kernel<<<grid, Product::kThreads, Product::kSharedBytes, to_stream(params.stream)>>>(
       params, estimate, workspace.key_marks, at_once, aligned, workspace.masses, workspace.scores);
@@ -318,14 +319,14 @@ Status launch_estimate(const SelectParams& params, const Estimate& estimate,
 
 /// Vectors of a workspace, [B, heads, count, head_dim].
 TensorView packed(void* data, const SelectParams& params, int32_t heads, int64_t count) {
-  const int64_t head = count * params.head_dim;
-  return {data, heads * head, head, params.head_dim};
+  const int64_t head = count * params.problem.head_dim;
+  return {data, heads * head, head, params.problem.head_dim};
 }
 
 }  // namespace
 
 Status launch_products(const SelectParams& params, const SelectWorkspace& workspace) {
-  Estimate estimate = {Vectors::kAntidiagonal, params.query, params.key};
+  Estimate estimate = {Vectors::kAntidiagonal, params.query, params.keys.key};
   if (params.selector == Selector::kAntidiagonal) {
     estimate.rows = estimate.keys = estimate.slices = params.stride;
     estimate.per_block = params.block_kv / params.stride;
@@ -335,7 +336,8 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
     Status status = launch_extremes(params, workspace);
     if (!status.ok()) return status;
     estimate.kind = Vectors::kExtremes;
-    estimate.key = packed(workspace.key_vectors, params, params.heads_kv, 2ll * params.num_kv);
+    estimate.key =
+        packed(workspace.key_vectors, params, params.problem.heads_kv, 2ll * params.num_kv);
     estimate.keys = params.block_kv;
     estimate.slices = 2;
     return launch_estimate(params, estimate, workspace);
@@ -343,14 +345,15 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
   Status status = launch_group_means(params, workspace);
   if (!status.ok()) return status;
   const int64_t groups = params.groups;
-  Estimate means = {Vectors::kGroups,
-                    packed(workspace.query_vectors, params, params.heads_q, params.num_q * groups),
-                    packed(workspace.key_vectors, params, params.heads_kv, params.num_kv * groups)};
+  Estimate means = {
+      Vectors::kGroups,
+      packed(workspace.query_vectors, params, params.problem.heads_q, params.num_q * groups),
+      packed(workspace.key_vectors, params, params.problem.heads_kv, params.num_kv * groups)};
   means.rows = params.block_q / params.groups;
   means.keys = params.block_kv / params.groups;
   means.per_block = params.groups;
   status = launch_estimate(params, means, workspace);
-  if (!status.ok() || params.row_step > params.seq_q) return status;
+  if (!status.ok() || params.row_step > params.problem.seq_q) return status;
   estimate.kind = Vectors::kRows;
   estimate.rows = params.row_step;
   estimate.per_block = params.block_kv;

@@ -77,17 +77,17 @@ struct VectorTile {
     if (estimate.kind == Vectors::kAntidiagonal && !key_exists(params, marks, batch, j)) {
       return nullptr;
     }
-    if (estimate.kind == Vectors::kRows && j >= params.seq_kv) return nullptr;
+    if (estimate.kind == Vectors::kRows && j >= params.problem.seq_kv) return nullptr;
     return key + j * estimate.key.stride_s;
   }
   /// Extremes: the part of a query element that meets a slice; negative scales turn the sign.
   __device__ float part(float x, int slice) const {
     if (estimate.kind != Vectors::kExtremes) return x;
-    if (params.scale < 0) x = -x;
+    if (params.scores.scale < 0) x = -x;
     return slice == 0 ? fmaxf(x, 0.0f) : fminf(x, 0.0f);
   }
   __device__ float scale() const {
-    return estimate.kind == Vectors::kExtremes ? fabsf(params.scale) : params.scale;
+    return estimate.kind == Vectors::kExtremes ? fabsf(params.scores.scale) : params.scores.scale;
   }
 };
 

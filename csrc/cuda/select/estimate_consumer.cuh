@@ -136,7 +136,7 @@ struct Consumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float own = top[r] * args.params.scale * kLog2e, before = first ? own : base[r];
+      const float own = top[r] * args.params.scores.scale * kLog2e, before = first ? own : base[r];
       if (own == -INFINITY) continue;
       base[r] = fmaxf(before, own);
       sum[r] *= ptx::exp2_approx(before - base[r]);
@@ -159,7 +159,7 @@ struct Consumer {
   template <int kBlocks>
   __device__ __forceinline__ void weigh(const Scores& scores, FragmentTerms& terms,
                                         float (&total)[2]) const {
-    const float scale = args.params.scale * kLog2e;
+    const float scale = args.params.scores.scale * kLog2e;
 #pragma unroll
     for (int j = 0; j < kFragments; ++j) {
 #pragma unroll
@@ -315,7 +315,7 @@ struct Consumer {
     const Owner* owners = storage.owners[consumer];
     const int32_t end = unit.vectors.empty() ? 0 : unit.seen(args, unit.vectors.end - 1);
     const int32_t there = imin(ceil_div(end, args.estimate.per_block), params.num_kv);
-    const int64_t list = int64_t{unit.batch} * params.heads_q + unit.head;
+    const int64_t list = int64_t{unit.batch} * params.problem.heads_q + unit.head;
     float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
     const int32_t chunks = ceil_div(owners[unit.blocks.size() - 1].visible, kChunk);
     float before[kMostOwners], upcoming[kMostOwners];

@@ -42,7 +42,7 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
                       item_full, ptx::kEvictFirst);
       }
     }
-    const int32_t key_head = unit.head / args.params.group();
+    const int32_t key_head = unit.head / args.params.problem.group();
     for (int32_t tile = 0; tile < tiles; ++tile) {
       ptx::mbarrier_wait(ptx::smem_address(&storage.key_empty[stage]), parity ^ 1);
       const uint32_t key_full = ptx::smem_address(&storage.key_full[stage]);
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 Status encode(const SelectParams& params, const TensorView& view, int64_t first, int64_t step,
               int64_t vectors, int32_t heads, int32_t rows, CUtensorMap* map) {
   const auto* data = static_cast<const uint16_t*>(view.data) + first * view.stride_s;
-  return encode_tensor_map(params.dtype, data,
-                           {{params.head_dim, vectors, 1, heads, params.batch},
+  return encode_tensor_map(params.problem.dtype, data,
+                           {{params.problem.head_dim, vectors, 1, heads, params.problem.batch},
                             {step * view.stride_s, 0, view.stride_h, view.stride_b},
                             {kSlabColumns, rows, 1, 1, 1}},
                            map);
@@ -120,7 +120,7 @@ Status launch(Arguments& args, int32_t most) {
 
 template <Dtype kDtype>
 Status launch_head_dim(Arguments& args, int32_t most) {
-  if (args.params.head_dim <= 64) return launch<Config<kDtype, 64>>(args, most);
+  if (args.params.problem.head_dim <= 64) return launch<Config<kDtype, 64>>(args, most);
   return launch<Config<kDtype, 128>>(args, most);
 }
 
@@ -132,12 +132,12 @@ using namespace estimates;
 bool serves_estimate_hopper(const SelectParams& params, const Estimate& estimate) {
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  const bool halves = params.dtype != Dtype::kFloat32 && params.head_dim <= 128;
+  const bool halves = params.problem.dtype != Dtype::kFloat32 && params.problem.head_dim <= 128;
   const int32_t per_block = estimate.per_block;
   const bool whole = per_block >= 8 && per_block <= kKeys && kKeys % per_block == 0;
-  return major == 9 && halves && whole && estimate.slices == 1 && params.bounds.data == nullptr &&
-         is_common_scale(params.scale) && params.softcap == 0 &&
-         ceil_div(params.block_q, estimate.rows) <= kVectors &&
+  return major == 9 && halves && whole && estimate.slices == 1 &&
+         params.scores.bounds.data == nullptr && is_common_scale(params.scores.scale) &&
+         params.scores.softcap == 0 && ceil_div(params.block_q, estimate.rows) <= kVectors &&
          begins_at_16_bytes(estimate.query, 2) && begins_at_16_bytes(estimate.key, 2);
 }
 
@@ -148,16 +148,17 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
   args.estimate = estimate;
   const bool rows = estimate.kind == Vectors::kRows;
   const int32_t step = rows ? estimate.rows : 1;
-  const int64_t queries = rows ? params.seq_q / step : ceil_div(params.seq_q, estimate.rows);
-  const int64_t keys = ceil_div(params.seq_kv, estimate.keys);
-  Status status = encode(params, estimate.query, step - 1, step, queries, params.heads_q, kVectors,
-                         &args.query);
+  const int64_t queries =
+      rows ? params.problem.seq_q / step : ceil_div(params.problem.seq_q, estimate.rows);
+  const int64_t keys = ceil_div(params.problem.seq_kv, estimate.keys);
+  Status status = encode(params, estimate.query, step - 1, step, queries, params.problem.heads_q,
+                         kVectors, &args.query);
   if (!status.ok()) return status;
-  status = encode(params, estimate.key, 0, 1, keys, params.heads_kv, kKeys, &args.key);
+  status = encode(params, estimate.key, 0, 1, keys, params.problem.heads_kv, kKeys, &args.key);
   if (!status.ok()) return status;
   args.blocks_at_once = imax(1, kVectors / ceil_div(params.block_q, estimate.rows));
   args.teams = ceil_div(params.num_q, kConsumers * args.blocks_at_once);
-  args.items = int64_t{args.teams} * params.batch * params.heads_q;
+  args.items = int64_t{args.teams} * params.problem.batch * params.problem.heads_q;
   args.counter = workspace.counter;
   args.masses = workspace.masses;
   args.shares = workspace.scores;
@@ -166,8 +167,8 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
   const int32_t most = imin(multiprocessors, workspace.walks / kConsumers);
-  return params.dtype == Dtype::kFloat16 ? launch_head_dim<Dtype::kFloat16>(args, most)
-                                         : launch_head_dim<Dtype::kBFloat16>(args, most);
+  return params.problem.dtype == Dtype::kFloat16 ? launch_head_dim<Dtype::kFloat16>(args, most)
+                                                 : launch_head_dim<Dtype::kBFloat16>(args, most);
 }
 
 }  // namespace sparse_attn::cuda

@@ -74,14 +74,14 @@ struct Unit {
   /// Items go by key head, so that its query heads find their keys in L2, the longest first.
   __device__ Unit(const Arguments& args, int64_t item, int consumer) {
     const SelectParams& params = args.params;
-    const int32_t group = params.group();
+    const int32_t group = params.problem.group();
     const int64_t of_key_head = int64_t{args.teams} * group;
     const int64_t key_head = item / of_key_head;
     const int32_t rest = static_cast<int32_t>(item % of_key_head);
-    batch = static_cast<int32_t>(key_head / params.heads_kv);
-    head = static_cast<int32_t>(key_head % params.heads_kv) * group + rest % group;
+    batch = static_cast<int32_t>(key_head / params.problem.heads_kv);
+    head = static_cast<int32_t>(key_head % params.problem.heads_kv) * group + rest % group;
     rows = params.rows(batch);
-    keys = params.keys(batch);
+    keys = params.entry_keys(batch);
     offset = params.offset(batch);
     const int32_t team = args.teams - 1 - rest / group;
     const int32_t first = (team * kConsumers + consumer) * args.blocks_at_once;

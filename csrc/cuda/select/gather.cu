@@ -7,8 +7,7 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kGatherThreads = 256;
-constexpr int32_t kGatheredRows =
-    16;  // lengths are multiples of it, as strides of squares divide it
+constexpr int32_t kGatheredRows = 16;  // lengths are multiples of it: strides of squares divide it
 
 /// The numbers of a gathered selection, which its parameters read.
 struct LengthTables {
@@ -30,9 +29,10 @@ template <bool kKeys>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_rows(const SelectParams params, int32_t first, const SelectParams entries,
                 int32_t length, bool aligned, uint4* to) {
-  const int32_t element = size_of(params.dtype), chunks = params.head_dim * element / kChunkBytes;
-  const int32_t heads = kKeys ? params.heads_kv : params.heads_q;
-  const int64_t all = int64_t{entries.batch} * heads * length * chunks;
+  const int32_t element = size_of(params.problem.dtype);
+  const int32_t chunks = params.problem.head_dim * element / kChunkBytes;
+  const int32_t heads = kKeys ? params.problem.heads_kv : params.problem.heads_q;
+  const int64_t all = int64_t{entries.problem.batch} * heads * length * chunks;
   for (int64_t at = blockIdx.x * int64_t{kGatherThreads} + threadIdx.x; at < all;
        at += int64_t{gridDim.x} * kGatherThreads) {
     const int32_t chunk = static_cast<int32_t>(at % chunks);
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kGatherThreads)
     uint4 bits = {0, 0, 0, 0};
     if (i < (kKeys ? entries.num_keys(b) : entries.rows(b))) {
       const Sequence sequence = params.sequences.of(first + b);
-      const TensorView& view = kKeys ? params.key : params.query;
-      const int64_t place = kKeys ? params.pages.locate(view, sequence, first + b, head, i)
+      const TensorView& view = kKeys ? params.keys.key : params.query;
+      const int64_t place = kKeys ? params.keys.locate(view, sequence, first + b, head, i)
                                   : (first + b) * view.stride_b + head * view.stride_h +
                                         (int64_t{sequence.first_row} + i) * view.stride_s;
       const auto* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(view.data) +
@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 template <bool kKeys>
 void launch_rows(const SelectParams& params, int32_t first, const SelectParams& entries) {
-  const TensorView& to = kKeys ? entries.key : entries.query;
-  const TensorView& from = kKeys ? params.key : params.query;
-  const int32_t element = size_of(params.dtype);
-  const int64_t chunks = entries.batch * to.stride_b * element / kChunkBytes;
+  const TensorView& to = kKeys ? entries.keys.key : entries.query;
+  const TensorView& from = kKeys ? params.keys.key : params.query;
+  const int32_t element = size_of(params.problem.dtype);
+  const int64_t chunks = entries.problem.batch * to.stride_b * element / kChunkBytes;
   gather_rows<kKeys>
       <<<grid_for(chunks, kGatherThreads), kGatherThreads, 0, to_stream(params.stream)>>>(
           params, first, entries, static_cast<int32_t>(to.stride_h / to.stride_s),
@@ -68,11 +68,11 @@ void launch_rows(const SelectParams& params, int32_t first, const SelectParams& 
 }  // namespace
 
 bool is_gathered(const SelectParams& params) {
-  if (params.selector == Selector::kSketch || params.bounds.data != nullptr) return false;
-  if (!params.sequences.same_lengths() || params.pages.paged()) return true;
+  if (params.selector == Selector::kSketch || params.scores.bounds.data != nullptr) return false;
+  if (!params.sequences.same_lengths() || params.keys.paged()) return true;
   // Where the last squares end only the device knows, or no square is whole.
   return params.selector == Selector::kAntidiagonal &&
-         (params.query_offsets != nullptr || params.seq_q < params.stride ||
+         (params.sequences.query_offsets != nullptr || params.problem.seq_q < params.stride ||
           params.num_keys(0) < params.stride);
 }
 
@@ -80,22 +80,25 @@ SelectParams gathered_entries(const SelectParams& params, int32_t first, int32_t
                               Arena* arena) {
   SelectParams entries = params;
   auto take = [&](TensorView* view, int32_t heads, int32_t length) {
-    const int64_t head = int64_t{ceil_div(length, kGatheredRows) * kGatheredRows} * params.head_dim;
-    *view = {arena->take<char>(count * heads * head * size_of(params.dtype)), heads * head, head,
-             params.head_dim};
+    const int64_t head =
+        int64_t{ceil_div(length, kGatheredRows) * kGatheredRows} * params.problem.head_dim;
+    *view = {arena->take<char>(count * heads * head * size_of(params.problem.dtype)), heads * head,
+             head, params.problem.head_dim};
   };
   if (params.selector != Selector::kScores) {
-    take(&entries.query, params.heads_q, params.seq_q);
-    take(&entries.key, params.heads_kv, params.seq_kv);
+    take(&entries.query, params.problem.heads_q, params.problem.seq_q);
+    take(&entries.keys.key, params.problem.heads_kv, params.problem.seq_kv);
   }
+  entries.problem.batch = count;
+  entries.keys.table = nullptr;
   entries.used_rows = arena->take<int32_t>(count);
-  entries.used_keys = arena->take<int32_t>(count);
-  entries.query_offsets = arena->take<int32_t>(count);
-  entries.batch = count;
-  entries.pages = {};
-  entries.sequences = {};
-  if (params.key_origins != nullptr) entries.key_origins += first;
-  if (params.scores.data != nullptr) entries.scores.data += first * params.scores.stride_b;
+  Sequences& own = entries.sequences;
+  own = {params.problem.seq_q, params.problem.seq_kv};
+  own.used_keys = arena->take<int32_t>(count);
+  own.query_offsets = arena->take<int32_t>(count);
+  if (params.sequences.key_origins != nullptr)
+    own.key_origins = params.sequences.key_origins + first;
+  if (params.given.data != nullptr) entries.given.data += first * params.given.stride_b;
   const int64_t lists = int64_t{first} * params.lists() * params.num_q;
   entries.counts += lists;
   entries.indices += lists * params.num_kv;
@@ -104,10 +107,11 @@ SelectParams gathered_entries(const SelectParams& params, int32_t first, int32_t
 
 Status gather_entries(const SelectParams& params, int32_t first, const SelectParams& entries) {
   const LengthTables tables = {const_cast<int32_t*>(entries.used_rows),
-                               const_cast<int32_t*>(entries.used_keys),
-                               const_cast<int32_t*>(entries.query_offsets)};
-  find_lengths<<<ceil_div(entries.batch, kGatherThreads), kGatherThreads, 0,
-                 to_stream(params.stream)>>>(params.sequences, first, entries.batch, tables);
+                               const_cast<int32_t*>(entries.sequences.used_keys),
+                               const_cast<int32_t*>(entries.sequences.query_offsets)};
+  find_lengths<<<ceil_div(entries.problem.batch, kGatherThreads), kGatherThreads, 0,
+                 to_stream(params.stream)>>>(params.sequences, first, entries.problem.batch,
+                                             tables);
   if (params.selector != Selector::kScores) {
     launch_rows<false>(params, first, entries);
     launch_rows<true>(params, first, entries);

@@ -15,9 +15,9 @@ __device__ inline Interval hull_of_rows(const SelectParams& params, int64_t batc
                                         int32_t heads, Interval rows, HullStorage& storage) {
   if (rows.empty()) return {};
   __syncthreads();
-  if (threadIdx.x == 0) storage = {params.seq_kv, 0};
+  if (threadIdx.x == 0) storage = {params.problem.seq_kv, 0};
   __syncthreads();
-  const int32_t first = params.bounds.data == nullptr ? rows.end - 1 : rows.begin;
+  const int32_t first = params.scores.bounds.data == nullptr ? rows.end - 1 : rows.begin;
   for (int32_t at = threadIdx.x; at < heads * (rows.end - first); at += blockDim.x) {
     Interval keys = params.keys_of_row(batch, head + at % heads, first + at / heads);
     if (keys.empty()) continue;

@@ -103,13 +103,14 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
   const Interval part = stretches.blocks(stretches.of_own);
   logarithms = logarithms && scores;
 #pragma unroll 1
-  for (int32_t first = 0; first < params.group(); first += kMembers, rows += kMembers * stride) {
-    const int32_t members = imin(kMembers, params.group() - first);
+  for (int32_t first = 0; first < params.problem.group();
+       first += kMembers, rows += kMembers * stride) {
+    const int32_t members = imin(kMembers, params.problem.group() - first);
     ptx::sync_cluster();  // what the storage holds has been read
 #pragma unroll 1
     for (int member = 0; member < members; ++member) {
       Interval own = visible;
-      if (params.bounds.data != nullptr) {
+      if (params.scores.bounds.data != nullptr) {
         own = find_visible(params, rule.batch, rule.head + first + member, 1, rule.query_block,
                            storage.hull);
       }

@@ -23,7 +23,7 @@ struct LineSums {
   unsigned long long* columns;    // [num_kv]
   unsigned long long* diagonals;  // by row - key, from below: [Skv + kLastRows]
   __device__ LineSums(const SelectParams& params, const LineWorkspace& lines, int64_t head)
-      : columns(lines.sums + head * (int64_t{params.num_kv} + params.seq_kv + kLastRows)),
+      : columns(lines.sums + head * (int64_t{params.num_kv} + params.problem.seq_kv + kLastRows)),
         diagonals(columns + params.num_kv) {}
 };
 
@@ -42,7 +42,8 @@ struct LineTile {
     return intersect({keys.begin - j0, keys.end - j0}, {0, kVectorTile});
   }
   __device__ float score(int row, int column) const {
-    return capped(params.scale * products[row * kProductPitch + column], params.softcap);
+    return capped(params.scores.scale * products[row * kProductPitch + column],
+                  params.scores.softcap);
   }
 
   /// Puts each probability in its product's place, as an integer.
@@ -82,7 +83,7 @@ struct LineTile {
       for (int row = imax(difference, 0); row < imin(kLastRows, kVectorTile + difference); ++row) {
         sum += weight(row, row - difference);
       }
-      add(sums.diagonals + difference - j0 + params.seq_kv - 1, sum);
+      add(sums.diagonals + difference - j0 + params.problem.seq_kv - 1, sum);
     }
   }
 };
@@ -141,19 +142,20 @@ __global__ void __launch_bounds__(Product::kThreads)
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ float products[kLastRows * kProductPitch];
-  const int32_t tiles = ceil_div(params.seq_kv, kVectorTile);
-  const int32_t spans = ceil_div(params.seq_kv, kLineKeys);
+  const int32_t tiles = ceil_div(params.problem.seq_kv, kVectorTile);
+  const int32_t spans = ceil_div(params.problem.seq_kv, kLineKeys);
   const int64_t index = blockIdx.x / spans;
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans);
-  const int64_t batch = index / params.heads_q, head = index % params.heads_q;
-  const Estimate rows = {Vectors::kRows, params.query, params.key};
+  const int64_t batch = index / params.problem.heads_q, head = index % params.problem.heads_q;
+  const Estimate rows = {Vectors::kRows, params.query, params.keys.key};
   VectorTile<T> tile = {params,
                         rows,
                         nullptr,
                         static_cast<const T*>(params.query.data) + batch * params.query.stride_b +
                             head * params.query.stride_h,
-                        static_cast<const T*>(params.key.data) + batch * params.key.stride_b +
-                            head / params.group() * params.key.stride_h,
+                        static_cast<const T*>(params.keys.key.data) +
+                            batch * params.keys.key.stride_b +
+                            head / params.problem.group() * params.keys.key.stride_h,
                         batch,
                         {first_row(params, batch), params.rows(batch)},
                         {}};
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(Product::kThreads)
   totals.clear();
   constexpr int32_t kTiles = kLineKeys / kVectorTile;
   for (int32_t t = span * kTiles; t < imin((span + 1) * kTiles, tiles); ++t) {
-    tile.key_vectors = {t * kVectorTile, imin((t + 1) * kVectorTile, params.seq_kv)};
+    tile.key_vectors = {t * kVectorTile, imin((t + 1) * kVectorTile, params.problem.seq_kv)};
     product.compute(tile, products);
     __syncthreads();
     const LineTile work = {params, lines, products, index, batch, head, t};
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(Product::kThreads)
 /// Each row's lse, from its spans of keys in their order; a warp a row.
 __global__ void __launch_bounds__(32)
     merge_last_rows(const SelectParams params, const LineWorkspace lines) {
-  const int32_t spans = ceil_div(params.seq_kv, kLineKeys);
+  const int32_t spans = ceil_div(params.problem.seq_kv, kLineKeys);
   const int64_t index = blockIdx.x / kLastRows;
   const float2* partial = lines.partial + index * spans * kLastRows + blockIdx.x % kLastRows;
   float highest = -INFINITY, sum = 0.0f;
@@ -205,16 +207,16 @@ __global__ void __launch_bounds__(32)
 __global__ void __launch_bounds__(kLineThreads)
     sum_diagonals(const SelectParams params, const LineWorkspace lines, int32_t step,
                   int64_t num_slashes) {
-  const int64_t heads = int64_t{params.batch} * params.heads_q;
+  const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
   for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < heads * num_slashes;
        at += int64_t{gridDim.x} * blockDim.x) {
     const LineSums sums(params, lines, at / num_slashes);
-    const int32_t first = first_row(params, at / num_slashes / params.heads_q);
+    const int32_t first = first_row(params, at / num_slashes / params.problem.heads_q);
     const int64_t difference = at % num_slashes * step - int64_t{params.num_kv} * params.block_kv;
     float sum = 0.0f;
     for (int32_t t = 1 - params.block_kv; t < params.block_q; ++t) {
-      const int64_t entry = difference + t - first + params.seq_kv - 1;
-      if (entry < 0 || entry >= int64_t{params.seq_kv} + kLastRows) continue;
+      const int64_t entry = difference + t - first + params.problem.seq_kv - 1;
+      if (entry < 0 || entry >= int64_t{params.problem.seq_kv} + kLastRows) continue;
       const int32_t pairs = imin(params.block_q, params.block_kv + t) - imax(t, 0);
       sum += static_cast<float>(pairs) * static_cast<float>(sums.diagonals[entry]);
     }
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(kLineThreads)
   __shared__ bool poisoned;
   const int64_t index = blockIdx.x / params.num_q;
   const int32_t query_block = static_cast<int32_t>(blockIdx.x % params.num_q);
-  const int64_t batch = index / params.heads_q, head = index % params.heads_q;
+  const int64_t batch = index / params.problem.heads_q, head = index % params.problem.heads_q;
   const LineSums sums(params, lines, index);
   if (threadIdx.x == 0) poisoned = false;
   const Interval keys =
@@ -272,10 +274,10 @@ __global__ void __launch_bounds__(kLineThreads)
 template <typename Product>
 Status launch_walks(const SelectParams& params, const LineWorkspace& lines) {
   cudaStream_t stream = to_stream(params.stream);
-  const int64_t heads = int64_t{params.batch} * params.heads_q;
-  const auto spans = static_cast<uint32_t>(heads * ceil_div(params.seq_kv, kLineKeys));
-  const bool aligned = begins_at_16_bytes(params.query, size_of(params.dtype)) &&
-                       begins_at_16_bytes(params.key, size_of(params.dtype));
+  const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
+  const auto spans = static_cast<uint32_t>(heads * ceil_div(params.problem.seq_kv, kLineKeys));
+  const bool aligned = begins_at_16_bytes(params.query, size_of(params.problem.dtype)) &&
+                       begins_at_16_bytes(params.keys.key, size_of(params.problem.dtype));
   constexpr int kBytes = Product::kSharedBytes;
   Status status = allow_shared_bytes(walk_lines<Product, false>, kBytes);
   if (status.ok()) status = allow_shared_bytes(walk_lines<Product, true>, kBytes);
@@ -291,9 +293,9 @@ Status launch_walks(const SelectParams& params, const LineWorkspace& lines) {
 Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace) {
   cudaStream_t stream = to_stream(params.stream);
   const LineWorkspace& lines = workspace.lines;
-  const int64_t heads = int64_t{params.batch} * params.heads_q;
-  const int64_t bytes =
-      heads * (int64_t{params.num_kv} + params.seq_kv + kLastRows) * sizeof(unsigned long long);
+  const int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
+  const int64_t bytes = heads * (int64_t{params.num_kv} + params.problem.seq_kv + kLastRows) *
+                        sizeof(unsigned long long);
   cudaError_t error = cudaMemsetAsync(lines.sums, 0, bytes, stream);
   if (error != cudaSuccess) return to_status(error);
   const int32_t step = slash_step(params);

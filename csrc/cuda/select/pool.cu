@@ -24,9 +24,9 @@ struct Pools {
 
 Pools pools_of(const SelectParams& params, bool of_keys, int32_t size, int32_t count,
                const int32_t* marks) {
-  const TensorView& tensor = of_keys ? params.key : params.query;
-  return {tensor, of_keys, of_keys ? params.heads_kv : params.heads_q,       size,
-          count,  marks,   begins_at_16_bytes(tensor, size_of(params.dtype))};
+  const TensorView& tensor = of_keys ? params.keys.key : params.query;
+  return {tensor, of_keys, of_keys ? params.problem.heads_kv : params.problem.heads_q, size,
+          count,  marks,   begins_at_16_bytes(tensor, size_of(params.problem.dtype))};
 }
 
 /// A thread's elements of one pool.
@@ -42,12 +42,12 @@ struct PoolPart {
   __device__ PoolPart(const SelectParams& params, const Pools& pools)
       : params(params), pools(pools) {
     const int64_t at = blockIdx.x * int64_t{kPoolThreads} + threadIdx.x;
-    const int32_t chunks = params.head_dim / kElements;
+    const int32_t chunks = params.problem.head_dim / kElements;
     pool = at / chunks;
     column = static_cast<int32_t>(at % chunks) * kElements;
   }
   __device__ bool exists() const {
-    return pool < int64_t{params.batch} * pools.heads * pools.count;
+    return pool < int64_t{params.problem.batch} * pools.heads * pools.count;
   }
 
   /// Calls `take(element, x, exists)` for every row; returns how many rows exist.
@@ -56,7 +56,7 @@ struct PoolPart {
     const int64_t head_index = pool / pools.count, batch = head_index / pools.heads;
     const int32_t begin = static_cast<int32_t>(pool % pools.count) * pools.size;
     const int32_t end =
-        imin(begin + pools.size, pools.of_keys ? params.seq_kv : params.rows(batch));
+        imin(begin + pools.size, pools.of_keys ? params.problem.seq_kv : params.rows(batch));
     const T* rows = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
                     head_index % pools.heads * pools.tensor.stride_h + column;
     int32_t count = 0;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   float sums[PoolPart<T>::kElements] = {};
   const int32_t count =
       part.walk([&](int e, float x, bool exists) { sums[e] += exists ? x : 0.0f; });
-  Out* to = means + part.pool * params.head_dim + part.column;
+  Out* to = means + part.pool * params.problem.head_dim + part.column;
 #pragma unroll
   for (int e = 0; e < PoolPart<T>::kElements; ++e) {
     to[e] = from_float<Out>(count > 0 ? sums[e] / count : NAN);
@@ -109,19 +109,20 @@ __global__ void __launch_bounds__(kPoolThreads)
     greatest[e] = exists ? fmaxf(greatest[e], x) : greatest[e];
     least[e] = exists ? fminf(least[e], x) : least[e];
   });
-  T* to = extremes + part.pool * 2 * params.head_dim + part.column;
+  T* to = extremes + part.pool * 2 * params.problem.head_dim + part.column;
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     to[e] = from_float<T>(greatest[e]);
-    to[params.head_dim + e] = from_float<T>(least[e]);
+    to[params.problem.head_dim + e] = from_float<T>(least[e]);
   }
 }
 
 /// Thread blocks for them.
 uint32_t pool_grid(const SelectParams& params, const Pools& pools) {
-  const int64_t chunks = int64_t{params.head_dim} * size_of(params.dtype) / kChunkBytes;
+  const int64_t chunks =
+      int64_t{params.problem.head_dim} * size_of(params.problem.dtype) / kChunkBytes;
   return static_cast<uint32_t>(
-      ceil_div64(int64_t{params.batch} * pools.heads * pools.count * chunks, kPoolThreads));
+      ceil_div64(int64_t{params.problem.batch} * pools.heads * pools.count * chunks, kPoolThreads));
 }
 
 template <typename T, typename Out>
@@ -131,14 +132,14 @@ void launch_means(const SelectParams& params, const Pools& pools, Out* means) {
 }
 
 __global__ void mark_bounds(const SelectParams params, int32_t heads, int32_t* marks) {
-  int64_t rows = int64_t{params.batch} * heads * params.seq_q;
+  int64_t rows = int64_t{params.problem.batch} * heads * params.problem.seq_q;
   for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < rows;
        at += int64_t{gridDim.x} * blockDim.x) {
-    int64_t batch = at / params.seq_q / heads;
-    Interval keys = params.keys_of_row(batch, at / params.seq_q % heads,
-                                       static_cast<int32_t>(at % params.seq_q));
+    int64_t batch = at / params.problem.seq_q / heads;
+    Interval keys = params.keys_of_row(batch, at / params.problem.seq_q % heads,
+                                       static_cast<int32_t>(at % params.problem.seq_q));
     if (keys.empty()) continue;
-    int32_t* entry = marks + batch * (params.seq_kv + 1);
+    int32_t* entry = marks + batch * (params.problem.seq_kv + 1);
     atomicAdd(entry + keys.begin, 1);
     atomicSub(entry + keys.end, 1);
   }
@@ -169,18 +170,18 @@ __global__ void __launch_bounds__(kScanThreads) sum_marks(int32_t length, int32_
 
 Status launch_marks(const SelectParams& params, int32_t* marks) {
   cudaStream_t stream = to_stream(params.stream);
-  int64_t bytes = int64_t{params.batch} * (params.seq_kv + 1) * sizeof(int32_t);
+  int64_t bytes = int64_t{params.problem.batch} * (params.problem.seq_kv + 1) * sizeof(int32_t);
   cudaError_t error = cudaMemsetAsync(marks, 0, bytes, stream);
   if (error != cudaSuccess) return to_status(error);
-  int32_t heads = params.bounds.stride_h == 0 ? 1 : params.heads_q;
-  int64_t rows = int64_t{params.batch} * heads * params.seq_q;
+  int32_t heads = params.scores.bounds.stride_h == 0 ? 1 : params.problem.heads_q;
+  int64_t rows = int64_t{params.problem.batch} * heads * params.problem.seq_q;
   mark_bounds<<<grid_for(rows, kPoolThreads), kPoolThreads, 0, stream>>>(params, heads, marks);
-  sum_marks<<<params.batch, kScanThreads, 0, stream>>>(params.seq_kv, marks);
+  sum_marks<<<params.problem.batch, kScanThreads, 0, stream>>>(params.problem.seq_kv, marks);
   return launched();
 }
 
 Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace) {
-  return with_type(params.dtype, [&](auto tag) {
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     launch_means<T>(params, pools_of(params, false, params.block_q, params.num_q, nullptr),
                     workspace.query_means);
@@ -193,7 +194,7 @@ Status launch_block_means(const SelectParams& params, const SelectWorkspace& wor
 
 Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace) {
   const int32_t groups = params.groups;
-  return with_type(params.dtype, [&](auto tag) {
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     launch_means<T>(
         params, pools_of(params, false, params.block_q / groups, params.num_q * groups, nullptr),
@@ -208,7 +209,7 @@ Status launch_group_means(const SelectParams& params, const SelectWorkspace& wor
 
 Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace) {
   const Pools pools = pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks);
-  return with_type(params.dtype, [&](auto tag) {
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     pool_extremes<T><<<pool_grid(params, pools), kPoolThreads, 0, to_stream(params.stream)>>>(
         params, pools, static_cast<T*>(workspace.key_vectors));

@@ -15,7 +15,7 @@ constexpr int kCopyThreads = 256;
 __device__ bool key_block_exists(const SelectParams& params, const SelectWorkspace& workspace,
                                  int64_t batch, int64_t block) {
   int32_t begin = static_cast<int32_t>(block) * params.block_kv;
-  for (int32_t j = begin; j < imin(begin + params.block_kv, params.seq_kv); ++j) {
+  for (int32_t j = begin; j < imin(begin + params.block_kv, params.problem.seq_kv); ++j) {
     if (key_exists(params, workspace.key_marks, batch, j)) return true;
   }
   return false;
@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(kProductThreads)
   int64_t head_index = blockIdx.x / (tiles_q * tiles_kv);
   int32_t i0 = static_cast<int32_t>(blockIdx.x / tiles_kv % tiles_q) * kProductTile;
   int32_t j0 = static_cast<int32_t>(blockIdx.x % tiles_kv) * kProductTile;
-  int64_t batch = head_index / params.heads_q;
-  int64_t head = head_index % params.heads_q, head_kv = head / params.group();
-  if (params.bounds.data == nullptr) {  // later rows see what earlier ones do
+  int64_t batch = head_index / params.problem.heads_q;
+  int64_t head = head_index % params.problem.heads_q, head_kv = head / params.problem.group();
+  if (params.scores.bounds.data == nullptr) {  // later rows see what earlier ones do
     Interval rows = params.rows_of_blocks(batch, {i0, imin(i0 + kProductTile, params.num_q)});
     if (j0 * params.block_kv >= params.keys_of_rows(batch, head, rows).end) return;
   }
-  int32_t depth = params.head_dim;
+  int32_t depth = params.problem.head_dim;
   const float* query = workspace.query_means + head_index * params.num_q * depth;
   const float* key =
-      workspace.key_means + (batch * params.heads_kv + head_kv) * params.num_kv * depth;
+      workspace.key_means + (batch * params.problem.heads_kv + head_kv) * params.num_kv * depth;
 
   float acc[kProductRows][kProductRows];
   tile_product(
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kProductThreads)
       if (i < params.num_q && j < params.num_kv) {
         bool exists = !isnan(key[j * depth]) || key_block_exists(params, workspace, batch, j);
         scores[i * params.num_kv + j] =
-            exists ? capped(params.scale * acc[r][c], params.softcap) : -INFINITY;
+            exists ? capped(params.scores.scale * acc[r][c], params.scores.softcap) : -INFINITY;
       }
     }
   }
@@ -69,10 +69,11 @@ __global__ void __launch_bounds__(kCopyThreads)
     copy_scores(const SelectParams params, float* scores) {
   int64_t row = blockIdx.x;
   int64_t head = row / params.num_q;
-  const float* given = params.scores.row(head / params.heads_q, head % params.heads_q,
-                                         static_cast<int32_t>(row % params.num_q));
+  const float* given =
+      params.given.row(head / params.problem.heads_q, head % params.problem.heads_q,
+                       static_cast<int32_t>(row % params.num_q));
   for (int32_t j = threadIdx.x; j < params.num_kv; j += kCopyThreads) {
-    float score = given[j * params.scores.stride_kv];
+    float score = given[j * params.given.stride_kv];
     scores[row * params.num_kv + j] = score == INFINITY ? NAN : score;  // both keep the block
   }
 }
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace) {
-  int64_t rows = int64_t{params.batch} * params.heads_q * params.num_q;
+  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.num_q;
   copy_scores<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores);
   return launched();
@@ -88,7 +89,7 @@ Status launch_given_scores(const SelectParams& params, const SelectWorkspace& wo
 
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace) {
   int64_t tiles = ceil_div64(params.num_q, kProductTile) * ceil_div64(params.num_kv, kProductTile) *
-                  params.batch * params.heads_q;
+                  params.problem.batch * params.problem.heads_q;
   score_blocks<<<static_cast<uint32_t>(tiles), kProductThreads, 0, to_stream(params.stream)>>>(
       params, workspace);
   return launched();

@@ -52,7 +52,7 @@ struct Consumer {
   template <bool kAbove>
   __device__ __forceinline__ uint32_t part(uint32_t bits) const {
     using T = Pair<kDtype>;
-    if (args.params.scale < 0) bits ^= 0x80008000u;
+    if (args.params.scores.scale < 0) bits ^= 0x80008000u;
     const T x = reinterpret_cast<const T&>(bits);
     uint32_t zero_bits = 0;
     const T zero = reinterpret_cast<const T&>(zero_bits);
@@ -120,7 +120,7 @@ struct Consumer {
     for (auto& part : parts) ptx::pin(part);
   }
   __device__ __forceinline__ void multiply_all(Scores& scores) {
-    const int slabs = ceil_div(args.params.head_dim, kSlabColumns);
+    const int slabs = ceil_div(args.params.problem.head_dim, kSlabColumns);
     if constexpr (kPass == Pass::kMasses) {
       const int steps = slabs * args.estimate.slices;
 #pragma unroll 1
@@ -158,8 +158,9 @@ struct Consumer {
   /// Makes the products scores, -inf where a row does not see the key; minmax leaves a plain scale
   /// to the exponentials.
   __device__ __forceinline__ void finish(Scores& scores) {
-    const float softcap = args.params.softcap;
-    const float scale = kPass == Pass::kMasses ? args.params.scale : fabsf(args.params.scale);
+    const float softcap = args.params.scores.softcap;
+    const float scale =
+        kPass == Pass::kMasses ? args.params.scores.scale : fabsf(args.params.scores.scale);
     const float all = scale * (softcap != 0 ? 1.0f / softcap : kLog2e);
     const int32_t j0 = tile.column * kSliceKeys;
     unit = kPass != Pass::kMasses && softcap == 0 && is_common_scale(scale) ? all : 1.0f;

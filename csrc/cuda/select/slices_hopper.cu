@@ -19,7 +19,7 @@ namespace {
 __device__ void load(const Arguments& args, Storage& storage) {
   const Estimate& estimate = args.estimate;
   const bool antidiagonal = estimate.kind == Vectors::kAntidiagonal;
-  const int slabs = ceil_div(args.params.head_dim, kSlabColumns);
+  const int slabs = ceil_div(args.params.problem.head_dim, kSlabColumns);
   int stage = 0;
   uint32_t parity = 0;
   TileOrder order(args);
@@ -31,7 +31,7 @@ __device__ void load(const Arguments& args, Storage& storage) {
     ptx::mbarrier_arrive(ptx::smem_address(&storage.item_full[slot]));
     if (tile.head < 0) return;
     const int32_t batch = args.batch(tile.head), head = args.head_q(tile.head);
-    const int32_t key_head = head / args.params.group();
+    const int32_t key_head = head / args.params.problem.group();
     for (int slab = 0; slab < slabs; ++slab) {
       for (int slice = 0; slice < estimate.slices; ++slice) {
         const int query_slice = antidiagonal ? slice : 0;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kShareThreads)
 /// vector may lack some. `step` rows are from a vector to the next.
 Status encode(const SelectParams& params, const TensorView& view, int32_t slices, int64_t step,
               int64_t vectors, int32_t heads, int32_t rows, CUtensorMap* map) {
-  return encode_tensor_map(params.dtype, view.data,
-                           {{params.head_dim, slices, vectors, heads, params.batch},
+  return encode_tensor_map(params.problem.dtype, view.data,
+                           {{params.problem.head_dim, slices, vectors, heads, params.problem.batch},
                             {view.stride_s, step * view.stride_s, view.stride_h, view.stride_b},
                             {kSlabColumns, 1, rows, 1, 1}},
                            map);
@@ -196,8 +196,9 @@ using namespace slices;
 bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) {
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  if (major != 9 || params.dtype == Dtype::kFloat32 || params.bounds.data != nullptr ||
-      !begins_at_16_bytes(estimate.query, 2) || !begins_at_16_bytes(estimate.key, 2)) {
+  if (major != 9 || params.problem.dtype == Dtype::kFloat32 ||
+      params.scores.bounds.data != nullptr || !begins_at_16_bytes(estimate.query, 2) ||
+      !begins_at_16_bytes(estimate.key, 2)) {
     return false;
   }
   if (estimate.kind == Vectors::kExtremes) return kTileRows % params.block_q == 0;
@@ -219,28 +220,29 @@ Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate
   const int32_t slices = estimate.slices, query_slices = estimate.rows;
   // What was gathered has whole vectors; of other keys the host knows how many exist.
   const bool gathered = params.used_rows != nullptr;
-  const int32_t num_keys = gathered ? params.seq_kv : params.num_keys(0);
-  const Count queries = Count::of(params.seq_q, query_slices);
+  const int32_t num_keys = gathered ? params.problem.seq_kv : params.num_keys(0);
+  const Count queries = Count::of(params.problem.seq_q, query_slices);
   const Count keys = Count::of(extremes ? slices * params.num_kv : num_keys, slices);
   args.num_queries = queries.vectors;
   args.num_keys = keys.vectors;
   args.last_query = gathered ? query_slices : queries.last;
   args.last_key = gathered ? slices : keys.last;
   for (int whole = 0; whole < 2; ++whole) {
-    Status status = encode(params, estimate.query, query_slices, query_slices,
-                           queries.vectors - whole, params.heads_q, kTileRows, &args.query[whole]);
+    Status status =
+        encode(params, estimate.query, query_slices, query_slices, queries.vectors - whole,
+               params.problem.heads_q, kTileRows, &args.query[whole]);
     if (status.ok()) {
-      status = encode(params, estimate.key, slices, slices, keys.vectors - whole, params.heads_kv,
-                      kSliceKeys, &args.key[whole]);
+      status = encode(params, estimate.key, slices, slices, keys.vectors - whole,
+                      params.problem.heads_kv, kSliceKeys, &args.key[whole]);
     }
     if (!status.ok()) return status;
   }
-  const int32_t heads = params.batch * params.heads_q;
+  const int32_t heads = params.problem.batch * params.problem.heads_q;
   for (int32_t head = 0; head < heads; head += workspace.mass_heads) {
     args.first_head = head;
     args.heads = imin(workspace.mass_heads, heads - head);
-    Status status = params.dtype == Dtype::kFloat16 ? launch_passes<Dtype::kFloat16>(args)
-                                                    : launch_passes<Dtype::kBFloat16>(args);
+    Status status = params.problem.dtype == Dtype::kFloat16 ? launch_passes<Dtype::kFloat16>(args)
+                                                            : launch_passes<Dtype::kBFloat16>(args);
     if (!status.ok()) return status;
   }
   return {};

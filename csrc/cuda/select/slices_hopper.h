@@ -18,7 +18,7 @@ inline int64_t slice_masses(const SelectParams& params) {
 inline int64_t slice_masses_of_head(const SelectParams& params) {
   if (params.selector != Selector::kMinMax && params.selector != Selector::kAntidiagonal) return 0;
   const int32_t rows = params.selector == Selector::kMinMax ? 1 : params.stride;
-  return slice_masses(params) * ceil_div(params.seq_q, rows);
+  return slice_masses(params) * ceil_div(params.problem.seq_q, rows);
 }
 
 bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate);

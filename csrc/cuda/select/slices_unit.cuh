@@ -66,8 +66,12 @@ struct Arguments {
   float* masses;  // [heads, num_queries, pitch], log2
   float* shares;  // [B, Hq, num_q, num_kv]
 
-  __device__ int32_t batch(int32_t head) const { return (first_head + head) / params.heads_q; }
-  __device__ int32_t head_q(int32_t head) const { return (first_head + head) % params.heads_q; }
+  __device__ int32_t batch(int32_t head) const {
+    return (first_head + head) / params.problem.heads_q;
+  }
+  __device__ int32_t head_q(int32_t head) const {
+    return (first_head + head) % params.problem.heads_q;
+  }
   /// The key vectors that a query vector sees end here.
   __device__ int32_t seen(int32_t head, int32_t vector) const {
     return estimate.seen(params, batch(head), head_q(head), vector).end;

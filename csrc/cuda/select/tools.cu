@@ -19,18 +19,18 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
   auto take = [&](auto** pointer, int64_t elements) {
     *pointer = arena->take<std::remove_reference_t<decltype(**pointer)>>(elements);
   };
-  const int64_t heads_q = int64_t{params.batch} * params.heads_q;
-  const int64_t heads_kv = int64_t{params.batch} * params.heads_kv;
+  const int64_t heads_q = int64_t{params.problem.batch} * params.problem.heads_q;
+  const int64_t heads_kv = int64_t{params.problem.batch} * params.problem.heads_kv;
   const int64_t query_blocks = heads_q * params.num_q, key_blocks = heads_kv * params.num_kv;
-  const int64_t row_bytes = int64_t{params.head_dim} * size_of(params.dtype);
+  const int64_t row_bytes = int64_t{params.problem.head_dim} * size_of(params.problem.dtype);
   take(&workspace->scores, query_blocks * params.num_kv);
   const Selector selector = params.selector;
-  if (params.bounds.data != nullptr && selector != Selector::kSketch) {
-    take(&workspace->key_marks, int64_t{params.batch} * (params.seq_kv + 1));
+  if (params.scores.bounds.data != nullptr && selector != Selector::kSketch) {
+    take(&workspace->key_marks, int64_t{params.problem.batch} * (params.problem.seq_kv + 1));
   }
   if (selector == Selector::kMean) {
-    take(&workspace->query_means, query_blocks * params.head_dim);
-    take(&workspace->key_means, key_blocks * params.head_dim);
+    take(&workspace->query_means, query_blocks * params.problem.head_dim);
+    take(&workspace->key_means, key_blocks * params.problem.head_dim);
   }
   auto take_vectors = [&](void** pointer, int64_t vectors) {
     *pointer = arena->take<char>(vectors * row_bytes);
@@ -42,14 +42,14 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
   if (selector == Selector::kMinMax) take_vectors(&workspace->key_vectors, 2 * key_blocks);
   if (selector == Selector::kVerticalSlash) {
     LineWorkspace& lines = workspace->lines;
-    take(&lines.partial, heads_q * ceil_div(params.seq_kv, kLineKeys) * kLastRows);
+    take(&lines.partial, heads_q * ceil_div(params.problem.seq_kv, kLineKeys) * kLastRows);
     take(&lines.lse, heads_q * kLastRows);
-    take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.seq_kv + kLastRows));
+    take(&lines.sums, heads_q * (int64_t{params.num_kv} + params.problem.seq_kv + kLastRows));
     take(&lines.slashes, heads_q * num_slashes(params));
   } else if (selector == Selector::kSketch) {
     SketchView& sketch = workspace->sketch = params.sketch;
     if (!sketch.present()) {
-      sketch.rows = ceil_div(params.seq_kv, kSketchGroup) * kSketchGroup;
+      sketch.rows = ceil_div(params.problem.seq_kv, kSketchGroup) * kSketchGroup;
       const int64_t rows = heads_kv * sketch.rows;
       take(&sketch.codes, rows * sketch.row_words());
       take_vectors(&sketch.ranges, rows / sketch.group * 2);
@@ -57,7 +57,7 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
     if (tiles_are_blocks(params)) {
       workspace->tile_masses = workspace->scores;
     } else {
-      take(&workspace->tile_masses, heads_q * params.seq_q * num_sketch_tiles(params));
+      take(&workspace->tile_masses, heads_q * params.problem.seq_q * num_sketch_tiles(params));
     }
   } else if (selector != Selector::kMean && selector != Selector::kScores) {
     const int64_t of_walk = int64_t{params.num_kv} * kEstimateRows;
@@ -66,7 +66,8 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
     };
     // Three at least, and as many for each query block: work goes to teams of warpgroups.
     const int64_t most = std::min<int64_t>(kMostWalks, 3 * query_blocks);
-    const int64_t inputs = (heads_q * params.seq_q + heads_kv * params.seq_kv) * row_bytes;
+    const int64_t inputs =
+        (heads_q * params.problem.seq_q + heads_kv * params.problem.seq_kv) * row_bytes;
     const int64_t bytes = std::max(kMassBytes, std::min(kWalkBytes, inputs / 2));
     const int64_t walks = std::max<int64_t>(3, std::min(room(bytes) / of_walk, most));
     const int64_t of_head = std::max<int64_t>(slice_masses_of_head(params), 1);
@@ -130,7 +131,8 @@ int64_t gathered_bytes(const SelectParams& params, int32_t count) {
 /// Batch entries that are gathered at once.
 int32_t entries_at_once(const SelectParams& params) {
   const int64_t entries = kGatheredBytes / gathered_bytes(params, 1);
-  return static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(entries, params.batch)));
+  return static_cast<int32_t>(
+      std::max<int64_t>(1, std::min<int64_t>(entries, params.problem.batch)));
 }
 
 }  // namespace
@@ -144,10 +146,10 @@ Status select_blocks(const SelectParams& params) {
   if (!is_gathered(params)) return select_entries(params);
   const int32_t at_once = entries_at_once(params);
   Status status;
-  for (int32_t first = 0; status.ok() && first < params.batch; first += at_once) {
+  for (int32_t first = 0; status.ok() && first < params.problem.batch; first += at_once) {
     Arena arena(params.workspace);
     SelectParams entries =
-        gathered_entries(params, first, imin(at_once, params.batch - first), &arena);
+        gathered_entries(params, first, imin(at_once, params.problem.batch - first), &arena);
     entries.workspace = arena.take<char>(walk_bytes(entries));
     status = gather_entries(params, first, entries);
     if (status.ok()) status = select_entries(entries);

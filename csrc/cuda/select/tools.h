@@ -54,7 +54,7 @@ inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
 __device__ __forceinline__ bool key_exists(const SelectParams& params, const int32_t* marks,
                                            int64_t batch, int32_t j) {
   if (marks == nullptr) return j < params.num_keys(batch);
-  return j < params.seq_kv && marks[batch * (params.seq_kv + 1) + j] > 0;
+  return j < params.problem.seq_kv && marks[batch * (params.problem.seq_kv + 1) + j] > 0;
 }
 
 /// Blocks of rows and of keys are multiples of it.

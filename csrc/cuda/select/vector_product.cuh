@@ -58,7 +58,7 @@ struct MmaVectorProduct {
   }
   __device__ void load_queries(const VectorTile<T>& tile, int slice) const {
     load(
-        tiles, tile.params.head_dim, [&](int row) { return tile.query_at(row, slice); },
+        tiles, tile.params.problem.head_dim, [&](int row) { return tile.query_at(row, slice); },
         tile.estimate.kind != Vectors::kExtremes, [&](float x) { return tile.part(x, slice); });
   }
 
@@ -72,7 +72,7 @@ struct MmaVectorProduct {
     for (int slice = 0; slice < tile.estimate.slices; ++slice) {
       if (tile.estimate.slices > 1) load_queries(tile, slice);
       load(
-          tiles + kTileBytes, tile.params.head_dim,
+          tiles + kTileBytes, tile.params.problem.head_dim,
           [&](int column) { return tile.key_at(column, slice); }, true, [](float x) { return x; });
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
@@ -109,7 +109,7 @@ struct FmaVectorProduct {
   __device__ void start(const VectorTile<T>&) const {}
 
   __device__ void compute(const VectorTile<T>& tile, float* products) const {
-    const int32_t depth = tile.params.head_dim;
+    const int32_t depth = tile.params.problem.head_dim;
     float sum[kProductRows][kProductRows] = {};
     for (int slice = 0; slice < tile.estimate.slices; ++slice) {
       float part[kProductRows][kProductRows];
@@ -143,15 +143,15 @@ Status with_tensor_cores(const SelectParams& params, const Function& function) {
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
   if (error != cudaSuccess) return to_status(error);
   if (major < 8) return function(TypeTag<FmaVectorProduct<T>>{});
-  if (params.head_dim <= 64) return function(TypeTag<MmaVectorProduct<T, 64>>{});
-  if (params.head_dim <= 128) return function(TypeTag<MmaVectorProduct<T, 128>>{});
+  if (params.problem.head_dim <= 64) return function(TypeTag<MmaVectorProduct<T, 64>>{});
+  if (params.problem.head_dim <= 128) return function(TypeTag<MmaVectorProduct<T, 128>>{});
   return function(TypeTag<MmaVectorProduct<T, 256>>{});
 }
 
 /// Calls `function(TypeTag<Product>{})` with the products for the call's type and device.
 template <typename Function>
 Status with_vector_product(const SelectParams& params, const Function& function) {
-  switch (params.dtype) {
+  switch (params.problem.dtype) {
     case Dtype::kFloat16:
       return with_tensor_cores<__half>(params, function);
     case Dtype::kBFloat16:

@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(kEncodeThreads)
   __shared__ HullStorage storage;
   const int32_t groups = sketch.rows / sketch.group;
   const int64_t item = blockIdx.x / groups;
-  const int64_t batch = item / params.heads_kv, head = item % params.heads_kv;
-  const int32_t heads = params.bounds.stride_h == 0 ? 1 : params.heads_q;
-  const Interval keys = hull_of_rows(params, batch, 0, heads, {0, params.seq_q}, storage);
+  const int64_t batch = item / params.problem.heads_kv, head = item % params.problem.heads_kv;
+  const int32_t heads = params.scores.bounds.stride_h == 0 ? 1 : params.problem.heads_q;
+  const Interval keys = hull_of_rows(params, batch, 0, heads, {0, params.problem.seq_q}, storage);
   const int32_t begin = static_cast<int32_t>(blockIdx.x % groups) * sketch.group;
   const Interval own = intersect(keys, {begin, begin + sketch.group});
   if (own.empty()) return;
-  const T* first = static_cast<const T*>(params.key.data);
+  const T* first = static_cast<const T*>(params.keys.key.data);
   auto row_of = [&](int32_t j) { return first + params.key_at(batch, head, j); };
   encode_group<T>(sketch, batch, head, own.begin, own.end, row_of, ranges);
 }
@@ -130,8 +130,9 @@ __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPages
 }  // namespace
 
 Status launch_call_sketch(const SelectParams& params, const SketchView& sketch) {
-  const int64_t groups = int64_t{params.batch} * params.heads_kv * (sketch.rows / sketch.group);
-  with_type(params.dtype, [&](auto tag) {
+  const int64_t groups =
+      int64_t{params.problem.batch} * params.problem.heads_kv * (sketch.rows / sketch.group);
+  with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     encode_call<T><<<static_cast<uint32_t>(groups), kEncodeThreads, 0, to_stream(params.stream)>>>(
         params, sketch);

@@ -48,13 +48,13 @@ struct GroupRing {
     const int32_t entry_groups = sketch.rows / sketch.group;
     int32_t entry = batch;
     if (sketch.paged) {
-      entry = params.pages.page_of(batch, group * sketch.group);
+      entry = params.keys.page_of(batch, group * sketch.group);
       group %= entry_groups;
     }
     const int64_t at = (int64_t{entry} * sketch.heads + head_kv) * entry_groups + group;
     const int32_t code_bytes = sketch.group * Config::kRowBytes;
     const int32_t range_bytes =
-        2 * params.head_dim * static_cast<int32_t>(sizeof(typename Config::T));
+        2 * params.problem.head_dim * static_cast<int32_t>(sizeof(typename Config::T));
     copy_bytes<Config::kCodeBytes>(
         to, reinterpret_cast<const char*>(sketch.codes) + at * code_bytes, code_bytes);
     copy_bytes<Config::kRangeBytes>(to + Config::kCodeBytes,

@@ -31,10 +31,10 @@ struct QueryRow {
 
 __device__ __forceinline__ QueryRow row_at(const SelectParams& params, int32_t batch,
                                            int32_t head_kv, int32_t row) {
-  const int32_t last = params.group() * params.seq_q - 1;
+  const int32_t last = params.problem.group() * params.problem.seq_q - 1;
   const auto own = static_cast<uint32_t>(imin(row, last));
-  const auto queries = static_cast<uint32_t>(params.seq_q);
-  const auto head = head_kv * params.group() + static_cast<int32_t>(own / queries);
+  const auto queries = static_cast<uint32_t>(params.problem.seq_q);
+  const auto head = head_kv * params.problem.group() + static_cast<int32_t>(own / queries);
   const auto query = static_cast<int32_t>(own % queries);
   return {row > last ? -1 : head, query, params.keys_of_row(batch, head, query)};
 }
@@ -56,7 +56,7 @@ struct LaneQuery {
 #pragma unroll
     for (int i = 0; i < Config::kChannels; i += 8) {
       float elements[8] = {};
-      if (row.head >= 0 && first + i < params.head_dim) {
+      if (row.head >= 0 && first + i < params.problem.head_dim) {
         if (aligned) {
           load_eight(query + first + i, elements);
         } else {

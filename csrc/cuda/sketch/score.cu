@@ -47,19 +47,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const auto split = static_cast<int32_t>(blockIdx.x % splits);
   const auto first_row = static_cast<int>(blockIdx.x / splits % row_tiles) * Config::kRows;
   const uint32_t item = blockIdx.x / splits / row_tiles;
-  const auto batch = static_cast<int32_t>(item / params.heads_kv);
-  const auto head_kv = static_cast<int32_t>(item % params.heads_kv);
-  const int32_t num_tiles = ceil_div(params.seq_kv, kSketchTile);
+  const auto batch = static_cast<int32_t>(item / params.problem.heads_kv);
+  const auto head_kv = static_cast<int32_t>(item % params.problem.heads_kv);
+  const int32_t num_tiles = ceil_div(params.problem.seq_kv, kSketchTile);
   const int32_t group_tiles = sketch.group / kSketchTile;
   const int32_t groups = ceil_div(num_tiles, group_tiles);
-  const int32_t held = sketch.held(batch, params.keys(batch));
+  const int32_t held = sketch.held(batch, params.entry_keys(batch));
 
   // Of the lane's column, and of the two columns of its accumulators.
   const int column_group = lane / 4 / Config::kRows, group_of_sums = 2 * quad / Config::kRows;
   const QueryRow own = row_at(params, batch, head_kv, first_row + lane / 4 % Config::kRows);
   const QueryRow rows[2] = {own.of_lane(2 * quad * 4), own.of_lane((2 * quad + 1) * 4)};
   // Keys that some row sees, and those that all of them see.
-  Interval any = {own.keys.empty() ? params.seq_kv : own.keys.begin, imin(own.keys.end, held)};
+  Interval any = {own.keys.empty() ? params.problem.seq_kv : own.keys.begin,
+                  imin(own.keys.end, held)};
   Interval all = intersect(own.keys, {0, held});
   for (int step = 4; step < 32; step *= 2) {
     any.begin = imin(any.begin, __shfl_xor_sync(~0u, any.begin, step));
@@ -71,8 +72,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int32_t written_tile = lane / 4 % kTiles;
   const QueryRow written = lane < 16 ? rows[0] : rows[1];
   float* target =
-      masses +
-      ((int64_t{batch} * params.heads_q + written.head) * params.seq_q + written.query) * num_tiles;
+      masses + ((int64_t{batch} * params.problem.heads_q + written.head) * params.problem.seq_q +
+                written.query) *
+                   num_tiles;
 
   const GroupRing<Config> ring = {params,
                                   sketch,
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                                   rings + warp * Config::kSlots * Config::kSlotBytes};
   const int32_t step = splits * Config::kWarps * Config::kGroups;
   const int32_t first = (split * Config::kWarps + warp) * Config::kGroups;
-  const float scale = params.scale * (params.softcap == 0.0f ? kLog2e : 1.0f);
+  const float scale = params.scores.scale * (params.scores.softcap == 0.0f ? kLog2e : 1.0f);
   LaneQuery<Config> query;
   float factor[2];
   int slot = 0;
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (__any_sync(~0u, visible)) {
       codes += lane / 4 * Config::kRowBytes + quad * (Config::kRowBytes / 4);
       uint32_t stepped[Config::kPairs];
-      float base = scale_query<Config>(query, ranges, params.head_dim, stepped);
+      float base = scale_query<Config>(query, ranges, params.problem.head_dim, stepped);
       base = scale * sum_of_quad(base);
       const float bases[2] = {__shfl_sync(~0u, base, 2 * quad * 4),
                               __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
@@ -151,11 +153,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         float& score = scores[i / 4][i % 4];
         score = fmaf(score, factor[i % 2], bases[i % 2]);
       }
-      if (params.softcap != 0.0f) {
+      if (params.scores.softcap != 0.0f) {
 #pragma unroll
         for (int i = 0; i < 4 * kTiles; ++i) {
           float& score = scores[i / 4][i % 4];
-          score = capped(score, params.softcap) * kLog2e;
+          score = capped(score, params.scores.softcap) * kLog2e;
         }
       }
       if (group_tiles < kTiles || oldest * sketch.group < all.begin ||
@@ -193,27 +195,29 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     float mass = -INFINITY;
     if (visible) mass = ((lane < 16 ? highest[0] : highest[1]) + __log2f(sums[0])) * kLn2;
     const Interval keys = {tile * kSketchTile, (tile + 1) * kSketchTile};
-    const Interval unknown = intersect(intersect(keys, written.keys), {held, params.seq_kv});
+    const Interval unknown =
+        intersect(intersect(keys, written.keys), {held, params.problem.seq_kv});
     target[tile] = !unknown.empty() || mass == INFINITY ? NAN : mass;
   }
 }
 
 template <typename Config>
 Status launch_scores(const SelectParams& params, const SketchView& sketch, float* masses) {
-  const int32_t rows = params.group() * params.seq_q;
+  const int32_t rows = params.problem.group() * params.problem.seq_q;
   const int32_t row_tiles = ceil_div(rows, Config::kRows);
-  const int64_t items = int64_t{params.batch} * params.heads_kv * row_tiles;
+  const int64_t items = int64_t{params.problem.batch} * params.problem.heads_kv * row_tiles;
   int processors = 1;
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, params.device);
   // As many thread blocks as the device holds at once; each of them loads its queries.
   constexpr int32_t kGroupsPerWarp = 2;
   const int64_t fitting = processors * Config::kBlocksPerSm / items;
-  const int64_t most = ceil_div64(params.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
+  const int64_t most =
+      ceil_div64(params.problem.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
   const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
   const cudaError_t error = cudaFuncSetAttribute(
       score_sketch<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
   if (error != cudaSuccess) return to_status(error);
-  const bool aligned = begins_at_16_bytes(params.query, size_of(params.dtype));
+  const bool aligned = begins_at_16_bytes(params.query, size_of(params.problem.dtype));
   const LaunchShape shape = {static_cast<uint32_t>(items * splits), Config::kThreads,
                              Config::kSmemBytes, to_stream(params.stream)};
   return launch_dependent(score_sketch<Config>, shape, params, sketch, masses, row_tiles, splits,
@@ -225,7 +229,7 @@ Status launch_by_rows(const SelectParams& params, const SketchView& sketch, floa
   constexpr bool kHasHalves = CHUNKS <= 2;  // larger groups leave no registers for it
   if constexpr (kHasHalves) {
     using Halves = SketchConfig<T, CHUNKS, BITS, 2>;
-    if (params.group() * params.seq_q <= Halves::kRows) {
+    if (params.problem.group() * params.problem.seq_q <= Halves::kRows) {
       return launch_scores<Halves>(params, sketch, masses);
     }
   }
@@ -241,9 +245,9 @@ Status launch_by_bits(const SelectParams& params, const SketchView& sketch, floa
 }  // namespace
 
 Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch, float* masses) {
-  return with_type(params.dtype, [&](auto tag) {
+  return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    switch (ceil_div(params.head_dim, kSketchChannels)) {
+    switch (ceil_div(params.problem.head_dim, kSketchChannels)) {
       case 1:
         return launch_by_bits<T, 1>(params, sketch, masses);
       case 2:

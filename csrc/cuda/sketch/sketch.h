@@ -9,11 +9,11 @@ namespace sparse_attn::cuda {
 constexpr int32_t kSketchTile = 16;  // keys whose mass is told apart
 
 inline int32_t num_sketch_tiles(const SelectParams& params) {
-  return ceil_div(params.seq_kv, kSketchTile);
+  return ceil_div(params.problem.seq_kv, kSketchTile);
 }
 /// Whether a row's tiles are the blocks of its list, so that their masses are scores as they are.
 inline bool tiles_are_blocks(const SelectParams& params) {
-  return params.seq_q == 1 && params.block_kv == kSketchTile;
+  return params.problem.seq_q == 1 && params.block_kv == kSketchTile;
 }
 
 Status append_to_sketch(const SketchAppendParams& params);
