@@ -98,6 +98,28 @@ def test_blocks_past_the_sketch_are_kept(device):
         assert kept[1].all()
 
 
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("junk", [torch.nan, -torch.inf, 3e38], ids=str)
+def test_a_malformed_sketch_still_gives_lists(device, junk, group):
+    """Any codes, ranges and lengths: blocks that exist, in order, and nothing read outside."""
+    query, key, value = Shape(3, 4, 2, 2, 400, 72).make(device)
+    sketch = sa.KeySketch(key, capacity=448)
+    sketch.codes.random_(-(2**31), 2**31 - 1)
+    sketch.ranges[:, :, ::2] = junk
+    sketch.lengths.copy_(torch.tensor([-(2**31), 449, 2**31 - 1]))
+    pattern = decoding(sketch, group=group)
+    layout = sa.select_blocks(query, key, pattern)
+    counts, indices = layout.counts[..., None], layout.indices
+    assert (counts > 0).all() and (counts <= 25).all()
+    assert ((indices >= 0) & (indices < 25)).all()
+    inside = torch.arange(1, indices.shape[-1], device=device) < counts
+    assert (indices.diff(dim=-1) > 0)[inside].all()
+    assert (counts[0] == 25).all()  # of which the sketch holds nothing
+    assert sa.sparse_attention(query, key, value, pattern).isfinite().all()
+    sketch.append(key[:, :, :40])  # two have no room, and leave them out
+    assert sketch.lengths.tolist() == [40, 448, 448]
+
+
 def test_needles_are_found(device):
     """Keys that resemble the query stand anywhere; all are kept at a fiftieth of the tokens."""
     query, key, _ = Shape(1, 4, 2, 1, 8192, 64).make(device)
