@@ -28,6 +28,8 @@ AMOUNTS = {
     "mass": {"mass": 0.7},
     "mass-high": {"mass": 0.99},
     "mass-all": {"mass": 1.0},
+    "mass-least": {"mass": 1e-300, "sink_blocks": 0, "local_blocks": 0},
+    "mass-all-but-rounding": {"mass": 1 - 1e-15},
     "mass-and-cap": {"mass": 0.9, "budget_blocks": 3},
     "mass-and-share": {"mass": 0.9, "budget_share": 0.3},
     "share": {"mass": None, "budget_share": 0.3},
@@ -37,6 +39,9 @@ AMOUNTS = {
     "count-large": {"mass": None, "budget_blocks": 2**40},
     "forced-beyond-budget": {"mass": 0.5, "budget_blocks": 1, "sink_blocks": 2, "local_blocks": 3},
     "nothing-forced": {"mass": 0.5, "sink_blocks": 0, "local_blocks": 0},
+    "share-least": {"mass": None, "budget_share": 1e-300, "sink_blocks": 0},
+    "sinks-beyond-all": {"mass": 0.5, "sink_blocks": 2**62},
+    "local-beyond-all": {"mass": 0.5, "local_blocks": 2**62},
 }
 LENGTHS = [(96, 96), (70, 101), (1, 120), (110, 40)]
 
@@ -123,6 +128,8 @@ def test_offsets(device, selector, is_causal):
     check_selection(pattern, query, key, is_causal, query_offset=23)
     offsets = torch.tensor([-20, 90], dtype=torch.int32, device=device)
     check_selection(pattern, query, key, is_causal, query_offset=offsets)
+    far = torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32, device=device)
+    check_selection(pattern, query, key, is_causal, query_offset=far)
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
