@@ -25,6 +25,8 @@ _PAIRS = 2**22
 _ADVICE = {
     "BlockLayout": "write BlockSparse(layout)",
     "Policy": "a call takes one pattern, such as policy.choose(layer, Sq, Skv)",
+    "int": "a window is Band(128)",
+    "tuple": "a window is Band((127, 0))",
     "Tensor": "a mask goes in as attn_mask, or makes a BlockLayout",
 }
 

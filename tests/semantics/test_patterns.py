@@ -293,3 +293,9 @@ def test_minus_one_is_told_of_none():
         sa.Band(None)
     with pytest.raises(ValueError, match="left side of at least 0, got -1; None means no limit"):
         sa.Band((-1, 0))
+
+
+@pytest.mark.parametrize("window", [7, (7, 0)])
+def test_a_bare_window_is_told_its_pattern(window):
+    with pytest.raises(TypeError, match=r"got (int|tuple); a window is Band\("):
+        sa.sparse_attention(*torch.randn(3, 1, 1, 8, 16), window)
