@@ -80,13 +80,8 @@ class PatchedSDPA:
             self.policy.check_model(mode.layer, None, type(model).__name__)
             return result
 
-        # A graph of torch.compile that ends inside the mode loses it; an export is one graph.
-        apart = torch.compiler.disable(run, recursive=False)
-
-        @functools.wraps(forward)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            return (run if torch.compiler.is_exporting() else apart)(*args, **kwargs)
-
+        # A graph of torch.compile that ends inside the mode would lose it.
+        patched = functools.wraps(forward)(torch.compiler.disable(run, recursive=False))
         setattr(patched, _MARK, True)
         self._patched = patched
         model.forward = patched

@@ -120,16 +120,20 @@ def test_more_keys_than_a_tile(device, pattern, Sq, Skv, scoring, dtype, is_caus
     check_selection(pattern, 2 * query, key, is_causal, error=error, **scoring)
 
 
+@pytest.mark.parametrize("dtype", DTYPE_ERRORS, ids=str)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-def test_offsets(device, selector, is_causal):
-    query, key, _ = Shape(2, 2, 1, 40, 200, 32).make(device)
-    pattern = pattern_of(selector, row_step=8)
-    check_selection(pattern, query, key, is_causal, query_offset=23)
-    offsets = torch.tensor([-20, 90], dtype=torch.int32, device=device)
-    check_selection(pattern, query, key, is_causal, query_offset=offsets)
-    far = torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32, device=device)
-    check_selection(pattern, query, key, is_causal, query_offset=far)
+def test_offsets(device, selector, is_causal, dtype):
+    query, key, _ = Shape(2, 2, 1, 40, 200, 32).make(device, dtype)
+    error = DTYPE_ERRORS[dtype] if device == "cuda" else 1e-6
+
+    def check(query_offset):
+        pattern = pattern_of(selector, row_step=8)
+        check_selection(pattern, query, key, is_causal, query_offset=query_offset, error=error)
+
+    check(23)
+    check(torch.tensor([-20, 90], dtype=torch.int32, device=device))
+    check(torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32, device=device))
 
 
 @pytest.mark.parametrize("selector", SELECTORS)

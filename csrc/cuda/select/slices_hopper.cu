@@ -218,11 +218,14 @@ Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate
   args.shares = workspace.scores;
   const bool extremes = estimate.kind == Vectors::kExtremes;
   const int32_t slices = estimate.slices, query_slices = estimate.rows;
-  // What was gathered has whole vectors; of other keys the host knows how many exist.
+  // What was gathered has whole vectors, and extremes are there for every block; of other keys the
+  // host knows how many exist, since calls with offsets on the device are gathered.
   const bool gathered = params.used_rows != nullptr;
-  const int32_t num_keys = gathered ? params.problem.seq_kv : params.num_keys(0);
+  const int32_t num_keys = extremes   ? slices * params.num_kv
+                           : gathered ? params.problem.seq_kv
+                                      : params.num_keys(0);
   const Count queries = Count::of(params.problem.seq_q, query_slices);
-  const Count keys = Count::of(extremes ? slices * params.num_kv : num_keys, slices);
+  const Count keys = Count::of(num_keys, slices);
   args.num_queries = queries.vectors;
   args.num_keys = keys.vectors;
   args.last_query = gathered ? query_slices : queries.last;
