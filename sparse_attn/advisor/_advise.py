@@ -137,7 +137,7 @@ def advise(
     check_choice(OWNER, "by", by, ("pairs", "time"))
     if minutes is not None:
         check_kind(OWNER, "minutes", minutes, Number, "a float or None")
-        if minutes <= 0:
+        if not minutes > 0:
             raise refuse(OWNER, "minutes above 0", minutes)
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     length = length_of(OWNER, calls[0])

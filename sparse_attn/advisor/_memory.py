@@ -48,6 +48,8 @@ class Memory:
         if self._path is None:
             return
         self._held["of"] = _fingerprint(model, calls, found)
+        if not self._path.parent.is_dir():
+            raise refuse("advise", "resume in a folder that exists", str(path))
         if self._path.exists():
             old = _read(self._path)
             if old.get("of") == self._held["of"]:

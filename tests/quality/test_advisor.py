@@ -234,6 +234,8 @@ def test_a_search_by_time(llama, ids):
         (dict(keep=0), "keep above 0"),
         (dict(keep=1.5), "keep above 0 and up to 1"),
         (dict(minutes=0), "minutes above 0"),
+        (dict(minutes=float("nan")), "minutes above 0"),
+        (dict(resume="nowhere/search.json"), "resume in a folder that exists"),
         (dict(by="speed"), "by to be one of pairs, time, got 'speed'"),
         (dict(patterns=[]), "patterns beside Full"),
         (dict(patterns=["band"]), "pattern 'band' to be one"),
