@@ -20,7 +20,7 @@ from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 
 __all__ = ["FIELDS", "VERSION", "pattern_from", "pattern_to", "read", "write"]
 
-VERSION = 1
+FORMAT, VERSION = "sparse_attn policy", 1
 _KINDS = {kind.__name__: kind for kind in (Band, BlockTopK, Dilated, Full, Strided, TopK)}
 _Made = TypeVar("_Made")
 _SAVE, _LOAD = "Policy.save", "Policy.load"
@@ -80,7 +80,7 @@ def write(path: str | PathLike[str], fields: Mapping[str, Any], about: Mapping[s
     held = {
         name: None if value is None else FIELDS[name].to(value) for name, value in fields.items()
     }
-    whole = {"format": "sparse_attn policy", "version": VERSION} | held | {"about": dict(about)}
+    whole = {"format": FORMAT, "version": VERSION} | held | {"about": dict(about)}
     Path(path).write_text(json.dumps(whole, indent=1) + "\n")
 
 
@@ -93,7 +93,7 @@ def read(path: str | PathLike[str], make: Callable[..., _Made]) -> _Made:
         raise type(error)(f"sparse_attn.{_LOAD}: expected a policy file, got {got}") from None
     except ValueError:
         raise refuse(_LOAD, "a policy file (JSON)", path) from None
-    if not isinstance(held, dict) or "version" not in held:
+    if not isinstance(held, dict) or held.get("format", FORMAT) != FORMAT or "version" not in held:
         raise refuse(_LOAD, "a policy file with its version", path)
     if held["version"] != VERSION:
         raise refuse(_LOAD, f"a policy file of version {VERSION}", f"version {held['version']}")

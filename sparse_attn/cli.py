@@ -220,6 +220,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     if options.length < 1:
         raise _Wrong(f"expected a length of at least 1, got {options.length}")
     device = _device(options.device)
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise _Wrong(f"expected a folder for --out, got the file {options.out}")
     draws = options.out is not None and options.command != "profile"
     if draws and find_spec("matplotlib") is None:
         raise _Wrong("expected matplotlib for the pictures of --out, got none")
@@ -242,8 +244,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
         model = auto.from_pretrained(folder, dtype=getattr(torch, dtype), **given)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
     except (KeyError, OSError, ValueError, ImportError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise _Wrong(f"expected a causal language model in {path}, got: {first}") from None
+        said = " ".join(str(error).split()) or repr(error)
+        raise _Wrong(f"expected a causal language model in {path}, got: {said:.200}") from None
     return model.eval().to(device), tokenizer
 
 

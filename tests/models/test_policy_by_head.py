@@ -154,6 +154,7 @@ def test_a_saved_policy_is_the_same(tmp_path):
         ("[1]", "expected a policy file with its version, got"),
         ('{"pattern": {"kind": "Full"}}', "expected a policy file with its version, got"),
         ('{"version": 99}', "expected a policy file of version 1, got version 99"),
+        ('{"format": "recipe", "version": 1}', "expected a policy file with its version"),
         ('{"version": 1}', "got .* without a pattern"),
         ('{"version": 1, "pattern": {"kind": "Full"}, "colour": 1}', "got .* with colour"),
         ('{"version": 1, "pattern": {"kind": "Star"}}', "expected patterns among .*, got 'Star'"),
