@@ -251,7 +251,7 @@ class _Run:
         figures = self.memory.judged(choice)
         if figures is None:
             policy = policy_of(choice, self.found, self._shape())
-            (row,) = self.judge.rows({name: policy}, counted=False)
+            (row,) = self.clock.time_forward(lambda: self.judge.rows({name: policy}, counted=False))
             loss = row.rel_l1 if row.kl is None else row.kl
             figures = _kept(row), loss, _margin(row)
             self.memory.add(choice, figures)

@@ -1,15 +1,19 @@
 """The time of a search: what is left of it, and when a stage has to stop.
 
-A forward of the model is timed first, so that the estimate counts forwards and not steps, and time
-for the validation and for the model's times is kept free.
+Forwards of the model are timed, so that the estimate counts forwards and not steps: the first,
+which warms up, and every judged one. Time for the validation and the model's times is kept free.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
 
 __all__ = ["Clock"]
+
+_Found = TypeVar("_Found")
 
 #: Forwards after the search: dense and two choices on other text, four each for the times of two.
 AFTER = 11
@@ -33,14 +37,19 @@ class Clock:
         self.minutes = minutes
         self.layers, self.evaluations = layers, evaluations
         self.forward = 0.0  # seconds of a judged choice
+        self._forwards: list[float] = []
         self._measured, self._measuring = 0, self.began
 
-    def time_forward(self, run: Callable[[], object]) -> None:
-        """Run the model once, and take its time."""
+    def time_forward(self, run: Callable[[], _Found]) -> _Found:
+        """Run the model once, and take its time; `forward` is the median of all."""
         began = time.monotonic()
-        run()
-        self._measuring = time.monotonic()
-        self.forward = self._measuring - began
+        found = run()
+        now = time.monotonic()
+        if not self._forwards:
+            self._measuring = now
+        self._forwards.append(now - began)
+        self.forward = median(self._forwards)
+        return found
 
     def measured(self, layers: int) -> None:
         """Note that the local errors of this many layers are known."""
