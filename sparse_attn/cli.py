@@ -163,7 +163,7 @@ def _profile(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> None:
     model, tokenizer = _model(options)
     (ids,) = _texts(options, tokenizer, [options.text])
-    policies: dict[str, Any] = named("compare", None, ids.shape[1])
+    policies: dict[str, Any] = named("compare", None, ids.shape[1], "time")
     policies.pop("dense")
     if options.policy is not None:
         policies = {options.policy.stem: Policy.load(options.policy)}

@@ -17,14 +17,17 @@ _MASSES = {64: (0.9, 0.98, 0.995), 16: (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)}
 #: Up to this mass, blocks of 16 keys come with half of the local keys too: of a head that looks
 #: back a few tokens alone, those are most of the pairs.
 _NARROW = 0.98
+#: Rows to a sampled one when blocks of 16 keys are chosen, by what the search makes small: finer
+#: samples cost time and no pairs. A quarter less error at the same pairs (docs/advisor.md).
+_ROW_STEP = {"pairs": 4, "time": 16}
 
 
-def candidates(length: int) -> dict[str, Pattern]:
+def candidates(length: int, by: str) -> dict[str, Pattern]:
     """Return the usual candidates for texts of `length` tokens.
 
     Bands with sinks at three windows, a strided pattern, and block top-k at rising masses. Blocks
     of few keys keep as much in less of the pairs; blocks as wide as high are there for their speed.
-    Dense attention is always among the choices.
+    Dense attention is always among the choices. `by` is what is made small, "pairs" or "time".
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
@@ -37,20 +40,21 @@ def candidates(length: int) -> dict[str, Pattern]:
         keys = min(keys, rows)
         for mass in masses:
             name = f"block top-k {rows} x {keys}, mass {mass}"
+            step = _ROW_STEP[by] if keys == 16 else 16
             near = {name: local}
             if keys == 16 and mass <= _NARROW and local >= 2 * keys:
                 near[f"{name}, {local // 2} local"] = local // 2
             for own, last in near.items():
                 found[own] = BlockTopK(
-                    (rows, keys), mass, row_step=min(16, rows // 2), local_blocks=last // keys
+                    (rows, keys), mass, row_step=min(step, rows // 2), local_blocks=last // keys
                 )
     return found
 
 
-def named(owner: str, patterns: Any, length: int) -> dict[str, Pattern]:
+def named(owner: str, patterns: Any, length: int, by: str) -> dict[str, Pattern]:
     """Return the user's patterns by name, or the usual ones; dense comes last."""
     if patterns is None:
-        patterns = candidates(length)
+        patterns = candidates(length, by)
     if not isinstance(patterns, Mapping):
         what = "a list of patterns, or a mapping of name to pattern"
         check_kind(owner, "patterns", patterns, Iterable, what)

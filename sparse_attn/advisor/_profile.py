@@ -213,7 +213,7 @@ def profile(
     if lengths is None:
         lengths = sorted({max(1, own // 4), max(1, own // 2), own})
     lengths = checked_lengths(OWNER, lengths)
-    found = named(OWNER, patterns, max(lengths))
+    found = named(OWNER, patterns, max(lengths), "time")
     if patterns is None:
         found = _usual(found)
     rows = []

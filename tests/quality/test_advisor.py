@@ -211,12 +211,14 @@ def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
         assert bars[0].first == 2 + 1 + 3 + 4 + 10
 
 
-def test_usual_candidates_are_served():
+@pytest.mark.parametrize("by", ["pairs", "time"])
+@pytest.mark.parametrize("length", [64, 512, 1024])
+def test_usual_candidates_are_served(length, by):
     from sparse_attn.advisor._candidates import candidates
 
-    found = candidates(512)
+    found = candidates(length, by)
     assert any(isinstance(pattern, sa.BlockTopK) for pattern in found.values())
-    query = torch.randn(1, 2, 512, 16)
+    query = torch.randn(1, 2, length, 16)
     for pattern in found.values():
         assert sa.can_use(query, query, query, pattern, is_causal=True)
 
