@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from . import __version__, _load
+from ._checks import check_share
 from .advisor import advise, profile
 from .advisor._candidates import named
 from .capability import can_use
@@ -161,12 +162,13 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    policy = None if options.policy is None else Policy.load(options.policy)
     model, tokenizer = _model(options)
     (ids,) = _texts(options, tokenizer, [options.text])
     policies: dict[str, Any] = named("compare", None, ids.shape[1], "time")
     policies.pop("dense")
-    if options.policy is not None:
-        policies = {options.policy.stem: Policy.load(options.policy)}
+    if policy is not None:
+        policies = {options.policy.stem: policy}
     found = judge(model, ids, policies, progress=not options.quiet)
     print(found)
     if options.out is not None:
@@ -220,8 +222,9 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     if options.length < 1:
         raise _Wrong(f"expected a length of at least 1, got {options.length}")
     device = _device(options.device)
-    if options.out is not None and options.out.exists() and not options.out.is_dir():
-        raise _Wrong(f"expected a folder for --out, got the file {options.out}")
+    _check_files(options)
+    if options.command == "advise":
+        check_share("advise", "keep", options.keep)
     draws = options.out is not None and options.command != "profile"
     if draws and find_spec("matplotlib") is None:
         raise _Wrong("expected matplotlib for the pictures of --out, got none")
@@ -231,7 +234,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
         raise _Wrong("expected transformers to be installed, got none") from None
     transformers.utils.logging.disable_progress_bar()
     dtype = options.dtype or ("float32" if device.type == "cpu" else "bfloat16")
-    files = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    files = [file for file in files if file.suffix == ".gguf"]
     has_config = path.is_dir() and (path / "config.json").exists()
     if not has_config and len(files) != 1:
         raise _Wrong(f"expected a folder with config.json, or one .gguf file, got {path}")
@@ -247,6 +251,27 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
         said = " ".join(str(error).split()) or repr(error)
         raise _Wrong(f"expected a causal language model in {path}, got: {said:.200}") from None
     return model.eval().to(device), tokenizer
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuse texts that cannot be read and results that cannot be written, before the work."""
+    for text in (options.text, getattr(options, "validate", None)):
+        if text is not None:
+            _read(text)
+    if options.out is not None:
+        for part in (options.out, *options.out.parents):
+            if part.exists() and not part.is_dir():
+                what = "which" if part == options.out else f"whose part {part}"
+                raise _Wrong(f"expected a folder for --out, got {options.out}, {what} is a file")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _Wrong(f"expected a text file, got {path} ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise _Wrong(f"expected a text in UTF-8, got {path}") from None
 
 
 def _device(name: str | None) -> torch.device:
@@ -266,13 +291,7 @@ def _texts(
     """Return the first tokens of each file, ``(1, parts * length)``."""
     found = []
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise _Wrong(f"expected a text file, got {path} ({error.strerror})") from None
-        except UnicodeDecodeError:
-            raise _Wrong(f"expected a text in UTF-8, got {path}") from None
-        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+        ids = torch.as_tensor(tokenizer(_read(path), return_tensors="pt").input_ids)
         need = parts * options.length
         if ids.shape[1] < need:
             what = f"{need} tokens" if parts == 1 else f"{need} tokens ({parts} x --length)"

@@ -119,6 +119,39 @@ def test_pictures_that_cannot_be_drawn_are_said_before_the_search(
     assert "expected matplotlib for the pictures of --out, got none" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "change", "sentence"),
+    [
+        ("profile", dict(text="nowhere"), "expected a text file, got nowhere (No such file"),
+        ("profile", dict(text="."), "expected a text file, got . (Is a directory)"),
+        ("profile", dict(out="file"), "expected a folder for --out, got file, which is a file"),
+        ("profile", dict(out="file/below"), "got file/below, whose part file is a file"),
+        ("compare", dict(policy="nowhere"), "expected a policy file, got nowhere"),
+        ("advise", dict(keep=2), "expected keep above 0 and up to 1, got 2"),
+        ("advise", dict(keep="nan"), "expected keep above 0 and up to 1, got nan"),
+        ("advise", dict(validate="nowhere"), "expected a text file, got nowhere"),
+        ("advise", dict(out="file"), "expected a folder for --out, got file, which is a file"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_said_before_the_model_loads(
+    text, tmp_path, monkeypatch, capsys, command, change, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("a result of before")
+    (tmp_path / "config.json").write_text("{}")  # no model, which is only seen when it loads
+    given = dict(text=text, length=64) | change
+    options = [part for name, value in given.items() for part in (f"--{name}", value)]
+    assert run(command, tmp_path, *options) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_file_that_holds_no_model_is_named(text, capsys):
+    assert run("profile", text, "--text", text) == 1
+    sentence = "expected a folder with config.json, or one .gguf file, got"
+    assert sentence in capsys.readouterr().err
+
+
 def test_help_reads_well(capsys):
     for arguments in ([], ["advise"]):
         with pytest.raises(SystemExit) as end:
