@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ._checks import kind_of, refuse
+from ._checks import check_kind, kind_of, refuse
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 
 __all__ = ["FIELDS", "VERSION", "pattern_from", "pattern_to", "read", "write"]
@@ -75,22 +75,31 @@ def _value_from(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _unreachable(owner: str, what: str, path: object, error: OSError) -> OSError:
+    got = f"{path} ({error.strerror or error})"
+    return type(error)(f"sparse_attn.{owner}: expected {what}, got {got}")
+
+
 def write(path: str | PathLike[str], fields: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write a policy's fields; `about` says where it comes from and is not read back."""
     held = {
         name: None if value is None else FIELDS[name].to(value) for name, value in fields.items()
     }
     whole = {"format": FORMAT, "version": VERSION} | held | {"about": dict(about)}
-    Path(path).write_text(json.dumps(whole, indent=1) + "\n")
+    check_kind(_SAVE, "path", path, (str, PathLike), "a path")
+    try:
+        Path(path).write_text(json.dumps(whole, indent=1) + "\n")
+    except OSError as error:
+        raise _unreachable(_SAVE, "a file that can be written", path, error) from None
 
 
 def read(path: str | PathLike[str], make: Callable[..., _Made]) -> _Made:
     """Return what `make`, the policy's class, makes of the fields in a file."""
+    check_kind(_LOAD, "path", path, (str, PathLike), "a path")
     try:
         held = json.loads(Path(path).read_text())
     except OSError as error:
-        got = f"{path} ({error.strerror or error})"
-        raise type(error)(f"sparse_attn.{_LOAD}: expected a policy file, got {got}") from None
+        raise _unreachable(_LOAD, "a policy file", path, error) from None
     except ValueError:
         raise refuse(_LOAD, "a policy file (JSON)", path) from None
     if not isinstance(held, dict) or held.get("format", FORMAT) != FORMAT or "version" not in held:

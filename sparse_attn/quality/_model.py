@@ -368,6 +368,9 @@ class Judge:
                             with watching(pairs[name]) if counted else nullcontext():
                                 out = call_model(self.owner, self.module, call)
                         sums[name].add(out, dense, call, self._predicts)
+                        if math.isnan(sums[name].size):
+                            what = "a model whose own output holds numbers"
+                            raise refuse(self.owner, what, "NaN; a wider dtype may mend it")
                         step(name)
                         if timed:
                             began = _seconds(out.device.type)

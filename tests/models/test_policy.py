@@ -161,3 +161,18 @@ def test_replace_finds_dense_below_again_unless_it_was_given():
     assert policy == sa.Policy(sa.Band((99, 0))) and policy.dense_below == 200
     given = sa.Policy(CAUSAL, dense_below=5)
     assert dataclasses.replace(given, pattern=sa.Band((99, 0))).dense_below == 5
+
+
+def test_paths_that_hold_no_policy_are_sentences(tmp_path):
+    policy = sa.Policy(sa.Band(3))
+    with pytest.raises(TypeError, match=r"Policy\.load: expected path to be a path, got int"):
+        sa.Policy.load(3)
+    with pytest.raises(TypeError, match=r"Policy\.save: expected path to be a path, got NoneType"):
+        policy.save(None)
+    sentence = (
+        r"Policy\.save: expected a file that can be written, got .*nowhere.p.json \(No such file"
+    )
+    with pytest.raises(FileNotFoundError, match=sentence):
+        policy.save(tmp_path / "nowhere" / "p.json")
+    with pytest.raises(IsADirectoryError, match=r"Policy\.save: expected a file .* \(Is a dir"):
+        policy.save(tmp_path)

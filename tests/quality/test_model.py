@@ -195,3 +195,30 @@ def test_a_patched_model_is_refused():
     model = Own()
     with sa.patch_sdpa(model, BAND), pytest.raises(ValueError, match=r"not patched: call restore"):
         judge(model, {"x": torch.randn(1, 2, 48, 16)}, BAND)
+
+
+@pytest.mark.parametrize("ask", [judge, sa.advise], ids=["model", "advise"])
+def test_a_model_whose_output_is_nan_is_refused(on_device, llama, ask):
+    ids = text(length=64)[0]
+    rest = ({"band": BAND},) if ask is judge else ()
+    options = {} if ask is judge else dict(progress=False)
+    with torch.no_grad():
+        llama.lm_head.weight[3] = float("nan")
+    sentence = "expected a model whose own output holds numbers, got NaN; a wider dtype may mend it"
+    with pytest.raises(ValueError, match=sentence):
+        ask(llama, ids, *rest, **options)
+
+
+def test_nan_in_padded_rows_does_not_count(on_device):
+    class Padded(torch.nn.Module):
+        def forward(self, x, attention_mask):
+            heads = x[:, None]
+            out = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)[:, 0]
+            return out.masked_fill(attention_mask[..., None] == 0, float("nan"))
+
+    mask = torch.ones(1, 24, dtype=torch.long)
+    mask[:, 20:] = 0
+    x = torch.randn(1, 24, 16)
+    assert Padded()(x, mask).isnan().any()
+    found = judge(Padded(), dict(x=x, attention_mask=mask), {"full": sa.Full()})
+    assert found["full"].cosine > 0.999
