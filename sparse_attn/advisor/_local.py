@@ -98,6 +98,8 @@ class Local:
         if not self.figures:
             raise refuse(owner, "a model with dense self-attention that a policy reaches", "none")
         total = sum(self.allowed.values())
+        if not total:
+            raise refuse(owner, "inputs with a token that is not padding", "padding alone")
         self.allowed = {unit: pairs / total for unit, pairs in self.allowed.items()}
 
     def pairs(self, choice: Mapping[Unit, str]) -> float:

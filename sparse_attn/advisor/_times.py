@@ -34,7 +34,11 @@ def length_of(owner: str, call: dict[str, Any]) -> int:
     for value in call.values():
         if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
             return int(value.shape[1])
-    raise refuse(owner, "inputs with a tensor (B, S, ...)", ", ".join(call) or "none")
+    got = [
+        f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
+        for name, value in call.items()
+    ]
+    raise refuse(owner, "inputs with a tensor (B, S, ...)", ", ".join(got) or "none")
 
 
 def checked_lengths(owner: str, lengths: Any) -> list[int]:

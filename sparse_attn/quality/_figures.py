@@ -96,6 +96,9 @@ class Sums:
         self, own: torch.Tensor, dense: torch.Tensor, follows: torch.Tensor, is_logits: bool
     ) -> None:
         own, dense = own.float(), dense.float()
+        mine, theirs = own, dense
+        barred = own.isneginf() & dense.isneginf()  # features that both leave out, as words are
+        own, dense = own.masked_fill(barred, 0.0), dense.masked_fill(barred, 0.0)
         self.rows += len(own)
         self.error += (own - dense).abs().double().sum().item()
         self.size += dense.abs().double().sum().item()
@@ -104,10 +107,11 @@ class Sums:
         if not is_logits:
             self.agreement.append(cosine.cpu())
             return
-        mine, theirs = own.log_softmax(-1), dense.log_softmax(-1)
+        same = (mine.argmax(-1) == theirs.argmax(-1)).double()
+        mine, theirs = mine.log_softmax(-1), theirs.log_softmax(-1)
         self.judged += len(own)
-        self.kl += (theirs.exp() * (theirs - mine)).double().sum().item()
-        same = (own.argmax(-1) == dense.argmax(-1)).double()
+        kl = theirs.exp() * (theirs - mine)
+        self.kl += kl.masked_fill(theirs.isneginf(), 0.0).double().sum().item()
         self.same += same.sum().item()
         self.agreement.append(same.cpu())
         has = follows >= 0

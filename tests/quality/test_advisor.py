@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
-from tiny_models import CONFIGS, build, output
+from tiny_models import CONFIGS, build, output, text
 
 import sparse_attn as sa
 
@@ -254,3 +254,18 @@ def test_wrong_arguments_are_refused(llama, ids, options, sentence):
     given = dict(model=llama, inputs=ids, keep=0.9) | options
     with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.advise: .*{sentence}"):
         sa.advise(progress=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda ids: dict(input_ids=ids, attention_mask=torch.zeros_like(ids)), "not padding"),
+        (lambda ids: ids[:, :0], r"got input_ids of shape \(2, 0\)"),
+        (lambda ids: ids[0], r"got input_ids of shape \(24,\)"),
+    ],
+    ids=["padding", "empty", "no batch"],
+)
+def test_inputs_without_tokens_are_sentences(on_device, change, sentence):
+    model = build(CONFIGS["llama"](), "sdpa")
+    with pytest.raises(ValueError, match=sentence):
+        sa.advise(model, change(text()[0]), progress=False)

@@ -10,6 +10,7 @@ from tiny_models import CONFIGS, build, output, text
 import sparse_attn as sa
 
 BAND = sa.Band((5, 0), sinks=2)
+BARRED = torch.arange(90, 97)
 
 
 @pytest.fixture
@@ -222,3 +223,20 @@ def test_nan_in_padded_rows_does_not_count(on_device):
     assert Padded()(x, mask).isnan().any()
     found = judge(Padded(), dict(x=x, attention_mask=mask), {"full": sa.Full()})
     assert found["full"].cosine > 0.999
+
+
+def test_words_that_a_model_bars_do_not_count(on_device, llama):
+    ids = text(length=64)[0] % 90
+    plain = judge(llama, ids, {"band": BAND})
+    llama.lm_head.register_forward_hook(
+        lambda module, given, out: out.index_fill(-1, BARRED.to(out.device), -1e30)
+    )
+    low = judge(llama, ids, {"band": BAND})["band"]
+    llama.lm_head.register_forward_hook(
+        lambda module, given, out: out.index_fill(-1, BARRED.to(out.device), -float("inf"))
+    )
+    barred = judge(llama, ids, {"band": BAND})["band"]
+    assert barred.kl == pytest.approx(low.kl, rel=1e-6) and barred.top1 == low.top1
+    assert barred.perplexity == pytest.approx(low.perplexity, rel=1e-6)
+    assert 0 < barred.cosine < 1 and 0 < barred.rel_l1 < 10
+    assert plain["band"].kl != barred.kl
