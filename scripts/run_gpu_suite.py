@@ -40,7 +40,7 @@ from .gpus import visible_gpus
 
 #: Folders of tests in pieces by engine, in as many shares of their files, and by file; those that
 #: take longest come first. ``tools`` knows no device.
-BY_ENGINE = {"semantics": 3, "kernels": 2, "serving": 1}
+BY_ENGINE = {"semantics": 6, "kernels": 2, "serving": 1}
 BY_FILE = ("torch", "models", "quality")
 #: Pieces that run on a GPU at a time: more only wait for each other there.
 PIECES_OF_GPU = 8
