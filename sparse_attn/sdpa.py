@@ -81,7 +81,7 @@ class PatchedSDPA:
             return result
 
         # A graph of torch.compile that ends inside the mode would lose it.
-        patched = functools.wraps(forward)(torch.compiler.disable(run, recursive=False))
+        patched = functools.wraps(forward)(torch.compiler.disable(run))
         setattr(patched, _MARK, True)
         self._patched = patched
         model.forward = patched
