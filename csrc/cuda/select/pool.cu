@@ -50,22 +50,29 @@ struct PoolPart {
     return pool < int64_t{params.problem.batch} * pools.heads * pools.count;
   }
 
-  /// Calls `take(element, x, exists)` for every row; returns how many rows exist.
+  /// Rows of a batch entry that may exist; without marks all of them do.
+  __device__ int32_t rows_of(int64_t batch) const {
+    if (!pools.of_keys) return params.rows(batch);
+    return pools.marks == nullptr ? params.num_keys(batch) : params.problem.seq_kv;
+  }
+
+  /// Calls `take(element, x, exists)` for every row of the pool; returns how many exist.
   template <typename Take>
   __device__ int32_t walk(const Take& take) const {
     const int64_t head_index = pool / pools.count, batch = head_index / pools.heads;
     const int32_t begin = static_cast<int32_t>(pool % pools.count) * pools.size;
-    const int32_t end =
-        imin(begin + pools.size, pools.of_keys ? params.problem.seq_kv : params.rows(batch));
+    const int32_t end = imin(begin + pools.size, rows_of(batch));
     const T* rows = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
                     head_index % pools.heads * pools.tensor.stride_h + column;
+    const int32_t* marks =
+        pools.marks == nullptr ? nullptr : pools.marks + batch * (params.problem.seq_kv + 1);
     int32_t count = 0;
 #pragma unroll 8
     for (int32_t j = begin; j < end; ++j) {
       const T* from = rows + j * pools.tensor.stride_s;
       const uint4 bits =
           pools.aligned ? *reinterpret_cast<const uint4*>(from) : load_unaligned(from);
-      const bool exists = !pools.of_keys || key_exists(params, pools.marks, batch, j);
+      const bool exists = marks == nullptr || marks[j] > 0;
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
         take(e, to_float(reinterpret_cast<const T*>(&bits)[e]), exists);
