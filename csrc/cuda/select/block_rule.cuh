@@ -17,7 +17,7 @@ __device__ inline Interval find_visible(const SelectParams& params, int64_t batc
 
 /// Of one list, which a thread block chooses.
 struct BlockRule {
-  int64_t batch = 0, head = 0;  // the first one of the list
+  int32_t batch = 0, head = 0;  // the first one of the list
   int32_t query_block = 0;
   Interval visible, sinks, diagonal;
 
@@ -26,7 +26,8 @@ struct BlockRule {
   }
   /// The first head's row of [B, Hq, num_q, num_kv].
   __device__ int64_t first_value(const SelectParams& params) const {
-    return ((batch * params.problem.heads_q + head) * params.num_q + query_block) * params.num_kv;
+    return ((int64_t{batch} * params.problem.heads_q + head) * params.num_q + query_block) *
+           params.num_kv;
   }
 };
 
@@ -34,8 +35,8 @@ struct BlockRule {
 __device__ inline BlockRule rule_without_keys(const SelectParams& params, uint32_t row) {
   BlockRule rule;
   const uint32_t list = row / params.num_q;
-  rule.batch = list / params.lists();
-  rule.head = int64_t{list % params.lists()} * params.heads_per_list();
+  rule.batch = static_cast<int32_t>(list / params.lists());
+  rule.head = static_cast<int32_t>(list % params.lists()) * params.heads_per_list();
   rule.query_block = static_cast<int32_t>(row % params.num_q);
   rule.sinks = params.sinks(rule.batch);
   rule.diagonal = params.diagonal(rule.batch, rule.query_block);

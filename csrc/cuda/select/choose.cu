@@ -58,10 +58,11 @@ __device__ Estimates make_estimates(const float* values, bool scores, Interval v
 }
 
 /// The visible blocks of a list: keys that order them, and their shares as integers.
+template <bool kCached>
 struct Candidates {
   BlockRule rule;
   Estimates estimates;
-  uint32_t* keys;  // of the visible blocks, in shared memory; null where it has no room
+  uint32_t* keys;  // of the visible blocks, in shared memory where it has room
   Weight* weights;
 
   __device__ uint32_t make_key(int32_t j) const {
@@ -71,7 +72,7 @@ struct Candidates {
     return weight_of(estimates.values[j], estimates.scores, estimates.highest);
   }
   __device__ void fill() const {
-    if (keys == nullptr) return;
+    if (!kCached) return;
     for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += blockDim.x) {
       keys[j - rule.visible.begin] = make_key(j);
       weights[j - rule.visible.begin] = make_weight(j);
@@ -79,16 +80,16 @@ struct Candidates {
     __syncthreads();
   }
   __device__ uint32_t key(int32_t j) const {
-    return keys == nullptr ? make_key(j) : keys[j - rule.visible.begin];
+    return kCached ? keys[j - rule.visible.begin] : make_key(j);
   }
   __device__ Weight weight(int32_t j) const {
-    return keys == nullptr ? make_weight(j) : weights[j - rule.visible.begin];
+    return kCached ? weights[j - rule.visible.begin] : make_weight(j);
   }
 };
 
 /// The blocks whose keys take(key) takes; all threads get them.
-template <typename Take>
-__device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStorage& storage) {
+template <typename Blocks, typename Take>
+__device__ Reached reach(const Blocks& blocks, const Take& take, ChooseStorage& storage) {
   Reached all;
   for (int32_t j = blocks.rule.visible.begin + threadIdx.x; j < blocks.rule.visible.end;
        j += blockDim.x) {
@@ -118,7 +119,8 @@ __device__ Reached reach(const Candidates& blocks, const Take& take, ChooseStora
 }
 
 /// Which blocks are kept beside the forced ones: at most `most`, and no more than reach `wanted`.
-__device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wanted,
+template <typename Blocks>
+__device__ Threshold choose(const Blocks& blocks, int32_t most, Weight wanted,
                             ChooseStorage& storage) {
   auto reach_key = [&](uint32_t key) {
     return reach(blocks, [=](uint32_t other) { return other != kForced && other >= key; }, storage);
@@ -143,7 +145,8 @@ __device__ Threshold choose(const Candidates& blocks, int32_t most, Weight wante
 }
 
 /// Writes the kept blocks ascending, zeros past them, and their number.
-__device__ void write_kept(const SelectParams& params, const Candidates& blocks,
+template <typename Blocks>
+__device__ void write_kept(const SelectParams& params, const Blocks& blocks,
                            const Threshold& threshold, int64_t row, ChooseStorage& storage) {
   const Interval visible = blocks.rule.visible;
   int32_t* indices = params.indices + row * params.num_kv;
@@ -168,10 +171,11 @@ __device__ void write_kept(const SelectParams& params, const Candidates& blocks,
   if (threadIdx.x == 0) params.counts[row] = count;
 }
 
-/// `scores` tells whether the values are scores, whose softmax the shares are; `cached` whether
+/// `scores` tells whether the values are scores, whose softmax the shares are; kCached whether
 /// shared memory has room for a key and a weight of each key block.
+template <bool kCached>
 __global__ void __launch_bounds__(kMostThreads)
-    choose_blocks(const SelectParams params, float* values, bool scores, bool cached) {
+    choose_blocks(const SelectParams params, float* values, bool scores) {
   extern __shared__ Weight cache[];
   __shared__ ChooseStorage storage;
   ptx::wait_for_primary();
@@ -183,9 +187,8 @@ __global__ void __launch_bounds__(kMostThreads)
     scores = false;
   }
   const Estimates estimates = make_estimates(values, scores, visible, storage);
-  const Candidates blocks = {rule, estimates,
-                             cached ? reinterpret_cast<uint32_t*>(cache + params.num_kv) : nullptr,
-                             cache};
+  const Candidates<kCached> blocks = {rule, estimates,
+                                      reinterpret_cast<uint32_t*>(cache + params.num_kv), cache};
   blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
   const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
@@ -212,14 +215,14 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const bool cached = bytes + static_cast<int64_t>(sizeof(ChooseStorage)) <= room;
   const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
   const bool wide = params.num_kv >= kLongBlocks && rows <= kFewLists;
-  error =
-      cudaFuncSetAttribute(choose_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
+  const auto kernel = cached ? choose_blocks<true> : choose_blocks<false>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
   if (error != cudaSuccess) return to_status(error);
   const LaunchShape shape = {
       static_cast<uint32_t>(rows),
       static_cast<uint32_t>(wide ? kMostThreads : threads_of_list(params.num_kv)),
       static_cast<size_t>(cache_bytes), to_stream(params.stream)};
-  return launch_dependent(choose_blocks, shape, params, workspace.scores, scores, cached);
+  return launch_dependent(kernel, shape, params, workspace.scores, scores);
 }
 
 }  // namespace sparse_attn::cuda
