@@ -72,7 +72,6 @@ struct Candidates {
     return weight_of(estimates.values[j], estimates.scores, estimates.highest);
   }
   __device__ void fill() const {
-    if (!kCached) return;
     for (int32_t j = rule.visible.begin + threadIdx.x; j < rule.visible.end; j += blockDim.x) {
       keys[j - rule.visible.begin] = make_key(j);
       weights[j - rule.visible.begin] = make_weight(j);
@@ -189,7 +188,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const Estimates estimates = make_estimates(values, scores, visible, storage);
   const Candidates<kCached> blocks = {rule, estimates,
                                       reinterpret_cast<uint32_t*>(cache + params.num_kv), cache};
-  blocks.fill();
+  if constexpr (kCached) blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
   const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
   const Weight wanted = wanted_weight(params.mass, all.weight, forced.weight);
