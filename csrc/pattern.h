@@ -24,7 +24,8 @@ namespace sparse_attn {
 
 /// Which keys a query may see; plain data, passed to kernels by value.
 struct Pattern {
-  // Main window, in taps of `dilation` keys: -left <= t <= right at j = p + t * dilation.
+  // Main window, in taps of `dilation` keys: -left <= t <= right at j = p + t * dilation; no side
+  // is negative.
   int32_t left = kUnlimited;
   int32_t right = kUnlimited;
   int32_t dilation = 1;
@@ -47,6 +48,10 @@ struct Pattern {
   BlockList list;    // main view by list when present; window sides are then unlimited
   int32_t topk = 0;  // keep the k highest scores of the allowed keys; 0 keeps all
 
+  /// The last tap of a row's window: under causal none after the row itself.
+  SPARSE_ATTN_HD constexpr int32_t last_tap() const { return causal ? 0 : right; }
+  /// Taps of a row's window, whether their keys exist or not.
+  SPARSE_ATTN_HD constexpr int64_t taps() const { return int64_t{left} + last_tap() + 1; }
   SPARSE_ATTN_HD constexpr bool has_lead() const { return lead.length > 0; }
   /// Whether something counts from the sequence's origin.
   SPARSE_ATTN_HD constexpr bool has_origin() const { return has_lead() || global_count > 0; }
@@ -57,6 +62,10 @@ struct Pattern {
   /// Lead and main view lie on the same axis, so tiles of one are tiles of the other.
   SPARSE_ATTN_HD constexpr bool shared_axis() const {
     return dilation == 1 && lead.step == 1 && lead_keys == nullptr;
+  }
+  /// Elements of a main view of `length` that a row's window holds, at most.
+  SPARSE_ATTN_HD constexpr int32_t most_window(int32_t length) const {
+    return taps() < length ? static_cast<int32_t>(taps()) : length;
   }
   /// Residue classes that have rows.
   SPARSE_ATTN_HD constexpr int32_t classes(int32_t seq_q) const { return imin(dilation, seq_q); }
@@ -170,7 +179,7 @@ struct Row {
 
 /// The window of the row that stands at element v of the main view, whether its keys exist or not.
 SPARSE_ATTN_HD constexpr Interval window_at(const Pattern& pattern, int32_t v) {
-  return {v - pattern.left, v + (pattern.causal ? imin(pattern.right, 0) : pattern.right) + 1};
+  return {v - pattern.left, v + pattern.last_tap() + 1};
 }
 
 /// `bounds` are the keys that exist for the row (key_bounds), all of the sequence without.

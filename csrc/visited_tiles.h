@@ -131,7 +131,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   // are left to the main view.
   Interval lead_seen = bounds.any;
   if (pattern.causal) lead_seen.end = imin(lead_seen.end, slice.position(rows.end - 1) + 1);
-  if (!shared && pattern.dilation == 1 && pattern.causal && pattern.right >= 0) {
+  if (!shared && pattern.dilation == 1 && pattern.causal) {
     lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
   }
   Interval lead = slice.lead.inside(pattern, lead_seen);

@@ -223,8 +223,7 @@ class Packer {
     bool windows_only = !pattern_.list.present() && !pattern_.has_lead() &&
                         params_.global_tokens == nullptr && pattern_.global_count == 0;
     if (!windows_only) return {0, params_.problem.seq_kv};
-    int64_t left = pattern_.left, right = pattern_.right, keys = params_.problem.seq_kv;
-    if (pattern_.causal && right > 0) right = 0;
+    int64_t left = pattern_.left, right = pattern_.last_tap(), keys = params_.problem.seq_kv;
     // Tiles for BLAS are widened to whole multiples of 16 keys.
     int64_t wider = cut_.panels ? 0 : 16;
     int64_t offset = params_.sequences.offset(batch);

@@ -26,14 +26,6 @@ constexpr int64_t kBfloatDenseShare = 18;
 /// Rows of a tile for panels, or for bfloat16.
 int32_t panel_rows() { return kPanelGroups * vector_math().group_rows; }
 
-/// Keys that a row of the main view sees at most.
-int32_t reach(const AttentionParams& params) {
-  const Pattern& pattern = params.pattern;
-  int32_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
-  int32_t keys = ceil_div(params.problem.seq_kv, pattern.dilation);
-  return imax(1, imin(keys, imin(pattern.left, keys) + imin(right, keys) + 1));
-}
-
 /// Whether products take panels of keys instead of BLAS, where rows are not too few for either.
 bool use_panels(const AttentionParams& params) {
   const VectorMath& math = vector_math();
@@ -92,7 +84,8 @@ int32_t topk_rows(const AttentionParams& params) {
 int32_t preferred_rows(const AttentionParams& params) {
   if (params.pattern.topk > 0) return topk_rows(params);
   if (use_panels(params) || use_bfloat(params)) return panel_rows();
-  int32_t keys = reach(params);
+  const Pattern& pattern = params.pattern;
+  const int32_t keys = pattern.most_window(ceil_div(params.problem.seq_kv, pattern.dilation));
   return keys >= 2048 ? 192 : keys >= 1024 ? 96 : keys >= 96 ? 64 : 32;
 }
 

@@ -39,15 +39,13 @@ SPARSE_ATTN_HD int32_t keys_of_blocks(const BlockList& list, int32_t blocks) {
 /// Keys that a row of a sequence of `keys` may visit, at most: of the main view, or of the list as
 /// it is expected.
 SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
-  int32_t length = ceil_div(keys, pattern.dilation);
+  const int32_t length = ceil_div(keys, pattern.dilation);
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
     return imin(length, keys_of_blocks(list, list.expected > 0 ? list.expected : list.max_count));
   }
   if (pattern.global_count > 0) return length;
-  int64_t right = pattern.causal ? 0 : pattern.right;
-  int64_t window = int64_t{pattern.left} + right + 1;
-  return window < length ? static_cast<int32_t>(window) : length;
+  return pattern.most_window(length);
 }
 
 /// The same with its leading keys.

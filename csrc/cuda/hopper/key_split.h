@@ -47,8 +47,7 @@ constexpr int32_t kMostChunks = 16;
 /// Key tiles that a query tile of a sequence visits, at most.
 SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, KernelTile tile) {
   const int32_t keys = ceil_div(num_keys, pattern.dilation);
-  const int64_t right = pattern.causal ? imin(pattern.right, 0) : pattern.right;
-  const int64_t reach = int64_t{pattern.left} + right + tile.block_q;
+  const int64_t reach = pattern.taps() - 1 + tile.block_q;
   const int32_t all = ceil_div(keys, tile.block_kv);
   const int32_t lead = ceil_div(pattern.most_lead(num_keys), tile.block_kv);
   int32_t main = all;

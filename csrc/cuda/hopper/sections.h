@@ -77,17 +77,12 @@ class Sections {
   int64_t key_bytes_ = 0, value_bytes_ = 0;
 };
 
-/// Keys of a row's window; without one more than exist.
-inline int64_t window_of(const Pattern& pattern) {
-  return int64_t{pattern.left} + (pattern.causal ? 0 : pattern.right) + 1;
-}
-
 /// Whether a call has so many sections, of which windows reach so few keys, that it is faster to
 /// read keys where they lie.
 inline bool is_cut_small(const AttentionParams& params) {
   constexpr int32_t kManySections = 4, kFewKeys = 4;  // one of so many
   const Pattern& pattern = params.pattern;
-  const int64_t reach = (window_of(pattern) + params.problem.seq_q) * pattern.dilation;
+  const int64_t reach = (pattern.taps() + params.problem.seq_q) * pattern.dilation;
   return params.keys.dtype == Dtype::kFloat8 && Sections(params).count() > kManySections &&
          reach * kFewKeys < params.problem.seq_kv;
 }
@@ -103,7 +98,7 @@ inline bool pays_for_pages(const AttentionParams& params) {
   }
   const Entry ragged = find_kernel(p.widest_dim(), {Features::of(Feature::kPaged)});
   if (std::gcd(ragged.keys(), params.keys.page_size) >= kManyKeys) return false;
-  return std::min<int64_t>(p.seq_q, window_of(params.pattern)) * p.group() >= kManyRows &&
+  return std::min<int64_t>(p.seq_q, params.pattern.taps()) * p.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
 }
 
