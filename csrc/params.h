@@ -179,11 +179,9 @@ struct AttentionParams {
     if (keys.value_scale.data == nullptr) return 1.0f;
     return keys.value_scale.at(b, head, problem.group());
   }
-  /// How many keys of a sequence may be read: under causal none past its last query, where the tail
-  /// of a cache may hold anything.
+  /// How many keys of a sequence may be read.
   SPARSE_ATTN_HD int32_t num_keys(const Sequence& sequence) const {
-    if (!pattern.causal) return sequence.keys;
-    return imax(0, imin(sequence.keys, sequence.rows + sequence.offset));
+    return readable_keys(pattern.causal, sequence);
   }
 };
 

@@ -186,8 +186,7 @@ SPARSE_ATTN_HD constexpr Interval window_at(const Pattern& pattern, int32_t v) {
 SPARSE_ATTN_HD Row make_row(const Pattern& pattern, const Slice& slice, int32_t r,
                             Interval bounds) {
   int32_t p = slice.position(r);
-  Interval seen =
-      intersect(bounds, {0, pattern.causal ? imin(p + 1, slice.num_keys) : slice.num_keys});
+  Interval seen = intersect(bounds, {0, end_of_keys(pattern.causal, p, slice.num_keys)});
   Row row;
   row.limit = slice.keys.inside(seen);
   row.lead = slice.lead.inside(pattern, seen);

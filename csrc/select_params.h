@@ -78,7 +78,7 @@ struct SelectParams {
   }
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
     if (sequences.used_keys != nullptr && sequences.query_offsets == nullptr) {
-      return entry_keys(b) - rows(b);
+      return lower_right(rows(b), entry_keys(b));
     }
     return sequences.offset(b);
   }
@@ -88,14 +88,14 @@ struct SelectParams {
 
   /// Key position of query i.
   SPARSE_ATTN_HD int32_t position(int64_t b, int32_t i) const { return i + offset(b); }
-  /// How many keys may be read: under causal none past the last query.
+  /// How many keys of a batch entry may be read.
   SPARSE_ATTN_HD int32_t num_keys(int64_t b) const {
-    return causal ? imax(0, imin(entry_keys(b), rows(b) + offset(b))) : entry_keys(b);
+    return readable_keys(causal, {rows(b), entry_keys(b), offset(b)});
   }
   /// The keys that query i may see.
   SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
     Interval seen = scores.bounds.row(b, head_q, i, entry_keys(b));
-    if (causal) seen.end = imin(seen.end, position(b, i) + 1);
+    if (causal) seen.end = end_of_keys(causal, position(b, i), seen.end);  // read where it counts
     return seen;
   }
   /// From the first to the last key that some of the rows may see.

@@ -19,6 +19,21 @@ struct Sequence {
   int32_t first_key = 0;  // of the packed keys and values
 };
 
+/// Where queries stand unless a call says: the last one at the last key.
+SPARSE_ATTN_HD constexpr int32_t lower_right(int32_t rows, int32_t keys) { return keys - rows; }
+
+/// Where keys end for a query at position p, of those before `end`.
+SPARSE_ATTN_HD constexpr int32_t end_of_keys(bool causal, int32_t p, int32_t end) {
+  return causal ? imin(end, p + 1) : end;
+}
+
+/// How many keys of a sequence may be read: under causal none past its last query, where the tail
+/// of a cache may hold anything.
+SPARSE_ATTN_HD constexpr int32_t readable_keys(bool causal, const Sequence& sequence) {
+  const int32_t last = sequence.rows - 1 + sequence.offset;
+  return imax(0, end_of_keys(causal, last, sequence.keys));
+}
+
 /// All batch entries. Sizes that only the device knows are cut to the upper bounds `rows` and
 /// `keys`, so that nothing outside the tensors is read, whatever they say.
 struct Sequences {
@@ -62,7 +77,7 @@ struct Sequences {
       sequence.keys = imin(packed.size(), keys);
     }
     if (used_keys != nullptr) sequence.keys = imax(0, imin(used_keys[b], sequence.keys));
-    if (query_offsets == nullptr) sequence.offset = sequence.keys - sequence.rows;
+    if (query_offsets == nullptr) sequence.offset = lower_right(sequence.rows, sequence.keys);
     return sequence;
   }
 

@@ -102,12 +102,12 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   GlobalRows globals = global_rows(pattern, slice, rows);
   if (globals == GlobalRows::kAll) {
     first_window = last_window = {-kUnlimited, kUnlimited};
-    if (pattern.causal) first_window.end = first + 1;
+    first_window.end = end_of_keys(pattern.causal, first, first_window.end);
   }
   Interval seen = intersect(any, {first_window.begin, last_window.end});
   Interval full = intersect(all, {last_window.begin, first_window.end});
   if (globals != GlobalRows::kNone) {
-    seen = intersect(any, {0, pattern.causal ? last + 1 : slice.keys.length});
+    seen = {any.begin, end_of_keys(pattern.causal, last, any.end)};
   }
 
   Tiles tiles;
@@ -130,7 +130,8 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   // Leading keys seen by some row. On an axis of its own, keys that the window of every row covers
   // are left to the main view.
   Interval lead_seen = bounds.any;
-  if (pattern.causal) lead_seen.end = imin(lead_seen.end, slice.position(rows.end - 1) + 1);
+  const int32_t last_position = slice.position(rows.end - 1);
+  lead_seen.end = end_of_keys(pattern.causal, last_position, lead_seen.end);
   if (!shared && pattern.dilation == 1 && pattern.causal) {
     lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
   }
@@ -148,7 +149,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   // Leading keys seen by every row, and on an axis of its own before every window; all of a list
   // where none lies in a window.
   Interval lead_full = bounds.all;
-  if (pattern.causal) lead_full.end = imin(lead_full.end, slice.position(rows.begin) + 1);
+  lead_full.end = end_of_keys(pattern.causal, slice.position(rows.begin), lead_full.end);
   if (!shared && !seen.empty()) {
     const Interval windows = {slice.keys.at(seen.begin), slice.keys.at(seen.end - 1) + 1};
     const bool apart = pattern.lead_keys != nullptr && slice.lead.inside(pattern, windows).empty();

@@ -86,7 +86,7 @@ std::vector<TileRun> tile_runs(Pattern pattern, int32_t seq_q, int32_t seq_kv, T
   const Globals globals(global_tokens, seq_kv, tile.keys);
   if (!globals.bits.empty()) pattern.global_bits = globals.bits.data();
   Walk walk(pattern, tile, globals);
-  const Sequence sequence = {seq_q, seq_kv, seq_kv - seq_q};
+  const Sequence sequence = {seq_q, seq_kv, lower_right(seq_q, seq_kv)};
   for (int32_t c = 0; c < pattern.classes(seq_q); ++c) {
     const Slice slice = make_slice(pattern, c, sequence);
     for (int32_t r = 0; r < slice.rows.length; r += tile.rows) {

@@ -156,7 +156,7 @@ Sequences check_sequences(const std::string& op, const Problem& problem, const C
   sequences.query_offsets = numbers("query_offset", args.query_offsets, problem.batch);
   check_lengths_on_host(op, problem, sequences, args);
   const int64_t limit = kMaxLength;
-  const int64_t offset = args.query_offset.value_or(int64_t{problem.seq_kv} - problem.seq_q);
+  const int64_t offset = args.query_offset.value_or(lower_right(problem.seq_q, problem.seq_kv));
   sequences.query_offset = static_cast<int32_t>(std::max(-limit, std::min(limit, offset)));
   if (!args.query_offset) return sequences;
   if (args.query_offsets) fail_expected(op, "query_offset as an int or as a tensor", "both");

@@ -106,7 +106,8 @@ void for_each_chunk(const Pattern& pattern, const Tile& tile, int32_t chunk_keys
   if (pattern.num_global_tiles == nullptr) return;
   // Global tokens that no tile above has visited: between the runs, which ascend.
   Interval seen = tile.bounds.any;
-  if (pattern.causal) seen.end = imin(seen.end, tile.slice.position(tile.rows.end - 1) + 1);
+  const int32_t last = tile.slice.position(tile.rows.end - 1);
+  seen.end = end_of_keys(pattern.causal, last, seen.end);
   for (Interval run : {visited.lead_left, visited.main, visited.lead_right}) {
     if (run.empty()) continue;
     Interval before = intersect(seen, {seen.begin, run.begin});

@@ -45,7 +45,7 @@ inline void widen(const Pattern& pattern, Tile* tile) {
   Interval& main = tile->visited.main;
   if (main.empty() || pattern.list.present()) return;
   Interval room = tile->slice.keys.inside(tile->bounds.any);
-  if (pattern.causal) room.end = imin(room.end, tile->rows.end + tile->slice.shift);
+  room.end = end_of_keys(pattern.causal, tile->rows.end - 1 + tile->slice.shift, room.end);
   if (pattern.shared_axis() && pattern.has_lead()) {
     room = intersect(room, {tile->slice.lead.view.length, main.end});
   }

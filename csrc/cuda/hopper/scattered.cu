@@ -64,7 +64,7 @@ __device__ __forceinline__ void gather_query(const AttentionParams& params, cons
   if (threadIdx.x % kWarp != 0) return;
   const int32_t keys = params.problem.seq_kv;
   Interval seen = params.scores.bounds.row(to.batch, to.head, i, keys);
-  if (params.pattern.causal) seen = intersect(seen, {0, imin(p + 1, keys)});
+  seen.end = end_of_keys(params.pattern.causal, p, seen.end);
   if (own.empty()) seen = {};
   const BoundsView& bounds = rows.scores.bounds;
   auto* side = const_cast<int32_t*>(bounds.data) + to.batch * bounds.stride_b +

@@ -94,7 +94,7 @@ struct Unit {
   }
   /// Where the keys end that a row sees, of calls without bounds.
   __device__ int32_t end_of_row(const Arguments& args, int32_t i) const {
-    return imax(0, args.params.causal ? imin(keys, i + offset + 1) : keys);
+    return imax(0, end_of_keys(args.params.causal, i + offset, keys));
   }
   /// Where the key vectors end that a vector sees.
   __device__ int32_t seen(const Arguments& args, int32_t vector) const {
