@@ -14,7 +14,7 @@ constexpr int kFewChunks = 16;     // ... which a thread goes through in one tur
 
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kMostThreads)
-    merge_kernel(const __grid_constant__ AttentionParams params, const Partials partials) {
+    merge_kernel(const __grid_constant__ AttentionParams params, const PartialRows partials) {
   const int32_t threads = threads_of_row<kColumns>(params);
   const uint32_t row = blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;
   if (row >= static_cast<uint32_t>(partials.heads) * partials.rows) return;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 }  // namespace
 
-Status merge_chunks(const AttentionParams& params, const Partials& partials) {
+Status merge_chunks(const AttentionParams& params, const PartialRows& partials) {
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   const bool wide = rows >= kManyRows || (rows >= kSomeRows && partials.max_chunks <= kFewChunks);
   const int32_t threads = wide ? threads_of_row<kWide>(params) : threads_of_row<1>(params);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "launch.cuh"
-#include "partial.cuh"
+#include "partial_rows.cuh"
 #include "state.cuh"
 #include "types.cuh"
 
@@ -30,18 +30,18 @@ __device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t
   return top;
 }
 
-/// A row to merge: query `query` of a head of the sequence, and what it has in Partials.
+/// A row to merge: query `query` of a head of the sequence, and what it has in PartialRows.
 struct MergedRow {
   int64_t batch, head, query;
-  int64_t row;     // of Partials
+  int64_t row;     // of PartialRows
   int32_t chunks;  // that it visited
 };
 
 /// Merges a row; thread `thread` of threads_of_row() calls it.
 template <typename T, int kColumns>
-__device__ __forceinline__ void merge_row(const AttentionParams& params, const Partials& partials,
-                                          const Sequence& sequence, const MergedRow& merged,
-                                          int32_t thread) {
+__device__ __forceinline__ void merge_row(const AttentionParams& params,
+                                          const PartialRows& partials, const Sequence& sequence,
+                                          const MergedRow& merged, int32_t thread) {
   constexpr int kAtOnce = 32 / kColumns;  // chunks
   const int64_t batch = merged.batch, head = merged.head;
   const int64_t i = merged.query;

@@ -50,8 +50,8 @@ SplitGrid grid_of(const AttentionParams& params) {
 }
 
 /// The partial results of a call's chunks, in the workspace.
-Partials lay_out(const AttentionParams& params, const SplitGrid& grid, Arena* arena) {
-  Partials partials;
+PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena* arena) {
+  PartialRows partials;
   partials.rows = params.problem.seq_q;
   partials.heads = params.problem.batch * params.problem.heads_q;
   partials.max_chunks = grid.max_chunks;

@@ -167,7 +167,7 @@ __device__ __forceinline__ float weight_of(float m, float top) {
 template <typename Config>
 __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
                                             const AttentionParams& params, TileState<Config>& state,
-                                            const Partials& partials, int32_t chunk, char* rings,
+                                            const PartialRows& partials, int32_t chunk, char* rings,
                                             int32_t staging) {
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
   const int warp = threadIdx.x / 32;
@@ -235,7 +235,7 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
 /// the kernel in front before it reads anything.
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const Pattern& pattern,
-                                           TileState<Config>& state, const Partials& partials,
+                                           TileState<Config>& state, const PartialRows& partials,
                                            bool aligned, bool early, int32_t chunk, int32_t end,
                                            char* smem) {
   using Loader = KeyLoader<Config, kKind>;
@@ -359,7 +359,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 template <typename Config, int kColumns>
 __device__ __forceinline__ void merge_tile(const AttentionParams& params,
                                            const TileState<Config>& state,
-                                           const Partials& partials) {
+                                           const PartialRows& partials) {
   const Work& work = state.work;
   const int32_t threads = threads_of_row<kColumns>(params);
   const int32_t rows_at_once = Config::kThreads / threads;
@@ -380,7 +380,7 @@ __device__ __forceinline__ void merge_tile(const AttentionParams& params,
 template <typename Config, Kind kKind>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     split_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ SplitGrid grid, const Partials partials, bool aligned) {
+                 const __grid_constant__ SplitGrid grid, const PartialRows partials, bool aligned) {
   using State = TileState<Config>;
   static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
                 "fits every device it serves");

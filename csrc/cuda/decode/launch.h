@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../common/partial.cuh"
+#include "../common/partial_rows.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {
@@ -12,7 +12,7 @@ namespace sparse_attn::cuda::decode {
 /// What a launch is told beside the call: the grid, where partial results go, alignment.
 struct LaunchPlan {
   SplitGrid grid;
-  Partials partials;
+  PartialRows partials;
   bool aligned = true;
 };
 

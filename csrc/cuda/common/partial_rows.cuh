@@ -9,7 +9,7 @@
 namespace sparse_attn::cuda {
 
 /// Partial results in the workspace, of `rows` rows of each of `heads` heads of all batch entries.
-struct Partials {
+struct PartialRows {
   float* out = nullptr;       // [heads, rows, max_chunks, columns]
   float2* state = nullptr;    // [heads, rows, max_chunks]: m, l
   int32_t* chunks = nullptr;  // [heads, rows], how many chunks were visited
@@ -24,6 +24,6 @@ struct Partials {
 };
 
 /// Merges the partial results into out and lse.
-Status merge_chunks(const AttentionParams& params, const Partials& partials);
+Status merge_chunks(const AttentionParams& params, const PartialRows& partials);
 
 }  // namespace sparse_attn::cuda
