@@ -9,7 +9,7 @@
 #include "../common/merge_row.cuh"
 #include "../common/ptx/cluster.cuh"
 #include "../common/ptx/grid.cuh"
-#include "../common/state.cuh"
+#include "chunk_sum.cuh"
 #include "codes.cuh"
 #include "scores.cuh"
 
@@ -97,13 +97,6 @@ struct KeyLoader {
   }
 };
 
-/// Index of the row among [B, Hq, Sq].
-__device__ __forceinline__ int64_t row_index(const AttentionParams& params, const Work& work,
-                                             const TileRow& row) {
-  return (int64_t{work.batch} * params.problem.heads_q + row.head) * params.problem.seq_q +
-         row.query;
-}
-
 /// Loads the queries of a fragment of rows; a warp calls it.
 template <typename Config>
 __device__ __forceinline__ void load_queries(const AttentionParams& params,
@@ -118,117 +111,6 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
   rows.load_each(to, {0, imax(count, 0)}, [&](int r) {
     return first + row[r].head * query.stride_h + row[r].query * query.stride_s;
   });
-}
-
-/// What a warp has summed up over its steps of a chunk.
-template <typename Config>
-struct ChunkSum {
-  static constexpr int MT = Config::MT;
-  SoftmaxState<MT, false> softmax;
-  typename Config::Output rO;
-
-  __device__ __forceinline__ void init() {
-    softmax.init();
-#pragma unroll
-    for (int i = 0; i < 4 * Config::DT * MT; ++i) rO[i % MT][i / MT / 4][i / MT % 4] = 0.0f;
-  }
-
-  __device__ __forceinline__ void rescale(const float (&factor)[MT][2]) {
-    // Once the maxima have settled there is nothing to do; a factor of 1 changes no bit.
-    bool changed = false;
-#pragma unroll
-    for (int row = 0; row < 2 * MT; ++row) changed |= factor[row / 2][row % 2] != 1.0f;
-    if (!__any_sync(~0u, changed)) return;
-#pragma unroll
-    for (int mt = 0; mt < MT; ++mt) {
-#pragma unroll
-      for (int i = 0; i < 4 * Config::DT; ++i) rO[mt][i / 4][i % 4] *= factor[mt][i % 4 / 2];
-    }
-  }
-};
-
-/// The largest m of a row over the warps.
-template <typename Config>
-__device__ __forceinline__ float row_maximum(const TileState<Config>& state, int r) {
-  float m = state.sums[0][r].x;
-#pragma unroll
-  for (int warp = 1; warp < Config::kWarps; ++warp) m = fmaxf(m, state.sums[warp][r].x);
-  return m;
-}
-
-/// What sums relative to `m` are worth relative to `top`; 0 for those without keys.
-__device__ __forceinline__ float weight_of(float m, float top) {
-  return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
-}
-
-/// Adds up the warps' sums of a chunk and stores them, as many rows at a time as a slot holds; the
-/// thread block calls it. Each warp's part of the output passes through `staging`, an offset into
-/// the rings, of rows of HEAD_DIM floats.
-template <typename Config>
-__device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
-                                            const AttentionParams& params, TileState<Config>& state,
-                                            const PartialRows& partials, int32_t chunk, char* rings,
-                                            int32_t staging) {
-  constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  sum.softmax.finish(exponent);
-#pragma unroll
-  for (int i = 0; i < 2 * Config::MT; ++i) {
-    if (lane % 4 == 0) {
-      state.sums[warp][lane_row(i / 2, i % 2)] = {sum.softmax.m[i / 2][i % 2],
-                                                  sum.softmax.l[i / 2][i % 2]};
-    }
-  }
-  if (lane == 0) state.staging[warp] = staging;
-#pragma unroll
-  for (int first = 0; first < Config::TILE_ROWS; first += Config::kStagedRows) {
-    const int mt = first / kFragmentRows;
-    const int rows = imin(state.work.rows - first, Config::kStagedRows);
-    if (rows <= 0) break;
-#pragma unroll
-    for (int h = first % kFragmentRows / 8;
-         h < (first + Config::kStagedRows - 1) % kFragmentRows / 8 + 1; ++h) {
-      const int r = lane_row(mt, h) - first;
-      if (r >= rows) continue;
-      float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM;
-#pragma unroll
-      for (int dt = 0; dt < Config::DT; ++dt) {
-        const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
-        float* to = part + Config::Products::column(dt, 0);
-        if constexpr (Config::kFloat8) {
-          to[0] = pair.x;
-          part[Config::Products::column(dt, 1)] = pair.y;
-        } else {
-          *reinterpret_cast<float2*>(to) = pair;
-        }
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * kColumns; i += Config::kThreads) {
-      int r = first + i / kColumns;
-      int column = i % kColumns * 4;
-      int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
-      float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
-      float l = 0.0f;
-      float m = row_maximum(state, r);
-#pragma unroll
-      for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
-        float4 part = *reinterpret_cast<const float4*>(rings + state.staging[of_warp] + 16 * i);
-        float weight = weight_of(state.sums[of_warp][r].x, m);
-        out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
-               fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
-        l = fmaf(weight, state.sums[of_warp][r].y, l);
-      }
-      if (column < partials.columns) {
-        *reinterpret_cast<float4*>(partials.out + at * partials.columns + column) = out;
-      }
-      if (column == 0) partials.state[at] = {m, l};
-    }
-    __syncthreads();  // the parts and sums may be overwritten
-  }
-  sum.init();
 }
 
 /// Sums up the chunks from `chunk` to `end`; the thread block calls it. Where `early`, it waits for
