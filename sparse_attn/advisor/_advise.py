@@ -18,7 +18,8 @@ from .._observe import watching
 from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
-from ..quality._model import Judge, PolicyQuality, as_inputs, call_model, evaluating
+from ..quality._calls import as_inputs, call_model, evaluating
+from ..quality._model import Judge, PolicyQuality
 from ._advice import Advice
 from ._candidates import named
 from ._clock import Clock

@@ -23,7 +23,7 @@ from .._observe import Attended, replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
-from ..quality._model import as_inputs, call_model, evaluating
+from ..quality._calls import as_inputs, call_model, evaluating
 from ._candidates import named
 from ._crossover import crossover
 from ._times import RUNS, checked_lengths, length_of, resized, seconds_of, stopwatch

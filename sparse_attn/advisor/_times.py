@@ -14,7 +14,7 @@ from .._checks import check_integer, check_kind, refuse
 from ..functional import sparse_attention
 from ..patterns import Pattern
 from ..policy import Policy
-from ..quality._model import call_model
+from ..quality._calls import call_model
 
 __all__ = [
     "checked_lengths",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,19 +25,12 @@ from .._pattern import check_pattern
 from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
+from ._calls import as_inputs, call_model, evaluating
 from ._counts import row_counts
-from ._figures import Sums, output_of
+from ._figures import Sums
 from ._picture import draw
 
-__all__ = [
-    "Judge",
-    "ModelQuality",
-    "PolicyQuality",
-    "as_inputs",
-    "call_model",
-    "evaluating",
-    "model",
-]
+__all__ = ["Judge", "ModelQuality", "PolicyQuality", "model"]
 
 OWNER = "quality.model"
 
@@ -155,22 +148,6 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
     )
 
 
-def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
-    """Return the keyword arguments of the model's calls; sentences speak of `name`."""
-    if isinstance(inputs, torch.Tensor):
-        return [{"input_ids": inputs}]
-    if isinstance(inputs, Mapping):
-        return [dict(inputs)]
-    what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
-    check_kind(owner, name, inputs, Iterable, what)
-    if isinstance(inputs, str):
-        check_kind(owner, name, inputs, Mapping, what)
-    calls = [call for part in inputs for call in as_inputs(owner, part, name)]
-    if not calls:
-        raise refuse(owner, name, "none")
-    return calls
-
-
 def _named(policies: Any) -> dict[str, Policy | Pattern]:
     if isinstance(policies, (Policy, Pattern)):
         policies = [policies]
@@ -187,34 +164,6 @@ def _named(policies: Any) -> dict[str, Policy | Pattern]:
 
 def _name(policy: Any) -> str:
     return repr(policy.pattern if isinstance(policy, Policy) else policy)
-
-
-def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-    """Return the model's output; inputs go to its device. What the model raises is named."""
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
-    try:
-        if list(moved) == ["input_ids"] and not hasattr(module, "config"):
-            return output_of(module(moved["input_ids"]))  # its argument may have any name
-        return output_of(module(**moved))
-    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, (NotImplementedError, torch.OutOfMemoryError)) or _is_ours(error):
-            raise
-        said = " ".join(str(error).split())
-        got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
-        raise refuse(owner, f"inputs that the model takes ({_shapes(moved)})", got) from error
-
-
-def _is_ours(error: Exception) -> bool:
-    return str(error).startswith("sparse_attn")
-
-
-def _shapes(inputs: dict[str, Any]) -> str:
-    """Say what inputs are, as sentences write it."""
-    return ", ".join(
-        f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
-        for name, value in inputs.items()
-    )
 
 
 class _Pairs:
@@ -235,18 +184,6 @@ class _Pairs:
         if not counted:
             return math.nan
         return self.visited / self.allowed if self.allowed else 1.0
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run in evaluation mode inside."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def _seconds(device_type: str) -> float:

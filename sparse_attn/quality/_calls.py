@@ -1,0 +1,71 @@
+"""A model's calls: what may be given as inputs, and what the model raises at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._checks import check_kind, refuse
+from ._figures import output_of
+
+__all__ = ["as_inputs", "call_model", "evaluating"]
+
+
+def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
+    """Return the keyword arguments of the model's calls; sentences speak of `name`."""
+    if isinstance(inputs, torch.Tensor):
+        return [{"input_ids": inputs}]
+    if isinstance(inputs, Mapping):
+        return [dict(inputs)]
+    what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
+    check_kind(owner, name, inputs, Iterable, what)
+    if isinstance(inputs, str):
+        check_kind(owner, name, inputs, Mapping, what)
+    calls = [call for part in inputs for call in as_inputs(owner, part, name)]
+    if not calls:
+        raise refuse(owner, name, "none")
+    return calls
+
+
+def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the model's output; inputs go to its device. What the model raises is named."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
+    try:
+        if list(moved) == ["input_ids"] and not hasattr(module, "config"):
+            return output_of(module(moved["input_ids"]))  # its argument may have any name
+        return output_of(module(**moved))
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, (NotImplementedError, torch.OutOfMemoryError)) or _is_ours(error):
+            raise
+        said = " ".join(str(error).split())
+        got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
+        raise refuse(owner, f"inputs that the model takes ({_shapes(moved)})", got) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    return str(error).startswith("sparse_attn")
+
+
+def _shapes(inputs: dict[str, Any]) -> str:
+    """Say what inputs are, as sentences write it."""
+    return ", ".join(
+        f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
+        for name, value in inputs.items()
+    )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode inside."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
