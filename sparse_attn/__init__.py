@@ -5,6 +5,8 @@ A pattern is data (`Band`, `Dilated`, `BlockSparse`, ...), a function runs it
 runs in which layer of a model. ``integrations.transformers`` is imported only on demand.
 """
 
+from torch.serialization import add_safe_globals as _add_safe_globals
+
 from . import distributed, integrations, nn, quality
 from ._common import Common
 from ._nearest import nearest
@@ -32,6 +34,11 @@ from .policy import Policy
 from .sdpa import PatchedSDPA, patch_sdpa
 from .sketch import KeySketch
 from .tools import merge_states, select_blocks
+
+# Data alone, so that torch.load reads them back with its default weights_only=True.
+_add_safe_globals(
+    [Band, BlockLayout, BlockSparse, BlockTopK, ByHead, Dilated, Full, Policy, Strided, TopK]
+)
 
 __version__ = "0.1.0"
 

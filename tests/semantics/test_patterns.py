@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import io
 import pickle
 
 import pytest
@@ -248,6 +249,28 @@ def test_equal_patterns_hash_alike_and_find_each_other(device):
     for other in (tokens + 1, tokens[:1], tokens.int(), tokens.to("meta"), 2):
         assert sa.Band(3, global_tokens=tokens) != sa.Band(3, global_tokens=other)
     assert sa.BlockSparse(blocks) != sa.BlockSparse(sa.BlockLayout.from_mask(~LAYOUT, 16, 16))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        sa.Full(),
+        sa.Band((4, None), sinks=2, global_tokens=torch.tensor([4, 1])),
+        sa.Dilated((2, 1), 3),
+        sa.Strided(3, 5),
+        sa.TopK(3, inside=sa.BlockTopK(block_size=16)),
+        sa.BlockLayout.from_token_mask(torch.ones(64, 64).tril(5).bool(), 16, 16),
+        sa.BlockSparse(sa.BlockLayout.from_mask(LAYOUT, 16, 16)),
+        sa.ByHead({0: sa.Full(), 1: sa.Band(3)}),
+        sa.Policy(sa.Band(3), layers={1: sa.Full()}, heads={2: {0: sa.Full(), 1: sa.Band(2)}}),
+    ],
+    ids=lambda saved: type(saved).__name__,
+)
+def test_torch_load_reads_patterns_back_as_weights(saved):
+    file = io.BytesIO()
+    torch.save({"saved": saved}, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["saved"] == saved
 
 
 def test_a_band_keeps_its_own_copy_of_the_global_tokens(device):
