@@ -6,33 +6,25 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/ptx/wgmma.cuh"
+#include "../portable/config.cuh"
 #include "../portable/mask.cuh"
 #include "../topk/score_tiles.cuh"
 #include "config.h"
 
 namespace sparse_attn::cuda::hopper {
 
-/// In the terms of the portable engine's tiles, whose plan and rows the pass shares.
-template <typename T_, int HEAD_DIM_>
-struct RankConfig {
-  using T = T_;
-  static constexpr portable::TileShape kShape = {HEAD_DIM_, 128, 128, 8, 3, 128, false, 2};
-  static constexpr int HEAD_DIM = HEAD_DIM_;
-  static constexpr int BLOCK_Q = kShape.block_q;
-  static constexpr int BLOCK_KV = kShape.block_kv;
-  static constexpr int kThreads = kShape.threads();
-  static constexpr int kWarpRows = kShape.rows_per_warp();
-  static constexpr int kPitch = kShape.pitch();
-  static constexpr int MT = 1;
-  static constexpr int NT = BLOCK_KV / 8;
-  static constexpr bool kFloat = false;
-  static constexpr bool kGeneral = false;
-  static constexpr bool kRanges = true;
+template <int HEAD_DIM>
+struct RankShape {
+  static constexpr portable::TileShape kShape = {HEAD_DIM, 128, 128, 8, 3, 128, false, 2};
+};
+
+/// The portable engine's ranking, whose plan and rows the pass shares, with a shape for wgmma.
+template <typename T, int HEAD_DIM>
+struct RankConfig
+    : portable::Config<T, portable::KernelKind::kRank, HEAD_DIM, false, RankShape<HEAD_DIM>> {
   static constexpr Dtype kDtype = std::is_same_v<T, __half> ? Dtype::kFloat16 : Dtype::kBFloat16;
-  using Walk = portable::TileWalk<BLOCK_KV, kShape.granule, false>;
-  using Step = typename Walk::Step;
-  using Scores = float[MT][NT][4];
-  static_assert(kWarpRows == hopper::kWarpRows, "a warp holds the rows that wgmma gives it");
+  static_assert(RankConfig::kWarpRows == hopper::kWarpRows,
+                "a warp holds the rows that wgmma gives it");
 };
 
 template <typename Config>

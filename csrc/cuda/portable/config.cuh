@@ -10,10 +10,17 @@
 
 namespace sparse_attn::cuda::portable {
 
-template <typename T_, KernelKind kKind, int HEAD_DIM_, bool kPartialBlocks = !is_dense(kKind)>
+/// The shape that this engine has for a kind and head dim; others bring theirs.
+template <KernelKind kKind, int HEAD_DIM>
+struct OwnShape {
+  static constexpr TileShape kShape = tile_shape(kKind, HEAD_DIM);
+};
+
+template <typename T_, KernelKind kKind, int HEAD_DIM_, bool kPartialBlocks = !is_dense(kKind),
+          typename Shape = OwnShape<kKind, HEAD_DIM_>>
 struct Config {
   using T = T_;
-  static constexpr TileShape kShape = tile_shape(kKind, HEAD_DIM_);
+  static constexpr TileShape kShape = Shape::kShape;
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int BLOCK_Q = kShape.block_q;
   static constexpr int BLOCK_KV = kShape.block_kv;
