@@ -126,11 +126,7 @@ std::string ragged_refusal(const Case& c) {
   const std::string with =
       c.features.has(F::kPaged) ? " with paged keys" : " with packed sequences";
   const bool listed = c.features.has(F::kList);
-  // Global rows are cut into chunks that follow from lengths, columns of each sequence would need a
-  // tensor map, and so would every d-th key of pages. How a tile is capped follows from all of its
-  // scores, those of the next sequence too.
-  Features served = listed ? hopper::kRaggedListedCalls : hopper::kRaggedCalls;
-  if (c.features.has(F::kPaged)) served = served.without(Features::of(F::kDilation));
+  const Features served = listed ? hopper::kRaggedListedCalls : hopper::kScoredRaggedCalls;
   const std::string words = unlisted(c.features, served);
   if (!words.empty()) return "hopper takes no " + words + with;
   if (c.block_q % 128 != 0) {
@@ -139,16 +135,18 @@ std::string ragged_refusal(const Case& c) {
   const int32_t head_dim = c.problem.widest_dim();
   const hopper::Entry entry = hopper::find_kernel(head_dim, {c.features});
   const bool folds = hopper::kKernels[entry.kernel].folds(entry.head_dim);
-  // Chunks are summed in the order in which tiles are visited, leading ones last.
-  if (c.may_split && (!folds || c.features.has(F::kLead))) {
-    return "hopper takes no few queries on many keys" + with +
-           ", where a sequence alone would have its keys split";
+  if (c.may_split && !folds) {
+    return "hopper takes no " +
+           std::string(c.features.has(F::kGlobalRows) ? words_of(F::kGlobalRows)
+                                                      : "few queries on many keys") +
+           with + ", where a sequence alone would have its keys split";
   }
   const hopper::Entry alone = listed ? hopper::find_kernel(head_dim, {Features::of(F::kList)})
                                      : hopper::find_chunked(head_dim, false);
   const bool plain = c.features.without(hopper::kLengths).within(hopper::kPlainCalls);
-  if (entry.keys() != alone.keys() ||
-      (plain && !hopper::plain_tiles_have(head_dim, entry.keys()))) {
+  const bool as_plain = plain && hopper::plain_tiles_have(head_dim, entry.keys());
+  const bool as_others = entry.keys() == alone.keys();
+  if (plain ? !as_plain || (c.may_split && !as_others) : !as_others) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
   }
@@ -214,10 +212,6 @@ std::string hopper_refusal(const Case& c) {
                                 .without(Features::of(F::kMask, F::kAlibi, F::kKeyOrigins));
     const std::string words = unlisted(c.features, served);
     if (!words.empty()) return "hopper takes no " + words + " with global_tokens given as indices";
-  }
-  constexpr Features kMovingColumns = Features::of(F::kKeyOrigins, F::kColumns);
-  if (kMovingColumns.within(c.features)) {
-    return "hopper takes no key_origin with strided columns";
   }
   hopper::Wanted half = {Features::of(F::kList)};
   half.block_q = 64;

@@ -63,6 +63,9 @@ struct Sequences {
   SPARSE_ATTN_HD int32_t origin(int64_t b) const {
     return key_origins == nullptr ? 0 : key_origins[b];
   }
+  /// An entry whose text begins with key 0, where all have the same lengths and the same offset:
+  /// what the host may ask for, since it reads nothing that only the device can.
+  SPARSE_ATTN_HD constexpr Sequence common() const { return {rows, keys, query_offset}; }
   SPARSE_ATTN_HD Sequence of(int64_t b) const {
     Sequence sequence = {rows, keys, offset(b), origin(b)};
     if (same_lengths()) return sequence;

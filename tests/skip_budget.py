@@ -38,7 +38,6 @@ BUDGET = {
         ("hopper", "multiples of 16 bytes"): 40,
         ("hopper", "query blocks that are multiples of"): 30,
         ("hopper", "takes .*token top-k"): 110,
-        ("hopper", "takes no key_origin with strided columns"): 20,
         ("decode", "takes no float32"): 10,
         ("decode", "takes no global_tokens given as indices"): 110,
         ("decode", "takes no token top-k"): 400,

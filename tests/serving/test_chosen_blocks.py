@@ -102,6 +102,20 @@ def test_outputs_have_the_bits_of_each_sequence_alone(
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("softcap", [0.5, 5.0])
+def test_capped_outputs_of_blocks_of_128(serving, engine, device, softcap, page_size):
+    rows = (16, 3, 9) if engine == "decode" else (300, 70, 17)
+    ragged, dtype = Ragged(rows, (700, 150, 64)), main_dtype(device, engine)
+    pattern = sa.BlockTopK(128, mass=None, selector="mean", budget_blocks=2, local_blocks=1)
+    sequences = ragged.sequences(device, dtype)
+    common = {"is_causal": True, "softcap": softcap}
+    parts = Batch(ragged, sequences, page_size).attend(serving, pattern, **common)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.sparse_attention(*sequence, pattern, engine=engine, return_lse=True, **common)
+        assert_same(part, want)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize(
     "common", [{"softcap": 5.0}, {"scale": -0.3}, {"query_offset": 4}], ids=str
 )

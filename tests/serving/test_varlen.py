@@ -21,6 +21,9 @@ from reference import DTYPES
 
 import sparse_attn as sa
 
+#: Patterns that ``auto`` gives to the engine of each sequence alone, on every device.
+OF_AUTO = ("full", "band", "band-sinks", "band-globals", "dilated", "dilated-sinks", "strided")
+
 
 @pytest.fixture
 def varlen(device, engine):
@@ -156,15 +159,17 @@ def test_larger_bounds_change_no_bit(varlen, device, slack, ragged, any_dtype):
         assert_same(part, want)
 
 
-@pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
-def test_the_engine_of_auto_is_that_of_each_sequence(device, name):
-    ragged = Ragged((70, 300, 17, 129), (70, 300, 17, 129), 4, 2, 128)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("common", [{}, {"softcap": 5.0}], ids=["scaled", "capped"])
+@pytest.mark.parametrize("name", [n for n in RAGGED_PATTERNS if n in OF_AUTO])
+def test_the_engine_of_auto_is_that_of_each_sequence(device, name, common, head_dim):
+    ragged = Ragged((70, 300, 17, 129), (70, 300, 17, 129), 4, 2, head_dim)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     sequences = ragged.sequences(device, dtype)
-    pattern = RAGGED_PATTERNS[name](300, 300, device)
-    parts = run(sa.varlen_attention, ragged, sequences, device, pattern, is_causal=True)
+    pattern, common = RAGGED_PATTERNS[name](300, 300, device), {"is_causal": True, **common}
+    parts = run(sa.varlen_attention, ragged, sequences, device, pattern, **common)
     for part, sequence in zip(parts, sequences, strict=True):
-        want = sa.sparse_attention(*sequence, pattern, return_lse=True, is_causal=True)
+        want = sa.sparse_attention(*sequence, pattern, return_lse=True, **common)
         assert_same(part, want)
 
 
@@ -186,7 +191,7 @@ def test_lengths_a_thousandfold_apart(varlen, engine, device, any_dtype):
         assert_same(part, want)
 
 
-@pytest.mark.parametrize("name", ["full", "band", "dilated"])
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated", "strided"])
 def test_few_rows_on_many_keys(varlen, engine, device, any_dtype, name):
     """An engine may cut the keys of few rows into chunks, as many as the rows and keys ask for."""
     keys = (2500, 6000, 5000, 4000, 4500, 9000, 9)
@@ -197,6 +202,33 @@ def test_few_rows_on_many_keys(varlen, engine, device, any_dtype, name):
     parts = run(varlen, ragged, sequences, device, pattern, **common)
     for part, sequence in zip(parts, sequences, strict=True):
         want = sa.sparse_attention(*sequence, pattern, engine=engine, return_lse=True, **common)
+        assert_same(part, want)
+
+
+def test_global_rows_on_many_keys(varlen, engine, device, any_dtype):
+    """An engine may cut the keys of the few rows that see them all."""
+    keys = (200, 4500, 1, 9000)
+    rows = (16, 3, 1, 9) if engine == "decode" else keys
+    ragged = Ragged(rows, keys, 2, 1, 64)
+    sequences, pattern = ragged.sequences(device, any_dtype), sa.Band(130, global_tokens=3)
+    parts = run(varlen, ragged, sequences, device, pattern)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.sparse_attention(*sequence, pattern, engine=engine, return_lse=True)
+        assert_same(part, want)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 2.0, 30.0])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_scores_of_the_next_sequence_change_no_bit(
+    varlen, engine, device, any_dtype, head_dim, softcap
+):
+    """A tile's scores may choose how it is capped: those of its own sequence alone."""
+    ragged = replace(ragged_for(engine), D=head_dim)
+    sequences = ragged.sequences(device, any_dtype)
+    sequences = [(q * (0.02 if b % 2 == 0 else 9), k, v) for b, (q, k, v) in enumerate(sequences)]
+    parts = run(varlen, ragged, sequences, device, sa.Full(), softcap=softcap)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.fused_attention(*sequence, softcap=softcap, engine=engine, return_lse=True)
         assert_same(part, want)
 
 

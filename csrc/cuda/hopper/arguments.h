@@ -18,8 +18,8 @@ namespace sparse_attn::cuda::hopper {
 struct TensorMaps {
   CUtensorMap query[2];
   CUtensorMap out[2];
-  CUtensorMap key[3];
-  CUtensorMap value[3];
+  CUtensorMap key[4];
+  CUtensorMap value[4];
   CUtensorMap mask;  // of attn_mask, where its tiles are copied
 };
 
@@ -97,6 +97,8 @@ struct Arguments {
   int32_t split_items = 0;  // of the section
   bool folds = false;       // a thread block takes all chunks of a tile in turn, and no merge runs
   Partials partials;
+
+  int32_t long_leads = 0;  // classes of strided leading keys, the first ones, that have a key more
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
 

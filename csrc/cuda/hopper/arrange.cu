@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "arrange.h"
+#include "tensor_maps.h"
 #include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -76,6 +77,7 @@ void arrange_copies(KernelTile tile, Arguments* args) {
     if (page_size != 1 << args->page_shift) args->page_shift = -1;
   }
   args->copies = tile.block_kv / args->copy_rows;
+  args->long_leads = mapped_keys(params) % pattern.lead.step;
 }
 
 /// The order of tiles. A query head's follow each other, but where their lengths differ the longest

@@ -49,8 +49,8 @@ struct Config {
   static constexpr bool kCaps = kOwn.accepts.has(Feature::kSoftcap);
   static constexpr bool kTransforms = kOwn.accepts.has(Feature::kOddScale);  // or caps, or biases
   static constexpr bool kScaled = kOwn.accepts.has(Feature::kFloat8Keys);    // keys, by head
-  // Small scores under softcap have a way of their own.
-  static constexpr bool kSmallCaps = kCaps && !kScaled && !kBiased && !kListed;
+  // Small scores under softcap have a way of their own, where there are registers for it.
+  static constexpr bool kSmallCaps = kCaps && !kBiased && !kListed && HEAD_DIM <= 128;
   static constexpr bool kLeads = kOwn.accepts.has(Feature::kLead);            // lead views,
   static constexpr bool kStridedLeads = kOwn.accepts.has(Feature::kColumns);  // strided ones,
   static constexpr bool kGlobalRows = kOwn.accepts.has(Feature::kGlobalRows);
@@ -122,8 +122,9 @@ enum NamedBarrier : int { kBarrierTurn = 1, kBarrierOut = 4 };
 /// Threads that meet at a consumer's barrier: it and its predecessor, or it alone.
 enum NamedBarrierThreads : int { kTurnThreads = 2 * kWarpgroup, kOutThreads = kWarpgroup };
 
-/// Rows of a view, with a tensor map each: a residue class, one with one row more, the lead view.
-enum RowsOf : int8_t { kShortClass, kLongClass, kLeadView };
+/// Rows of a view, with a tensor map each: a residue class, one with one row more; the lead view,
+/// and where that is strided, so that it has classes too, one with one row more.
+enum RowsOf : int8_t { kShortClass, kLongClass, kLeadView, kLongLead };
 
 /// Element 0 of a slice's rows or keys in the tensor maps: a row of a residue class.
 struct ViewPlace {

@@ -202,7 +202,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ bool scores_are_small(float (&high)[2]) const {
-    return args_.capped && info_.mask == TileMask::kNone && are_small(s_, args_.small_cap, high);
+    if (!args_.capped || info_.mask != TileMask::kNone) return false;
+    return are_small(s_, args_.small_cap, rows_that_count(), high);
   }
 
   __device__ __forceinline__ void finish_products() {
@@ -272,11 +273,22 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= rate;
     if (!args_.capped) return;
-    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_, info_.mask == TileMask::kNone);
+    const bool whole = info_.mask == TileMask::kNone;
+    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_, whole, rows_that_count());
     if constexpr (C::kBiased) {
       const float unit = args_.biased ? args_.cap_unit : 1.0f;
 #pragma unroll
       for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= unit;
+    }
+  }
+
+  /// Where sequences are apart zeros follow the last row, whose scores are small.
+  __device__ __forceinline__ auto rows_that_count() const {
+    if constexpr (C::kRagged) {
+      const hopper::Work& work = smem_.work[rings_.work.index];
+      return OwnRows{work.slice.rows.length - work.first_row - tile_row()};
+    } else {
+      return AllRows{};
     }
   }
 

@@ -46,7 +46,7 @@ bool prefers_three(const AttentionParams& params) {
 bool has_raw_values(const AttentionParams& params) {
   if (params.scores.bounds.data != nullptr || !params.sequences.same_lengths()) return true;
   const bool cut = params.sequences.offsets_on_device() ||
-                   params.num_keys(params.sequences.of(0)) < params.problem.seq_kv;
+                   params.num_keys(params.sequences.common()) < params.problem.seq_kv;
   return params.pattern.causal && cut && !has_short_maps(params);
 }
 
@@ -63,13 +63,22 @@ Entry choose(const AttentionParams& params) {
   return lower.keys() > 0 && !prefers_three(params) ? lower : entry;
 }
 
+/// Launches the chosen kernel if it is of this part.
+template <Part kPart, Dtype kDtype, int32_t kHeadDim>
+void launch_if(Entry entry, const Arguments& args, Status* status) {
+  if constexpr (has_part(kPart, kHeadDim)) {
+    if (kKernels[entry.kernel].part() != kPart) return;
+    *status = launch_part<kPart, kDtype, kHeadDim>(entry.kernel, args);
+  }
+}
+
 /// Launches the chosen kernel if it is of this head dim.
 template <Dtype kDtype, int32_t kHeadDim>
 void launch_at(Entry entry, const Arguments& args, Status* status) {
-  if constexpr (is_built(kHeadDim)) {
-    if (kHeadDim != entry.head_dim) return;
-    *status = launch_head_dim<kDtype, kHeadDim>(entry.kernel, args);
-  }
+  if (kHeadDim != entry.head_dim) return;
+  launch_if<Part::kWhole, kDtype, kHeadDim>(entry, args, status);
+  launch_if<Part::kBiased, kDtype, kHeadDim>(entry, args, status);
+  launch_if<Part::kRagged, kDtype, kHeadDim>(entry, args, status);
 }
 
 template <Dtype kDtype, std::size_t... kIndex>
@@ -141,7 +150,9 @@ void prepare_scores(Arguments* args) {
     const float rate = scores.scale / softcap / kTanhUnit;
     if (!args->biased) {
       args->scale_log2 = softcap * kLog2e;
-      args->small_cap = SmallCap::of(double{scores.scale} / softcap, double{softcap} * kLog2e);
+      if (!features.has(Feature::kFloat8Keys)) {  // whose scale is known to the device alone
+        args->small_cap = SmallCap::of(double{scores.scale} / softcap, double{softcap} * kLog2e);
+      }
     }
     args->cap_unit = softcap;
     args->score_rate = std::max(-kMostRate, std::min(rate, kMostRate));

@@ -57,6 +57,13 @@ SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, Ke
   return pattern.shared_axis() ? imin(main + lead, all) : imin(main, all) + lead;
 }
 
+/// The first row of the query tile in which the first global token stands, where the text begins at
+/// position `origin`.
+SPARSE_ATTN_HD constexpr int32_t first_split_row(int32_t origin, int32_t query_offset,
+                                                 int32_t tile_rows) {
+  return imax(0, imax(0, origin) - query_offset) / tile_rows * tile_rows;
+}
+
 /// How many chunks the keys of few rows have; figures in docs/kernels/hopper.md. A device is full
 /// with the fewer of them the more rows there are, and each costs the merge of its results.
 struct ChunkRule {
@@ -88,32 +95,47 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows
   return {};
 }
 
-/// The split of the tiles with global rows.
-inline KeySplit split_global_rows(const AttentionParams& params, KernelTile tile) {
+/// The split of a sequence's tiles with global rows: of as many as there may be, or, where they are
+/// `placed`, as there are; its text then begins with key 0.
+SPARSE_ATTN_HD KeySplit split_global_rows(const Pattern& pattern, const Sequence& sequence,
+                                          bool placed, KernelTile tile) {
   constexpr int32_t kMostGlobals = 256;  // more fill a device, and their workspace would be large
   constexpr int32_t kLeastTiles = 32;    // where the device is full, shorter chunks cost
-  const Pattern& pattern = params.pattern;
   const int32_t globals = pattern.global_count;
   // Under causal a global row sees no more keys than its position.
   if (globals == 0 || globals > kMostGlobals || pattern.causal) return {};
-  if (pattern.left >= params.problem.seq_kv && pattern.right >= params.problem.seq_kv)
-    return {};  // all see all
+  if (pattern.left >= sequence.keys && pattern.right >= sequence.keys) return {};  // all see all
   KeySplit split;
   split.least = kLeastTiles;
   split.chunks =
-      imin(kMostChunks,
-           ceil_div(most_visited(params.pattern, params.problem.seq_kv, tile), kLeastTiles));
+      imin(kMostChunks, ceil_div(most_visited(pattern, sequence.keys, tile), kLeastTiles));
   if (split.chunks <= 1) return {};
-  const int32_t row_tiles = ceil_div(params.problem.seq_q, tile.block_q);
   split.tiles = ceil_div(globals - 1, tile.block_q) + 1;  // wherever the first global row lies
-  if (!params.sequences.offsets_on_device() && params.sequences.key_origins == nullptr) {
-    const int32_t offset = params.sequences.offset(0);
-    const Interval rows = {imax(0, -offset), imin(globals - offset, params.problem.seq_q)};
+  if (placed) {
+    const Interval rows = {imax(0, -sequence.offset),
+                           imin(globals - sequence.offset, sequence.rows)};
     if (rows.empty()) return {};
     split.tiles = ceil_div(rows.end, tile.block_q) - rows.begin / tile.block_q;
   }
-  split.tiles = imin(split.tiles, row_tiles);
+  split.tiles = imin(split.tiles, ceil_div(sequence.rows, tile.block_q));
   return split;
+}
+
+/// Whether the host knows where the first global row of every sequence lies.
+SPARSE_ATTN_HD constexpr bool has_placed_globals(const Sequences& sequences) {
+  return sequences.query_offsets == nullptr && sequences.key_origins == nullptr;
+}
+
+/// The split of a query tile of one of several sequences that differ in length, by its number in
+/// the sequence, as the sequence's own call has it.
+SPARSE_ATTN_HD KeySplit split_of_sequence(const Pattern& pattern, const Sequence& sequence,
+                                          bool placed, int32_t row_block, KernelTile tile) {
+  const KeySplit few = split_few_tiles(pattern, sequence.rows, sequence.keys, tile);
+  if (few.chunks > 0) return few;
+  const KeySplit split = split_global_rows(pattern, sequence, placed, tile);
+  const int32_t first = first_split_row(sequence.origin, sequence.offset, tile.block_q);
+  const int32_t number = row_block - first / tile.block_q;
+  return number >= 0 && number < split.tiles ? split : KeySplit{};
 }
 
 /// The split of a call of gathered rows: all, into one chunk at least, since the merge stores them.
@@ -165,18 +187,21 @@ inline KernelTile split_tile(const AttentionParams& params) {
 }
 
 /// Whether a sequence, of those whose lengths the device alone knows, may be one whose own call is
-/// split: of few query tiles that visit many keys. The keys that there are say so, not a bound,
-/// which changes no bit.
+/// split: of few query tiles that visit many keys, or with global rows. The keys that there are say
+/// so, not a bound, which changes no bit.
 inline bool may_split(const AttentionParams& params) {
   const Sequences& sequences = params.sequences;
   const KernelTile tile = split_tile(params);
   if (sequences.same_lengths() || !tile.splits) return false;
+  const Problem& problem = params.problem;
+  Sequence longest;
+  longest.keys = sequences.first_keys != nullptr ? sequences.packed_keys : problem.seq_kv;
+  longest.rows = sequences.packed() ? sequences.packed_rows : problem.seq_q;
+  if (split_global_rows(params.pattern, longest, false, tile).chunks > 0) return true;
   // The same lengths: few queries have few keys.
   if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
-  const Problem& problem = params.problem;
-  const int32_t keys = sequences.first_keys != nullptr ? sequences.packed_keys : problem.seq_kv;
   const int32_t rows = sequences.packed() ? 1 : problem.seq_q;
-  return split_few_tiles(params.pattern, rows, keys, tile).chunks > 0;
+  return split_few_tiles(params.pattern, rows, longest.keys, tile).chunks > 0;
 }
 
 /// The split of a call; none where a kernel serves it that takes no chunks.
@@ -185,7 +210,9 @@ inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile) {
   if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
   const Problem& problem = params.problem;
   const KeySplit few = split_few_tiles(params.pattern, problem.seq_q, problem.seq_kv, tile);
-  return few.chunks > 0 ? few : split_global_rows(params, tile);
+  if (few.chunks > 0) return few;
+  const bool placed = has_placed_globals(params.sequences);
+  return split_global_rows(params.pattern, params.sequences.common(), placed, tile);
 }
 
 }  // namespace sparse_attn::cuda::hopper

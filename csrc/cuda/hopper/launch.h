@@ -1,4 +1,4 @@
-// What the engine calls: one function for each head dim that is compiled.
+// What the engine calls: a function for each file of kernels that is compiled.
 #pragma once
 
 #include "arguments.h"
@@ -6,15 +6,11 @@
 
 namespace sparse_attn::cuda::hopper {
 
-/// Launches a kernel of the list at a built head dim, one that there is.
-template <Dtype kDtype, int HEAD_DIM>
-Status launch_head_dim(int32_t kernel, const Arguments& args);
+/// Launches a kernel of the list that is of this part, at a built head dim.
+template <Part kPart, Dtype kDtype, int HEAD_DIM>
+Status launch_part(int32_t kernel, const Arguments& args);
 
-/// The same for those that add attn_mask or ALiBi.
-template <Dtype kDtype, int HEAD_DIM>
-Status launch_biased(int32_t kernel, const Arguments& args);
-
-/// The same for token top-k.
+/// Launches the kernels of token top-k.
 template <Dtype kDtype, int HEAD_DIM>
 Status launch_topk(const Arguments& args);
 

@@ -78,19 +78,27 @@ class Loader {
     return args_.params.sequences.first_keys == nullptr ? work.batch : 0;
   }
 
-  /// The map of consecutive leading keys begins with key 0, that of columns with the first of them.
+  __device__ __forceinline__ int32_t class_step() const {
+    return kKeys ? args_.at.key_step : args_.at.value_step;
+  }
+
+  /// The map of consecutive leading keys begins with key 0; columns are a class of the keys.
   __device__ __forceinline__ Place lead_place(const CUtensorMap* maps, const Work& work) const {
     const View& lead = work.slice.lead.view;
-    return {&maps[kLeadView], 0, work.head_kv, key_batch(work),
-            lead.step == 1 ? work.sequence_key + lead.offset : 0};
+    const int32_t step = args_.params.pattern.lead.step;
+    if (step == 1) {
+      return {&maps[kLeadView], 0, work.head_kv, key_batch(work), work.sequence_key + lead.offset};
+    }
+    const ViewPlace at = view_place(lead, step, work.sequence_key);
+    const RowsOf rows = at.class_idx < args_.long_leads ? kLongLead : kLeadView;
+    return {&maps[rows], at.class_idx * class_step(), work.head_kv, key_batch(work), at.row};
   }
 
   __device__ __forceinline__ void load_tile(const Work& work) {
     const CUtensorMap* maps = kKeys ? maps_.key : maps_.value;
-    const int32_t class_step = kKeys ? args_.at.key_step : args_.at.value_step;
     const ViewPlace at =
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
-    const Place main = {&maps[work.key_rows], at.class_idx * class_step, work.head_kv,
+    const Place main = {&maps[work.key_rows], at.class_idx * class_step(), work.head_kv,
                         key_batch(work), at.row};
     const bool folding = folds<C>(args_, work);
     const bool query_first = kQueryFirst && !folding;

@@ -7,6 +7,7 @@
 
 #include "../../params.h"
 #include "../common/ptx/math.cuh"
+#include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -35,7 +36,7 @@ struct Partials {
   /// The query of a head's row 0, where the first global token stands at `position`.
   SPARSE_ATTN_HD constexpr int32_t first_query(int32_t position, int32_t query_offset) const {
     if (tile_rows == 0) return 0;
-    return imax(0, position - query_offset) / tile_rows * tile_rows;
+    return first_split_row(position, query_offset, tile_rows);
   }
   /// Bytes of a strip with so many chunks of so many columns.
   static constexpr int64_t strip_bytes(int32_t chunks, int32_t columns) {

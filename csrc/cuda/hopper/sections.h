@@ -96,15 +96,22 @@ inline bool pays_for_pages(const AttentionParams& params) {
   if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
     return false;
   }
-  const Entry ragged = find_kernel(p.widest_dim(), {Features::of(Feature::kPaged)});
+  const Entry ragged = find_kernel(p.widest_dim(), {params.features});
   if (std::gcd(ragged.keys(), params.keys.page_size) >= kManyKeys) return false;
   return std::min<int64_t>(p.seq_q, params.pattern.taps()) * p.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
 }
 
+/// Whether a tile has every so many keys, which no box of a page brings.
+inline bool strides_over_pages(const AttentionParams& params) {
+  const Pattern& pattern = params.pattern;
+  return params.keys.paged() && (pattern.dilation > 1 || pattern.lead.step > 1);
+}
+
 /// Whether a call's keys are laid out.
 inline bool lays_out(const AttentionParams& params) {
-  return params.keys.dtype == Dtype::kFloat8 || pays_for_pages(params);
+  return params.keys.dtype == Dtype::kFloat8 || strides_over_pages(params) ||
+         pays_for_pages(params);
 }
 
 }  // namespace sparse_attn::cuda::hopper

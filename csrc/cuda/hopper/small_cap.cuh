@@ -45,14 +45,16 @@ __device__ __forceinline__ float lowest(const float (&s)[kCount], int r) {
   return fminf(even, odd);
 }
 
-/// Whether all scores of a warp's rows are small, and the thread's highest ones. By the extremes of
-/// rows, since what the branch needs ptxas does not move past the wait that follows it.
-template <int kCount>
+/// Whether all scores of a warp's rows that count are small, and the thread's highest ones. By the
+/// extremes of rows, since what the branch needs ptxas does not move past the wait that follows it.
+template <class Rows, int kCount>
 __device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallCap& cap,
-                                          float (&high)[2]) {
+                                          const Rows& rows, float (&high)[2]) {
   high[0] = highest(s, 0);
   high[1] = highest(s, 1);
-  const float top = fmaxf(high[0], high[1]), bottom = fminf(lowest(s, 0), lowest(s, 1));
+  auto counted = [&](float x, int r) { return rows.counts(r) ? x : 0.0f; };
+  const float top = fmaxf(counted(high[0], 0), counted(high[1], 1));
+  const float bottom = fminf(counted(lowest(s, 0), 0), counted(lowest(s, 1), 1));
   return !__any_sync(~0u, fmaxf(top, -bottom) >= cap.limit);
 }
 

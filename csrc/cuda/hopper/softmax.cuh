@@ -135,6 +135,16 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& s
   state.l[r] += even + odd;
 }
 
+/// Which of a thread's two rows count where the scores of a tile choose a way for it: all, or those
+/// from the sequence's end on do not, where the next one begins.
+struct AllRows {
+  __device__ __forceinline__ constexpr bool counts(int) const { return true; }
+};
+struct OwnRows {
+  int32_t left;  // of the sequence, from the thread's first row on
+  __device__ __forceinline__ bool counts(int r) const { return 8 * r < left; }
+};
+
 /// tanh(y) as y P(y^2) / Q(y^2), fitted to the least relative error, 4e-7 in float32: an absolute
 /// one would show in the lse of rows of few keys. Beyond kTanhEnd it is 1 but for 2e-7.
 __device__ __forceinline__ float tanh_rational(float y) {
@@ -163,14 +173,15 @@ __device__ __forceinline__ float tanh_polynomial(float v) {
 
 /// Replaces v by tanh(kTanhUnit v). Most tiles have no score of 2 units or more, which shows in a
 /// bit of the exponent; NaN and infinities have it too. Tiles of which some keys are hidden take
-/// the long way, since hidden scores may not choose; so do kernels without registers for both ways.
-template <bool kBothWays, int kCount>
-__device__ __forceinline__ void cap_scores(float (&v)[kCount], bool whole) {
+/// the long way, since hidden scores may not choose, nor may rows that do not count; so do kernels
+/// without registers for both ways.
+template <bool kBothWays, class Rows, int kCount>
+__device__ __forceinline__ void cap_scores(float (&v)[kCount], bool whole, const Rows& rows) {
   constexpr uint32_t kTwoOrMore = 0x40000000;
   if constexpr (kBothWays) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(v[i]);
+    for (int i = 0; i < kCount; ++i) bits |= rows.counts(i / 2 % 2) ? __float_as_uint(v[i]) : 0;
     if (whole && !__any_sync(~0u, bits & kTwoOrMore)) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) v[i] = tanh_polynomial(v[i]);

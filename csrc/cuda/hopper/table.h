@@ -50,10 +50,13 @@ constexpr Features kTopCalls =
     Features::of(Feature::kTopK, Feature::kQueryOffsets, Feature::kSinkLogits);
 /// Sequences that differ in length, whose keys may lie in pages.
 constexpr Features kLengths = Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
-constexpr Features kRaggedCalls = kPlainCalls.with(kLengths).with(
+constexpr Features kPlainRaggedCalls = kPlainCalls.with(kLengths);
+constexpr Features kRaggedCalls = kPlainRaggedCalls.with(
     Features::of(Feature::kKeyOrigins, Feature::kLead, Feature::kOddScale, Feature::kFloat8Keys));
+constexpr Features kScoredRaggedCalls =
+    kRaggedCalls.with(Features::of(Feature::kSoftcap, Feature::kColumns, Feature::kGlobalRows));
 constexpr Features kRaggedListedCalls =
-    kListedCalls.without(Features::of(Feature::kKeyBounds, Feature::kSoftcap)).with(kLengths);
+    kListedCalls.without(Features::of(Feature::kKeyBounds)).with(kLengths);
 
 /// Which query tiles have their keys cut into chunks (key_split.h): none, those with global rows,
 /// or all.
@@ -78,6 +81,9 @@ struct Wanted {
   int32_t block_q = 0;      // of a list, which is a multiple of the tile's rows
 };
 
+/// Kernels of a head dim that one file compiles.
+enum class Part : int32_t { kWhole, kBiased, kRagged };
+
 struct Kernel {
   int32_t consumers;           // of 64 query rows, that work on a tile
   Features accepts;            // for which it has code
@@ -92,6 +98,9 @@ struct Kernel {
   constexpr bool is_listed() const { return accepts.has(Feature::kList); }
   constexpr bool is_biased() const { return accepts.any(kBiases); }
   constexpr bool is_top() const { return accepts.has(Feature::kTopK); }
+  constexpr Part part() const {
+    return is_biased() ? Part::kBiased : is_ragged() ? Part::kRagged : Part::kWhole;
+  }
   /// Whether query heads that see the same keys share a tile.
   constexpr bool packs() const { return splits == Split::kAll && !is_biased(); }
   /// Whether thread blocks may sum the chunks of a tile: where a sum in float32 has room.
@@ -128,7 +137,7 @@ struct Kernel {
 /// V) leave room for; those of lists are powers of two, so that blocks divide them.
 constexpr Kernel kKernels[] = {
     {3, kPlainCalls, Split::kNone, {128, 128, 128, 112, 112, 0, 0, 0, 0, 0, 0}},
-    {2, kPlainCalls, Split::kNone, {0, 0, 128, 128, 128, 128, 128, 128, 112, 96, 80}},
+    {2, kPlainCalls, Split::kNone, {0, 0, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
     // Few queries: little code, since it runs for microseconds.
     {2, kPlainCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kSinkCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
@@ -140,10 +149,21 @@ constexpr Kernel kKernels[] = {
     {1, kHalfListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 0, 0, 0}},
     {1, kBiasedListedCalls, Split::kNone, {0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 0}},
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    // With the tiles of plain calls at these head dims.
+    {2, kPlainRaggedCalls, Split::kNone, {0, 0, 0, 112, 112, 0, 0, 0, 0, 96, 0}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
+    {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
 };
 constexpr int32_t kNumKernels = sizeof(kKernels) / sizeof(Kernel);
+
+/// Whether this build has such kernels of a head dim.
+constexpr bool has_part(Part part, int32_t head_dim) {
+  for (const Kernel& kernel : kKernels) {
+    if (kernel.part() == part && kernel.keys_at(head_dim) > 0) return true;
+  }
+  return false;
+}
 
 // ---- Choosing -----------------------------------------------------------------------------------
 

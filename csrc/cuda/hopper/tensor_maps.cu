@@ -27,10 +27,9 @@ Extents key_extents(const AttentionParams& params, int32_t columns) {
   const Problem& p = params.problem;
   const Sequences& sequences = params.sequences;
   const KeySource& keys = params.keys;
-  if (keys.paged()) return {columns, keys.page_size, p.heads_kv, keys.num_pages};
-  if (sequences.first_keys != nullptr) return {columns, sequences.packed_keys, p.heads_kv, 1};
-  const int32_t there = has_short_maps(params) ? params.num_keys(sequences.of(0)) : p.seq_kv;
-  return {columns, there, p.heads_kv, p.batch};
+  const int32_t rows = mapped_keys(params);
+  if (keys.paged()) return {columns, rows, p.heads_kv, keys.num_pages};
+  return {columns, rows, p.heads_kv, sequences.first_keys != nullptr ? 1 : p.batch};
 }
 
 class Encoder {
@@ -44,7 +43,7 @@ class Encoder {
   /// number of slabs after the one before.
   bool folds() const {
     if (params_.problem.head_dim != columns_ || params_.problem.value_dim != columns_) return false;
-    if (params_.pattern.dilation == 1) return true;
+    if (params_.pattern.dilation == 1 && params_.pattern.lead.step == 1) return true;
     for (const TensorView* tensor :
          {&params_.query, &params_.keys.key, &params_.keys.value, &params_.outputs.out}) {
       if (tensor->stride_s % slab_ != 0) return false;
@@ -75,6 +74,13 @@ class Encoder {
 
 }  // namespace
 
+int32_t mapped_keys(const AttentionParams& params) {
+  const Sequences& sequences = params.sequences;
+  if (params.keys.paged()) return params.keys.page_size;
+  if (sequences.first_keys != nullptr) return sequences.packed_keys;
+  return has_short_maps(params) ? params.num_keys(sequences.common()) : params.problem.seq_kv;
+}
+
 bool can_map(const AttentionParams& params) {
   constexpr int64_t kUnit = 8;  // elements of 16 bytes
   const MaskView& mask = params.scores.mask;
@@ -103,8 +109,6 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
                         TileCoordinates* coordinates) {
   Encoder encoder(params, box);
   const Pattern& pattern = params.pattern;
-  const int64_t d = pattern.dilation;
-
   const int32_t slabs = encoder.slabs();
   const bool folded = encoder.folds();
   auto step = [&](const TensorView& tensor) -> int32_t {
@@ -123,8 +127,9 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
                   step(params.keys.key),
                   step(params.keys.value)};
 
-  auto encode_classes = [&](const TensorView& tensor, const Extents& extents, int32_t box_rows,
-                            int32_t copies, CUtensorMap* of_class) {
+  // Rows in classes by their residue modulo `d`.
+  auto encode_classes = [&](const TensorView& tensor, const Extents& extents, int64_t d,
+                            int32_t box_rows, int32_t copies, CUtensorMap* of_class) {
     const int64_t size = extents.rows;
     RowsView view = {size / d, d * tensor.stride_s, d < size ? d : size, tensor.stride_s};
     encoder.encode(tensor, tensor.data, extents, view, box_rows, copies, &of_class[kShortClass]);
@@ -135,29 +140,34 @@ Status make_tensor_maps(const AttentionParams& params, const BoxShape& box, Tens
   auto encode_keys = [&](const TensorView& tensor, const TensorView& gathered, int32_t columns,
                          CUtensorMap* of_view) {
     const Extents keys = key_extents(params, columns);
-    encode_classes(tensor, keys, box.key_rows, key_copies, of_view);
+    encode_classes(tensor, keys, pattern.dilation, box.key_rows, key_copies, of_view);
     if (pattern.lead_keys != nullptr) {
       const RowsView view = {pattern.lead.length, gathered.stride_s, 1, 0};
       encoder.encode(gathered, gathered.data, keys, view, box.lead_rows, lead_copies,
                      &of_view[kLeadView]);
       return;
     }
+    if (!pattern.has_lead() || keys.rows == 0) return;
+    if (pattern.lead.step > 1) {
+      encode_classes(tensor, keys, pattern.lead.step, box.lead_rows, lead_copies,
+                     &of_view[kLeadView]);
+      return;
+    }
     // The lead view may move with each sequence.
     const bool moves = params.sequences.key_origins != nullptr || !params.sequences.same_lengths();
     const int32_t there = static_cast<int32_t>(keys.rows);
-    const int32_t lead_keys = moves && pattern.has_lead() ? there : pattern.lead.before(there);
+    const int32_t lead_keys = moves ? there : pattern.lead.before(there);
     if (lead_keys == 0) return;
-    const auto* first =
-        static_cast<const uint16_t*>(tensor.data) + pattern.lead.offset * tensor.stride_s;
-    RowsView view = {lead_keys, pattern.lead.step * tensor.stride_s, 1, 0};
-    encoder.encode(tensor, first, keys, view, box.lead_rows, lead_copies, &of_view[kLeadView]);
+    RowsView view = {lead_keys, tensor.stride_s, 1, 0};
+    encoder.encode(tensor, tensor.data, keys, view, box.lead_rows, lead_copies,
+                   &of_view[kLeadView]);
   };
 
   const Problem& problem = params.problem;
-  encode_classes(params.query, query_extents(params, problem.head_dim), box.query_rows,
-                 query_copies, maps->query);
-  encode_classes(params.outputs.out, query_extents(params, problem.value_dim), box.out_rows,
-                 query_copies, maps->out);
+  encode_classes(params.query, query_extents(params, problem.head_dim), pattern.dilation,
+                 box.query_rows, query_copies, maps->query);
+  encode_classes(params.outputs.out, query_extents(params, problem.value_dim), pattern.dilation,
+                 box.out_rows, query_copies, maps->out);
   encode_keys(params.keys.key, params.keys.lead_key, problem.head_dim, maps->key);
   encode_keys(params.keys.value, params.keys.lead_value, problem.value_dim, maps->value);
   return encoder.status();

@@ -21,6 +21,9 @@ inline bool has_short_maps(const AttentionParams& params) {
   return !params.sequences.offsets_on_device() && params.pattern.dilation == 1;
 }
 
+/// Keys of a batch entry of the maps: of a sequence, of all that are packed, or of a page.
+int32_t mapped_keys(const AttentionParams& params);
+
 /// Whether a map can follow the strides of attn_mask.
 bool can_map(const AttentionParams& params);
 

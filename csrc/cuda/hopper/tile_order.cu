@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads)
                    args.last_first ? row_blocks(i) - 1 - row_block : row_block};
     if (args.folds) {
       const Sequence sequence = params.sequences.of(args.sequences[i]);
-      const KeySplit split = split_few_tiles(params.pattern, sequence.rows, sequence.keys, tile);
+      const KeySplit split = split_of_sequence(
+          params.pattern, sequence, has_placed_globals(params.sequences), row.row_block, tile);
       if (split.chunks > 0) {
         row.chunks = split.chunks;
         row.least = split.least;
