@@ -178,13 +178,24 @@ void test_hopper_takes_biases() {
   }
 }
 
-void test_columns_that_move_leave_hopper() {
-  Case c = plain_case(90, 128);
-  c.features.add(Feature::kKeyOrigins);
-  c.features.add(Feature::kLead);
-  CHECK(engine_of(c) == "hopper", "sinks");
-  c.features.add(Feature::kColumns);
-  CHECK(engine_of(c) == "portable", "strided columns");
+void test_hopper_takes_sequences_that_none_splits() {
+  for (Feature lengths : {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}) {
+    for (Feature feature :
+         {Feature::kSoftcap, Feature::kColumns, Feature::kGlobalRows, Feature::kDilation}) {
+      for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+        const std::string text = std::to_string(head_dim);
+        Case c = plain_case(90, head_dim);
+        c.features.add(lengths);
+        CHECK(engine_of(c) == "hopper", text + " plain");
+        c.features.add(feature);
+        CHECK(engine_of(c) == "hopper", text + " " + std::to_string(static_cast<int>(feature)));
+        c.may_split = true;
+        const bool folds = head_dim <= 64 || (head_dim > 96 && head_dim <= 128) ||
+                           (head_dim <= 128 && feature != Feature::kDilation);
+        CHECK(engine_of(c) == (folds ? "hopper" : "portable"), text + " split");
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -199,6 +210,6 @@ int main() {
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
   test_hopper_takes_biases();
-  test_columns_that_move_leave_hopper();
+  test_hopper_takes_sequences_that_none_splits();
   return check::summary();
 }

@@ -29,9 +29,9 @@ void test_tiles_hold_the_global_rows(KernelTile tile, int32_t seq_q, int32_t glo
   std::string text = "tile " + std::to_string(tile.block_q) + ", Sq " + std::to_string(seq_q) +
                      ", globals " + std::to_string(globals) + ", offset " + std::to_string(offset);
   AttentionParams params = case_of(seq_q, 8192, globals, offset);
-  KeySplit known = split_global_rows(params, tile);
-  params.sequences.query_offsets = &offset;  // only its presence is looked at
-  KeySplit unknown = split_global_rows(params, tile);
+  const Sequence sequence = params.sequences.common();
+  KeySplit known = split_global_rows(params.pattern, sequence, true, tile);
+  KeySplit unknown = split_global_rows(params.pattern, sequence, false, tile);
   int32_t first = imax(0, -offset) / tile.block_q;
   bool some = false;
   for (int32_t i = 0; i < seq_q; ++i) {
