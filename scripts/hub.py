@@ -68,22 +68,42 @@ FLAKE = """{
 """
 
 
+def fill(template: str, words: dict[str, str]) -> str:
+    """Return a template with its words put in."""
+    for name, word in words.items():
+        template = template.replace(name, word)
+    return template
+
+
 def hopper_kernels() -> dict[str, str]:
     """Return the files that CMake writes for the head dims of Hopper's table, by path.
 
-    As cmake/hopper_kernels.cmake: a file for each head dim, one more where top-k has a kernel.
+    As cmake/hopper_kernels.cmake: a file for each part of a head dim's kernels, one more where
+    top-k has a kernel.
     """
-    room = "csrc/cuda/hopper"
-    table = (ROOT / room / "table.h").read_text()
-    head_dims, topk_keys = (
-        re.findall(r"\d+", re.findall(row, table)[0])
-        for row in (r"kHeadDims\[\] = {([\d, ]+)}", r"{\d, kTopCalls, .*{([\d, ]+)}}")
-    )
-    files = {}
-    for head_dim, keys in zip(head_dims, topk_keys, strict=True):
-        for name in ["head_dim"] + ["topk_head_dim"] * (int(keys) > 0):
-            text = (ROOT / room / f"{name}.cu.in").read_text()
-            files[f"{room}/{name}_{head_dim}.cu"] = text.replace("@head_dim@", head_dim)
+    room = ROOT / "csrc/cuda/hopper"
+    table = (room / "table.h").read_text()
+
+    def numbers(row: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", re.findall(row, table)[0])]
+
+    def keys(features: str) -> list[int]:
+        return numbers(rf"{{\d, {features}, .*{{([\d, ]+)}}}}")
+
+    head_dims = numbers(r"kHeadDims\[\] = {([\d, ]+)}")
+    biased, ragged = keys("kBiasedCalls"), keys("kScoredRaggedCalls")
+    plain_ragged, topk = keys("kPlainRaggedCalls"), keys("kTopCalls")
+    part, top = (room / "part.cu.in").read_text(), (room / "topk_head_dim.cu.in").read_text()
+    files: dict[str, str] = {}
+    for i, head_dim in enumerate(head_dims):
+        named = {"@head_dim@": str(head_dim)}
+        parts = {"kWhole": 1, "kBiased": biased[i], "kRagged": ragged[i] + plain_ragged[i]}
+        made = {
+            name: fill(part, named | {"@part@": name}) for name, there in parts.items() if there
+        }
+        if topk[i]:
+            made["topk_head_dim"] = fill(top, named)
+        files |= {f"csrc/cuda/hopper/{name}_{head_dim}.cu": text for name, text in made.items()}
     return files
 
 
