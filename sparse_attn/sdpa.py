@@ -7,7 +7,6 @@ cache of the model's own) stay torch's. What is left, and why, is kept and said 
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -25,8 +24,6 @@ from .policy import Policy, as_policy
 __all__ = ["PatchedSDPA", "is_patched", "patch_sdpa"]
 
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-_MARK = "_sparse_attn_patched"
 
 
 class _Mode(TorchFunctionMode):
@@ -53,6 +50,34 @@ class _Mode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Forward:
+    """What stands in for a model's forward; a copy of the model takes a copy of it along."""
+
+    def __init__(self, patch: PatchedSDPA) -> None:
+        self.__setstate__({"patch": patch})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"patch": self.patch}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.patch: PatchedSDPA = state["patch"]
+        # A graph of torch.compile that ends inside the mode would lose it.
+        self._run = torch.compiler.disable(self.patch._run)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The model's own forward, whose signature this has."""
+        return self.patch._forward()
+
+    @property
+    def __code__(self) -> Any:
+        """Where a forward is written, as torch.export asks of it."""
+        return type(self).__call__.__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+
 class PatchedSDPA:
     """A model whose SDPA calls follow a policy, until `restore` or the end of the ``with`` block.
 
@@ -70,21 +95,9 @@ class PatchedSDPA:
         self.model, self.policy = model, policy
         self.layers: int | None = None
         self.left: Counter[str] = Counter()
-        forward = model.forward
         self._own = vars(model).get("forward")
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with _Mode(self) as mode:
-                result = forward(*args, **kwargs)
-            self.layers = mode.layer
-            self.policy.check_model(mode.layer, None, type(model).__name__)
-            return result
-
-        # A graph of torch.compile that ends inside the mode would lose it.
-        patched = functools.wraps(forward)(torch.compiler.disable(run))
-        setattr(patched, _MARK, True)
-        self._patched = patched
-        model.forward = patched
+        self._patched = _Forward(self)
+        model.forward = self._patched
 
     def restore(self) -> None:
         """Give the model its own attention back."""
@@ -94,6 +107,17 @@ class PatchedSDPA:
             del self.model.forward
         else:
             self.model.forward = self._own
+
+    def _forward(self) -> Any:
+        """Return the model's own forward."""
+        return type(self.model).forward.__get__(self.model) if self._own is None else self._own
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with _Mode(self) as mode:
+            result = self._forward()(*args, **kwargs)
+        self.layers = mode.layer
+        self.policy.check_model(mode.layer, None, type(self.model).__name__)
+        return result
 
     def _leave(self, reason: str) -> None:
         if reason not in self.left:
@@ -126,7 +150,8 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     Returns
     -------
     PatchedSDPA
-        Undone by ``restore()``, or at the end of a ``with`` block.
+        Undone by ``restore()``, or at the end of a ``with`` block. A copy of the model is patched
+        too, by ``copied.forward.patch``.
 
     Raises
     ------
@@ -156,7 +181,7 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
 
 def is_patched(model: nn.Module) -> bool:
     """Whether `patch_sdpa` wrapped the model's forward."""
-    return hasattr(vars(model).get("forward"), _MARK)
+    return isinstance(vars(model).get("forward"), _Forward)
 
 
 def _left(call: dict[str, Any]) -> str | None:

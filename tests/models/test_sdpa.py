@@ -1,5 +1,9 @@
 """patch_sdpa: a policy in models that call F.scaled_dot_product_attention themselves."""
 
+import copy
+import inspect
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -139,6 +143,24 @@ def test_a_patched_model_exports(model, tokens):
         program = torch.export.export(model, (tokens,), strict=False)
         want = model(tokens)
     torch.testing.assert_close(program.module()(tokens), want)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+@pytest.mark.parametrize("of", ["model", "patch"])
+def test_a_copy_of_a_patched_model_is_patched_and_its_own(model, tokens, duplicate, of):
+    with torch.no_grad(), sa.patch_sdpa(model, BAND) as patched:
+        banded = model(tokens)
+        copied = duplicate(patched).model if of == "patch" else duplicate(model)
+        torch.testing.assert_close(copied(tokens), banded)
+        for weights in copied.parameters():
+            weights.zero_()
+        torch.testing.assert_close(copied(tokens), tokens)
+        torch.testing.assert_close(model(tokens), banded)
+        assert inspect.signature(model.forward) == inspect.signature(Model().forward)
+    with pytest.raises(ValueError, match="a model that is not patched"):
+        sa.patch_sdpa(copied, BAND)
+    copied.forward.patch.restore()
+    assert "forward" not in vars(copied) | vars(model)
 
 
 def test_wrong_arguments_are_refused(model, tokens):
