@@ -93,6 +93,33 @@ void test_few_queries() {
   }
 }
 
+/// A query tile of one of several sequences has the chunks that the sequence's own call gives it.
+void test_sequences_are_split_as_alone() {
+  constexpr KernelTile kTile = {128, 128, 128, true};
+  int32_t splits = 0;
+  for (int32_t globals : {0, 1, 128, 129, 250}) {
+    for (int32_t rows : {1, 100, 500, 700, 9000}) {
+      for (int32_t keys : {50, 3000, 4097, 9000, 70000}) {
+        const AttentionParams params = case_of(rows, keys, globals, keys - rows);
+        const Sequence own = params.sequences.common();
+        const KeySplit plan = plan_key_split(params, kTile);
+        const int32_t first = plan.all ? 0 : first_split_row(own.origin, own.offset, 128) / 128;
+        for (int32_t block = 0; block < ceil_div(rows, 128); ++block) {
+          const KeySplit split = split_of_sequence(params.pattern, own, true, block, kTile);
+          const bool is_split = plan.chunks > 0 && block >= first && block < first + plan.tiles;
+          const std::string text = std::to_string(block) + " of " + std::to_string(rows) + " on " +
+                                   std::to_string(keys) + ", " + std::to_string(globals);
+          CHECK((split.chunks > 0) == is_split, text);
+          if (!is_split) continue;
+          CHECK(split.chunks == plan.chunks && split.least == plan.least, text);
+          ++splits;
+        }
+      }
+    }
+  }
+  CHECK(splits > 0, "none was split");
+}
+
 /// Whole warps of a tile have the rows of a head, whatever the group; nobody else shares a tile.
 void test_packing() {
   constexpr KernelTile kTile = {128, 128, 128, true, true};
@@ -185,6 +212,7 @@ int main() {
   }
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
   test_few_queries();
+  test_sequences_are_split_as_alone();
   test_gathered_rows();
   test_packing();
   test_who_is_not_split();

@@ -1,0 +1,150 @@
+"""varlen_attention: what is refused, and lengths that only the device knows to be wrong."""
+
+import pytest
+import torch
+from ragged import RAGGED, malformed, packed, split
+
+import sparse_attn as sa
+
+MALFORMED = {
+    "decreasing": [0, 50, 20, 60, 10, 5, 112],
+    "negative": [-7, -3, 4, 4, 90, -20, 112],
+    "beyond": [0, 3, 5000, 2**31 - 1, -(2**31), 7, 2**31 - 1],
+}
+
+
+@pytest.mark.parametrize("which", ["queries", "keys", "used"])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_lengths_stay_inside_the_tensors(varlen, device, name, which, ragged, any_dtype):
+    sequences = ragged.sequences(device, any_dtype)
+    query, key, value = (packed(list(parts)) for parts in zip(*sequences, strict=True))
+    starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
+    wrong = torch.tensor(MALFORMED[name], dtype=torch.int32, device=device)
+    given = list(starts)
+    used = wrong[:6] if which == "used" else None
+    if which != "used":
+        given[which == "keys"] = wrong
+    size = (len(query) + 2, *query.shape[1:])
+    guarded = torch.full(size, 7.0, device=device, dtype=query.dtype)
+    out = guarded[1:-1]
+    names = {"queries": "cu_seq_q", "keys": "cu_seq_k", "used": "seqused_k"}
+    with malformed(device, rf"{names[which]}[\[ ]"):
+        varlen(query, key, value, *given, 70, 150, seqused_k=used, out=out)
+    assert (guarded[[0, -1]] == 7).all()
+    again = varlen(query, key, value, *starts, 70, 150)
+    assert torch.isfinite(again).all()
+
+
+def test_bounds_below_a_length_cut_it(varlen, device, ragged, any_dtype):
+    sequences = ragged.sequences(device, any_dtype)
+    query, key, value = (packed(list(parts)) for parts in zip(*sequences, strict=True))
+    starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
+    out = torch.full_like(query, 7.0)
+    most = max(ragged.rows)
+    with malformed(device, f"max_q of at least {most}, the longest sequence's queries, got 16"):
+        varlen(query, key, value, *starts, 16, max(ragged.keys), out=out)
+        rows = split(out, ragged.rows)[2]
+        assert (rows[:, :, 16:] == 7).all() and (rows[:, :, :16] != 7).all()
+    most = max(ragged.keys)
+    with malformed(device, f"max_k of at least {most}, the longest sequence's keys, got 40"):
+        varlen(query, key, value, *starts, max(ragged.rows), 40)
+    used = torch.full((ragged.batch,), 40, dtype=torch.int32, device=device)
+    used = torch.minimum(used, (starts[1][1:] - starts[1][:-1]))
+    varlen(query, key, value, *starts, max(ragged.rows), 40, seqused_k=used)
+
+
+REFUSED = {
+    "falls": ([0, 7, 5, 9], None, r"cu_seq_k\[2\] of at least 7, the number before it, got 5"),
+    "negative": ([-1, 2, 5, 9], None, r"cu_seq_k\[0\] of at least 0, got -1"),
+    "beyond": ([0, 2, 5, 11], None, "cu_seq_k up to 10, the tokens that there are, got 11"),
+    "used": (
+        [0, 2, 5, 9],
+        [2, 4, 0],
+        r"seqused_k\[1\] from 0 to 3, the keys it has room for, got 4",
+    ),
+    "used-negative": ([0, 2, 5, 9], [-2, 3, 0], r"seqused_k\[0\] from 0 to 2, .*, got -2"),
+}
+
+
+@pytest.mark.parametrize("starts, used, sentence", REFUSED.values(), ids=REFUSED)
+def test_what_the_host_sees_is_refused(starts, used, sentence):
+    query, key = torch.randn(2, 10, 2, 16)
+    rows, keys = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 3, 3, 10], starts))
+    used = None if used is None else torch.tensor(used, dtype=torch.int32)
+    call = (query, key, key, rows, keys, 7, 10)
+    with pytest.raises(ValueError, match=f"^sparse_attn::varlen: expected {sentence}"):
+        sa.varlen_attention(*call, seqused_k=used)
+    with pytest.raises(ValueError, match=f"^sparse_attn::select_blocks: expected {sentence}"):
+        sa.select_blocks(
+            query,
+            key,
+            sa.BlockTopK(16),
+            cu_seq_q=rows,
+            cu_seq_k=keys,
+            max_q=7,
+            max_k=10,
+            seqused_k=used,
+        )
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int16], ids=str)
+def test_index_arguments_of_any_integer_dtype(varlen, ragged, device, any_dtype, kind):
+    query, key, value = (
+        packed(list(p)) for p in zip(*ragged.sequences(device, any_dtype), strict=True)
+    )
+    rows, keys = (ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys))
+    used = (keys[1:] - keys[:-1]).clamp(max=9)
+    bounds = max(ragged.rows), max(ragged.keys)
+    want = varlen(query, key, value, rows, keys, *bounds, seqused_k=used)
+    others = (rows.to(kind), keys.to(kind), *bounds)
+    assert torch.equal(varlen(query, key, value, *others, seqused_k=used.to(kind)), want)
+
+
+WRONG = {
+    "query": ({"query": lambda t: t[None]}, r"query of shape \(tokens, heads, head_dim\)"),
+    "key": ({"key": lambda t: t[0]}, r"key of shape \(tokens, heads, head_dim\)"),
+    "cu-dtype": ({"cu_seq_q": lambda t: t.float()}, "cu_seq_q of dtype int32, got float32"),
+    "cu-shape": ({"cu_seq_k": lambda t: t[1:]}, r"cu_seq_k of shape \(7\), got shape \(6\)"),
+    "cu-dim": ({"cu_seq_q": lambda t: t[None]}, r"cu_seq_q of shape \(batch \+ 1\)"),
+    "cu-stride": ({"cu_seq_q": lambda t: t.repeat(2)[::2]}, "cu_seq_q that is contiguous"),
+    "bound": ({"max_q": lambda n: -1}, "max_q of at least 0, got -1"),
+    "used": ({"seqused_k": lambda t: torch.zeros(5).int()}, r"seqused_k of shape \(6\)"),
+    "out": (
+        {"out": lambda t: torch.zeros(1, 4, 112, 64)},
+        r"out of shape \(tokens, heads, head_dim",
+    ),
+    "float8": ({"key": lambda t: t.to(torch.float8_e4m3fn)}, "query of dtype float16 or bfloat16"),
+}
+
+
+@pytest.mark.parametrize("change, sentence", WRONG.values(), ids=WRONG)
+def test_wrong_calls(device, change, sentence):
+    parts = zip(*RAGGED.sequences(device, torch.float32), strict=True)
+    call = dict(zip(("query", "key", "value"), (packed(list(part)) for part in parts), strict=True))
+    call |= {"cu_seq_q": RAGGED.starts(device, RAGGED.rows), "max_q": 70, "max_k": 150}
+    call |= {"cu_seq_k": RAGGED.starts(device, RAGGED.keys), "seqused_k": None, "out": None}
+    ((name, make),) = change.items()
+    call[name] = make(call[name])
+    if isinstance(call[name], torch.Tensor):
+        call[name] = call[name].to(device)
+    with pytest.raises(ValueError, match=f"^sparse_attn::varlen: expected {sentence}"):
+        sa.varlen_attention(**call)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_bounds"])
+def test_what_needs_a_batch_is_refused(device, name):
+    query = torch.randn(4, 1, 16, device=device)
+    starts = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    with pytest.raises(NotImplementedError, match=f"^sparse_attn::varlen: not served: {name} with"):
+        mask = {name: torch.zeros(1, 1, 4, 2, device=device).int()}
+        sa.varlen_attention(query, query, query, starts, starts, 4, 4, **mask)
+
+
+def test_wrong_kinds():
+    query, starts = torch.randn(4, 1, 16), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match="varlen_attention: expected max_q to be an int, got float"):
+        sa.varlen_attention(query, query, query, starts, starts, 4.0, 4)
+    with pytest.raises(TypeError, match="varlen_attention: expected cu_seq_k to be a tensor"):
+        sa.varlen_attention(query, query, query, starts, [0, 4], 4, 4)
+    with pytest.raises(TypeError, match="varlen_attention: expected seqused_k to be a tensor"):
+        sa.varlen_attention(query, query, query, starts, starts, 4, 4, seqused_k=[4])
