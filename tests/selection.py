@@ -251,8 +251,8 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
     return shares, visible
 
 
-def forced_blocks(pattern, index, Sq, offset, is_causal, num_kv):
-    """Forced blocks of query block `index`, visible or not, as a mask."""
+def forced_blocks(pattern, index, Sq, offset, is_causal, num_kv, origin=0):
+    """Forced blocks of query block `index`, visible or not, as a mask; sinks are from `origin`."""
     block_q, block_kv = pattern._blocks
     first = (index * block_q + offset) // block_kv
     last = (min((index + 1) * block_q, Sq) - 1 + offset) // block_kv
@@ -260,7 +260,8 @@ def forced_blocks(pattern, index, Sq, offset, is_causal, num_kv):
     local = pattern._local_blocks
     after = 0 if is_causal else local
     around = (at >= min(first, last + 1 - local)) & (at <= last + after)
-    return around | (at < pattern.sink_blocks)
+    first_sink = origin // block_kv
+    return around | ((at >= first_sink) & (at < first_sink + pattern.sink_blocks))
 
 
 def budget_of(pattern, visible):
@@ -292,12 +293,13 @@ def check_row(pattern, kept, shares, visible, forced, error):
 
 
 def check_selection(
-    pattern, query, key, is_causal=False, key_bounds=None, query_offset=None, error=1e-6, **scoring
-):
+    pattern, query, key, is_causal=False, key_bounds=None, query_offset=None, key_origin=None,
+    error=1e-6, **scoring,
+):  # fmt: skip
     """Every list of ``select_blocks`` follows from the estimates."""
     layout = sa.select_blocks(
         query, key, pattern, is_causal=is_causal, key_bounds=key_bounds,
-        query_offset=query_offset, **scoring,
+        query_offset=query_offset, key_origin=key_origin, **scoring,
     )  # fmt: skip
     kept = layout.to_mask().cpu()
     indices, counts = layout.indices.cpu(), layout.counts.cpu()
@@ -309,6 +311,7 @@ def check_selection(
     offset = Skv - Sq if query_offset is None else query_offset
     offsets = offset.tolist() if isinstance(offset, torch.Tensor) else [offset] * batch
     position = torch.arange(Sq)[:, None] + torch.tensor(offsets)[:, None, None, None]
+    origins = [0] * batch if key_origin is None else key_origin.tolist()
     column = torch.arange(Skv)
     seen = torch.ones(batch, heads, Sq, Skv, dtype=torch.bool)
     if is_causal:
@@ -319,7 +322,9 @@ def check_selection(
     shares, visible = estimates(pattern, query, key, seen, **scoring)
     assert kept.shape == shares.shape
     for b, h, index in torch.cartesian_prod(*map(torch.arange, shares.shape[:3])).tolist():
-        forced = forced_blocks(pattern, index, Sq, offsets[b], is_causal, shares.shape[-1])
+        forced = forced_blocks(
+            pattern, index, Sq, offsets[b], is_causal, shares.shape[-1], origins[b]
+        )
         row = (b, h, index)
         check_row(pattern, kept[row], shares[row], visible[row], forced, error)
     return kept

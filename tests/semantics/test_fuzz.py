@@ -1,12 +1,10 @@
 """Property test: any pattern, shape, strides, dtype and common arguments against the reference."""
 
-import time
-import zlib
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzz import run_cases
 from hypothesis import strategies as st
 from reference import DTYPES, Shape, with_bits
 
@@ -15,15 +13,6 @@ from sparse_attn.testing import assert_close_to_reference
 
 sides = st.one_of(st.none(), st.integers(0, 70), st.just(2**33))
 few = st.integers(0, 9)
-SETTINGS = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-
-
-#: Cases between two looks at the clock.
-BATCH = 100
 
 
 @st.composite
@@ -119,20 +108,10 @@ def commons(draw, shape, device, dtype, masked):
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_fuzz(attend, device, dtype, head_dim, request, record_property):
-    """What the engine does not serve is drawn again; how many cases ran is recorded.
-
-    With ``--fuzz-seconds`` a failure is not made smaller either, which takes minutes.
-    """
-    examples = request.config.getoption("--fuzz-examples")
-    seconds = request.config.getoption("--fuzz-seconds")
-    end = time.monotonic() + (float("inf") if seconds is None else seconds)
-    phases = tuple(Phase) if seconds is None else (Phase.generate,)
     one = Shape(1, 1, 1, 1, 1, head_dim).make(device, dtype)
     masked = attend.serves(sa.Full(), *one, attn_mask=torch.zeros(1, 1, device=device))
-    ran = 0
 
-    def property(data):
-        nonlocal ran
+    def case(data):
         torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
         shape = attend.fit(data.draw(shapes(head_dim), label="shape"))
         memory = data.draw(st.sampled_from(["contiguous", "transposed", "gaps"]), label="memory")
@@ -141,17 +120,5 @@ def test_fuzz(attend, device, dtype, head_dim, request, record_property):
         common = data.draw(commons(shape, device, dtype, masked), label="common")
         result = attend(pattern, query, key, value, return_lse=True, **common)
         assert_close_to_reference(result, query, key, value, pattern, **common)
-        ran += 1
 
-    first_seed = zlib.crc32(request.node.name.encode())
-    try:
-        for start in range(0, examples, BATCH):
-            limits = settings(SETTINGS, max_examples=min(BATCH, examples - start), phases=phases)
-            seed(first_seed + start)(limits(given(data=st.data())(property)))()
-            if time.monotonic() > end:
-                break
-        else:
-            assert ran >= examples
-    finally:
-        record_property("cases", ran)
-    assert ran > 0
+    run_cases(case, request, record_property)

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ragged import Ragged, Serving, make_pages, malformed, packed, ragged_for, split, split_lse
 from reference import DTYPES
+from selection_cases import SELECTORS, selections
 
 import sparse_attn as sa
 
@@ -336,7 +337,7 @@ def test_fuzz(device, data):
     torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
     ragged = data.draw(batches(), label="batch")
     dtype = data.draw(st.sampled_from(list(DTYPES.values())), label="dtype")
-    pattern = SELECTIONS[data.draw(st.sampled_from(list(SELECTIONS)), label="selection")]
+    pattern = data.draw(st.sampled_from(SELECTORS).flatmap(selections), label="pattern")
     page_size = data.draw(st.sampled_from([None, 16, 48, 128]), label="page size")
     common = {
         "is_causal": data.draw(st.booleans()),
