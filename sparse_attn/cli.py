@@ -196,10 +196,13 @@ def _advise(options: argparse.Namespace) -> None:
     print(advice)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        advice.save(options.out / "policy.json")
-        advice.report(options.out / "report.html")
-        _saved(advice.plot(), options.out / "advice.png")
-        print(f"\n{options.out / 'policy.json'}\n{options.out / 'report.html'}")
+        policy, report, picture = (
+            options.out / name for name in ("policy.json", "report.html", "advice.png")
+        )
+        advice.save(policy)
+        advice.report(report)
+        _saved(advice.plot(), picture)
+        print(f"\n{policy}\n{report}\n{picture}")
 
 
 def _written(path: Path, found: object) -> None:

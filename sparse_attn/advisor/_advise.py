@@ -99,7 +99,7 @@ def advise(
         Stages are cut short so that the search takes about this long.
     resume : path, optional
         A file that keeps what was measured: a search of the same model, inputs and patterns that
-        was cut off goes on from it.
+        was cut off goes on from it. The file of another search is refused.
     progress : bool
         Show a progress bar, with the time left, where tqdm is installed.
 
@@ -367,7 +367,10 @@ def _split(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the search's inputs and those of the validation."""
     if validate is not None:
-        return calls, as_inputs(OWNER, validate, "validate")
+        other = as_inputs(OWNER, validate, "validate")
+        for call in other:
+            length_of(OWNER, call, "validate")  # refuses what has none
+        return calls, other
     if len(calls) > 1:
         return calls[:-1], calls[-1:]
     (call,) = calls

@@ -1,6 +1,6 @@
 """What a search has measured, kept in a file, so that one that was cut off goes on where it stood.
 
-The file belongs to one model, text and list of candidates; another one's is begun again.
+The file belongs to one model, text and list of candidates; another one's is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._local import Local, Unit
 
 __all__ = ["Memory"]
 
-#: Of what the file holds; another one's is begun again.
+#: Of what the file holds; another one's is refused.
 FORMAT = 3
 
 
@@ -51,9 +51,7 @@ class Memory:
         if not self._path.parent.is_dir():
             raise refuse("advise", "resume in a folder that exists", str(path))
         if self._path.exists():
-            old = _read(self._path)
-            if old.get("of") == self._held["of"]:
-                self._held = old
+            self._held = _read(self._path, self._held["of"])
 
     def recall(self, local: Local) -> bool:
         """Fill in local figures that were measured before; False where there are none."""
@@ -90,8 +88,8 @@ class Memory:
             beside.replace(self._path)  # a run that is cut off leaves the old file or the new one
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return what an earlier search wrote; refuse any other file, which would be written over."""
+def _read(path: Path, fingerprint: str) -> dict[str, Any]:
+    """Return what an earlier run of a search wrote; refuse others, which would be written over."""
     what, got = "resume to name a new file or that of an earlier search", str(path)
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -99,6 +97,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise refuse("advise", what, got) from error
     if not isinstance(held, dict) or "of" not in held:
         raise refuse("advise", what, got)
+    if held["of"] != fingerprint:
+        other = f"{path} of another model, other inputs or patterns, or an earlier version"
+        raise refuse("advise", "resume to name a new file or that of this search", other)
     return held
 
 

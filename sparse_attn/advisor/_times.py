@@ -29,16 +29,16 @@ __all__ = [
 RUNS = 3
 
 
-def length_of(owner: str, call: dict[str, Any]) -> int:
-    """Return the second size of the first tensor: the length of a text."""
+def length_of(owner: str, call: dict[str, Any], name: str = "inputs") -> int:
+    """Return the second size of the first tensor: the length of a text; sentences say `name`."""
     for value in call.values():
         if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
             return int(value.shape[1])
     got = [
-        f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
-        for name, value in call.items()
+        f"{key} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else key
+        for key, value in call.items()
     ]
-    raise refuse(owner, "inputs with a tensor (B, S, ...)", ", ".join(got) or "none")
+    raise refuse(owner, f"{name} with a tensor (B, S, ...)", ", ".join(got) or "none")
 
 
 def checked_lengths(owner: str, lengths: Any) -> list[int]:

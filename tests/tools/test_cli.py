@@ -77,7 +77,10 @@ def test_compare_writes_table_and_picture(folder, text, tmp_path, capsys):
 def test_advise_writes_policy_and_report(folder, text, tmp_path, capsys):
     given = ("--text", text, "--length", 96)
     assert run("advise", folder, *given, "--keep", 0.5, "--out", tmp_path) == 0
-    assert "of the pairs" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "of the pairs" in said
+    files = [tmp_path / name for name in ("policy.json", "report.html", "advice.png")]
+    assert said.splitlines()[-3:] == list(map(str, files)) and all(f.is_file() for f in files)
     assert "<html" in (tmp_path / "report.html").read_text()
     policy = tmp_path / "policy.json"
     assert run("compare", folder, *given, "--policy", policy) == 0
