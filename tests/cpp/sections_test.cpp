@@ -88,6 +88,57 @@ void test_pages_of_many_readers() {
   CHECK(!lays_out(params), "few queries");
 }
 
+/// Rows of K and V of `columns` that follow each other, `gap` elements apart.
+AttentionParams rows_of(int32_t columns, int32_t gap) {
+  AttentionParams params = case_of(2, 8, 4096);
+  params.problem.head_dim = params.problem.value_dim = columns;
+  params.problem.seq_q = 2048;
+  params.keys.dtype = Dtype::kBFloat16;
+  const int64_t row = columns + gap;
+  params.keys.key.stride_s = row;
+  params.keys.key.stride_h = 4096 * row;
+  params.keys.key.stride_b = 8 * 4096 * row;
+  params.keys.value = params.keys.key;
+  return params;
+}
+
+void test_rows_inside_sectors() {
+  for (int32_t columns : {72, 104, 120, 128, 136, 144, 152, 160, 184, 192, 200, 216, 248}) {
+    const bool narrow = (columns > 128 && columns <= 160) || (columns > 192 && columns <= 224);
+    const std::string text = std::to_string(columns) + " columns";
+    CHECK(lays_out(rows_of(columns, 0)) == (narrow && columns % 16 != 0), text);
+    CHECK(lays_out(rows_of(columns, 8)) == (narrow && columns % 16 == 0), text);
+  }
+  AttentionParams params = rows_of(136, 0);
+  params.problem.seq_q = 500;
+  CHECK(!lays_out(params), "few queries");
+  params = rows_of(136, 0);
+  params.problem.heads_q = 8;
+  CHECK(lays_out(params), "as many rows as pay");
+  params.pattern.causal = true;
+  CHECK(!lays_out(params), "half of them");
+  params = rows_of(136, 8);
+  CHECK(!lays_out(params), "rows of whole sectors");
+  params.keys.value.stride_h += 8;
+  CHECK(lays_out(params), "heads of values inside sectors");
+}
+
+void test_laid_out_rows_are_whole_sectors() {
+  for (int32_t columns : {40, 136, 144, 216}) {
+    AttentionParams params = rows_of(columns, 0);
+    const Sections sections(params);
+    const AttentionParams call = sections.laid_out(sections.part(0));
+    const int64_t row = ceil_div(columns, 16) * 16;
+    for (const TensorView& tensor : {call.keys.key, call.keys.value}) {
+      CHECK(tensor.stride_s == row && tensor.stride_h == 4096 * row, std::to_string(columns));
+      CHECK(!straddles_sectors(tensor), std::to_string(columns));
+    }
+    CHECK(distance(call.keys.key, call.keys.value) >= 2 * 8 * 4096 * row * 2,
+          std::to_string(columns));
+    CHECK(sections.bytes() >= 2 * 2 * 8 * 4096 * row * 2, std::to_string(columns));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -100,5 +151,7 @@ int main() {
   }
   test_small_windows_on_many_sections();
   test_pages_of_many_readers();
+  test_rows_inside_sectors();
+  test_laid_out_rows_are_whole_sectors();
   return check::summary();
 }

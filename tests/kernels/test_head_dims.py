@@ -83,3 +83,31 @@ def test_merged_chunks(attend, device, Sq, head_dim, value_dim):
     pattern = sa.Band(40, global_tokens=3)
     result = attend(pattern, *tensors, query_offset=0, return_lse=True)
     assert_close_to_reference(result, *tensors, pattern, query_offset=0)
+
+
+MANY_READERS = {
+    "full": (sa.Full(), {}),
+    "causal": (sa.Full(), {"is_causal": True}),
+    "window": (sa.Band((1500, 40), sinks=3), {"query_offset": -700}),
+    "dilated": (sa.Dilated((1400, 0), 3), {}),
+    "softcap": (sa.Full(), {"softcap": 2.0, "is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("head_dim, value_dim", [(136, 136), (152, 40), (216, 216)])
+@pytest.mark.parametrize("Sq", [2100])
+@pytest.mark.parametrize("pattern, common", MANY_READERS.values(), ids=MANY_READERS)
+def test_rows_that_begin_inside_sectors(attend, device, Sq, head_dim, value_dim, pattern, common):
+    """An engine may move keys that many rows read: no bit changes, and nothing beside is read."""
+    query = torch.randn(2, 4, Sq, head_dim, device=device, dtype=torch.bfloat16)
+    moved, whole = [], []
+    for columns in (head_dim, value_dim):
+        part = torch.randn(2, 2, 1101, columns, device=device, dtype=torch.bfloat16)
+        wide = part.new_full((2, 2, 1101, columns + 8), torch.nan)
+        whole.append(wide[..., :columns].copy_(part))
+        narrow = part.new_full((part.numel() + 16,), torch.nan)
+        moved.append(narrow[8:-8].view_as(part).copy_(part))
+    result = attend(pattern, query, *moved, return_lse=True, **common)
+    again = attend(pattern, query, *whole, return_lse=True, **common)
+    assert all(torch.equal(mine, other) for mine, other in zip(result, again, strict=True))
+    assert_close_to_reference(result, query, *moved, pattern, **common)

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "../../divisor.h"
 #include "../common/radix_select.cuh"
 #include "key_split.h"
 #include "padding.h"
@@ -93,9 +94,13 @@ struct Arguments {
   int32_t* sequence_ends = nullptr;  // [B + 2], 0, the tile rows up to the end of each, and
                                      // whether some have chunks
 
+  Divisor by_heads, by_group;  // divide by problem.heads_q and by group
+
   KeySplit split;           // a section of heads a launch, whose items come first
   int32_t split_items = 0;  // of the section
-  bool folds = false;       // a thread block takes all chunks of a tile in turn, and no merge runs
+  // Divide by the items of a problem, parts(), packs() and split.chunks.
+  Divisor by_items, by_parts, by_packs, by_chunks;
+  bool folds = false;  // a thread block takes all chunks of a tile in turn, and no merge runs
   Partials partials;
 
   int32_t long_leads = 0;  // classes of strided leading keys, the first ones, that have a key more

@@ -49,6 +49,10 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
     partials.state = arena->take<float2>(states);
     partials.chunks = arena->take<int32_t>(strips);
   }
+  args->by_items = Divisor(args->split.tiles * args->parts());
+  args->by_parts = Divisor(args->parts());
+  args->by_packs = Divisor(args->packs());
+  args->by_chunks = Divisor(args->split.chunks);
   args->split_items = args->items_of(partials.heads);
   args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
 }
@@ -111,6 +115,8 @@ void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
   const Pattern& pattern = params.pattern;
   args->group = params.problem.group();
   args->classes = pattern.classes(params.problem.seq_q);
+  args->by_heads = Divisor(params.problem.heads_q);
+  args->by_group = Divisor(args->group);
   TileGrid& grid = args->grid;
   grid.row_blocks = ceil_div(ceil_div(params.problem.seq_q, args->classes), tile.block_q);
   const int32_t problems = params.problem.batch * params.problem.heads_q * args->classes;

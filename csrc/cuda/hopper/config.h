@@ -68,7 +68,7 @@ struct Config {
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   // Products read the first HEAD_DIM columns alone.
   static constexpr int kColumns = (HEAD_DIM + 31) / 32 * 32;
-  static constexpr int kSlabColumns = kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kSlabColumns = slab_of(kColumns);
   static constexpr int kRowBytes = kSlabColumns * 2;
   static constexpr int kQueryBytes = kConsumerRows * kColumns * 2;  // of one consumer
   static constexpr int kKeyBytes = BLOCK_KV * kColumns * 2;

@@ -153,7 +153,7 @@ class Epilogue {
   /// Its number among the strips of Partials.
   __device__ __forceinline__ int32_t number_of(const Strip& strip, const Work& work) const {
     const Partials& partials = args_.partials;
-    const int32_t first = partials.first_query(imax(0, work.slice.origin), work.slice.offset);
+    const int32_t first = partials.first_query(work.slice.origin, work.slice.offset);
     const int32_t head = strip.batch * args_.params.problem.heads_q + strip.head;
     const int32_t problem = (head - partials.first_head) * args_.classes + work.slice.rows.offset;
     return problem * partials.strips + (strip.first - first) / kStripRows;

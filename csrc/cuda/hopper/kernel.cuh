@@ -77,6 +77,10 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
   }
   if (!C::kLeadKeys) pattern.lead_keys = nullptr;
   if (!C::kSplits) all.split = {};
+  if (C::kFewQueries) {  // every tile of its calls is split
+    all.split.all = true;
+    all.partials.tile_rows = 0;
+  }
   if (!C::kFolds) all.folds = false;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
   if (!C::kBounds) all.params.scores.bounds = {};

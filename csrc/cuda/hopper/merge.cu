@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t to = ptx::shared_address(&parts[0][threadIdx.x]);
   ptx::wait_for_primary();
   const Sequence sequence = call.sequences.of(batch);
-  const int32_t first = partials.first_query(imax(0, sequence.origin), sequence.offset) +
+  const int32_t first = partials.first_query(sequence.origin, sequence.offset) +
                         (strip - problem * partials.strips) * kStripRows;
   if (class_idx + first * call.dilation >= sequence.rows) return;  // of no query
 

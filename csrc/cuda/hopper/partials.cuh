@@ -33,10 +33,10 @@ struct Partials {
   __device__ __forceinline__ float4* out_at(int64_t at, int32_t i, int32_t lane) const {
     return out + (at * (columns / 8) + i) * 32 + lane;
   }
-  /// The query of a head's row 0, where the first global token stands at `position`.
-  SPARSE_ATTN_HD constexpr int32_t first_query(int32_t position, int32_t query_offset) const {
+  /// The query of a head's row 0, where the text begins at position `origin`.
+  SPARSE_ATTN_HD constexpr int32_t first_query(int32_t origin, int32_t query_offset) const {
     if (tile_rows == 0) return 0;
-    return first_split_row(position, query_offset, tile_rows);
+    return first_split_row(origin, query_offset, tile_rows);
   }
   /// Bytes of a strip with so many chunks of so many columns.
   static constexpr int64_t strip_bytes(int32_t chunks, int32_t columns) {

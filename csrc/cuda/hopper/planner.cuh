@@ -35,7 +35,9 @@ class Planner {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
       // Behind the end of a short class, or split over its keys.
-      if (rows.empty() || (C::kSplits && work.chunk < 0 && is_split(work))) continue;
+      if (rows.empty() || (C::kSplits && !C::kFewQueries && work.chunk < 0 && is_split(work))) {
+        continue;
+      }
       Bounds bounds = bounds_of(work, rows);
       if (C::kRawValues) bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
@@ -60,40 +62,42 @@ class Planner {
   __device__ __forceinline__ Work decode(int32_t tile) {
     if (C::kRagged) return decode_in_row(tile);
     if (!C::kSplits) return decode_whole(tile);
-    return tile < args_.split_items ? decode_split(tile) : decode_whole(tile - args_.split_items);
+    if (C::kFewQueries || tile < args_.split_items) return decode_split(tile);
+    return decode_whole(tile - args_.split_items);
   }
 
   /// A chunk of the keys of a query tile.
   __device__ __forceinline__ Work decode_split(int32_t item) {
-    const int32_t parts = args_.parts(), items = args_.split.tiles * parts;
-    int32_t problem = item / items;
-    const int32_t in_problem = item - problem * items;
+    int32_t problem = args_.by_items.divide(item);
+    const int32_t in_problem = args_.by_items.remainder(item);
     int32_t heads = 1;
     if (C::kPacks && args_.packing.heads > 1) {
-      const int32_t group = problem / args_.packs();
-      const int32_t first = (problem - group * args_.packs()) * args_.packing.heads;
+      const int32_t group = args_.by_packs.divide(problem);
+      const int32_t first = args_.by_packs.remainder(problem) * args_.packing.heads;
       heads = imin(args_.packing.heads, args_.group - first);
       problem = group * args_.group + first;
     }
     Work work = place(args_.partials.first_head * args_.classes + problem);
     work.heads = static_cast<int8_t>(heads);
-    work.first_row = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset) +
-                     in_problem / parts * C::BLOCK_Q;
-    work.chunk = static_cast<int16_t>(in_problem % parts);
+    work.first_row = args_.partials.first_query(work.slice.origin, work.slice.offset) +
+                     args_.by_parts.divide(in_problem) * C::BLOCK_Q;
+    work.chunk = static_cast<int16_t>(args_.by_parts.remainder(in_problem));
     return work;
   }
 
   __device__ __forceinline__ bool is_split(const Work& work) const {
-    const int32_t first = args_.partials.first_query(imax(0, work.slice.origin), work.slice.offset);
+    const int32_t first = args_.partials.first_query(work.slice.origin, work.slice.offset);
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
   /// Leaves of what the tile visits its chunk; false where it has fewer chunks.
   __device__ __forceinline__ bool take_chunk(Work& work) const {
     const int32_t visited = work.tiles.count();
-    const int32_t length = args_.split.chunk_tiles(visited);
+    const int32_t length =  // chunk_tiles, by a product
+        imax(args_.split.least, args_.by_chunks.divide(visited + args_.split.chunks - 1));
     if (work.chunk > 0 && work.chunk * length >= visited) return false;
-    work.chunks = static_cast<uint16_t>(imax(1, ceil_div(visited, length)));
+    const uint32_t begun = __ballot_sync(~0u, lane_ * length < visited);  // a lane each
+    work.chunks = static_cast<uint16_t>(imax(1, __popc(begun)));
     work.tiles = part_of(work.tiles, work.chunk * length, length);
     return true;
   }
@@ -125,9 +129,9 @@ class Planner {
       class_idx = problem % args_.classes;
       problem /= args_.classes;
     }
-    work.batch = problem / params.problem.heads_q;
+    work.batch = args_.by_heads.divide(problem);
     work.head = problem - work.batch * params.problem.heads_q;
-    work.head_kv = work.head / args_.group;
+    work.head_kv = args_.by_group.divide(work.head);
     const Sequence sequence = params.sequences.of(work.batch);
     find_slice(class_idx, sequence);
     work.slice = slice_;

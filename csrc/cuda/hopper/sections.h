@@ -1,7 +1,7 @@
-// Keys that the copy engine cannot bring as the kernels read them, those of 8 bits, and pages that
-// many queries read, are laid out first (lay_out.h): each sequence's keys one after the other, in
-// query's dtype, in the workspace. Where that has no room for all of them a call is taken in
-// sections of key heads or of batch entries.
+// Keys that the copy engine cannot bring as the kernels read them, those of 8 bits, and pages and
+// rows that it brings slowly to many queries, are laid out first (lay_out.h): each sequence's keys
+// one after the other, in query's dtype, in the workspace. Where that has no room for all of them a
+// call is taken in sections of key heads or of batch entries.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,9 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// Elements of a sector, the unit in which memory is read.
+constexpr int32_t kSector = 16;
+
 /// The sections of a call, and of each the room for its keys at the start of the workspace.
 class Sections {
   static constexpr int64_t kMostBytes = int64_t{256} << 20;  // or what a key head of an entry takes
@@ -23,13 +26,13 @@ class Sections {
       : params_(params), packed_(params.sequences.first_keys != nullptr) {
     const Problem& p = params.problem;
     rows_ = packed_ ? params.sequences.packed_keys : p.seq_kv;
-    const int64_t row_bytes = int64_t{p.head_dim + p.value_dim} * size_of(p.dtype);
+    const int64_t row_bytes = int64_t{row_of(p.head_dim) + row_of(p.value_dim)} * size_of(p.dtype);
     const int64_t most = kMostBytes / (imax(rows_, 1) * row_bytes);  // key heads that have room
     heads_ = share_of(p.heads_kv, most);
     entries_ = packed_ ? p.batch : heads_ < p.heads_kv ? 1 : share_of(p.batch, most / p.heads_kv);
     const int64_t rows = int64_t{rows_} * heads_ * (packed_ ? 1 : entries_) * size_of(p.dtype);
-    key_bytes_ = Arena::rounded(rows * p.head_dim);
-    value_bytes_ = Arena::rounded(rows * p.value_dim);
+    key_bytes_ = Arena::rounded(rows * row_of(p.head_dim));
+    value_bytes_ = Arena::rounded(rows * row_of(p.value_dim));
   }
 
   int32_t count() const {
@@ -51,9 +54,9 @@ class Sections {
   AttentionParams laid_out(AttentionParams part) const {
     const Problem& p = part.problem;
     KeySource& keys = part.keys;
-    auto place = [&](void* data, int64_t columns) -> TensorView {
-      const int64_t head = rows_ * columns;
-      return {data, packed_ ? 0 : p.heads_kv * head, head, columns};
+    auto place = [&](void* data, int32_t columns) -> TensorView {
+      const int64_t row = row_of(columns), head = rows_ * row;
+      return {data, packed_ ? 0 : p.heads_kv * head, head, row};
     };
     keys.key = place(part.workspace, p.head_dim);
     keys.value = place(moved(part.workspace, key_bytes_, 1), p.value_dim);
@@ -64,6 +67,8 @@ class Sections {
   }
 
  private:
+  /// Elements from a row of so many columns to the next: whole sectors.
+  static int32_t row_of(int32_t columns) { return ceil_div(columns, kSector) * kSector; }
   /// The largest of the fewest equal shares of `items` that are no larger than `most`.
   static int32_t share_of(int32_t items, int64_t most) {
     const auto shares = static_cast<int32_t>(ceil_div64(items, most < 1 ? 1 : most));
@@ -87,19 +92,39 @@ inline bool is_cut_small(const AttentionParams& params) {
          reach * kFewKeys < params.problem.seq_kv;
 }
 
-/// Whether laying out pages pays, in few sections: rows enough read each key, and the copy engine
-/// would bring it with few others.
-inline bool pays_for_pages(const AttentionParams& params) {
+/// Whether rows enough read each key for its copy to pay, in few sections.
+inline bool have_many_readers(const AttentionParams& params, int64_t most_rows) {
   constexpr int64_t kManyRows = 2048;
-  constexpr int32_t kManySections = 8, kManyKeys = 64;
-  const Problem& p = params.problem;
-  if (!params.keys.paged() || params.sequences.packed() || params.pattern.list.present()) {
-    return false;
-  }
-  const Entry ragged = find_kernel(p.widest_dim(), {params.features});
-  if (std::gcd(ragged.keys(), params.keys.page_size) >= kManyKeys) return false;
-  return std::min<int64_t>(p.seq_q, params.pattern.taps()) * p.group() >= kManyRows &&
+  constexpr int32_t kManySections = 8;
+  return !params.sequences.packed() && !params.pattern.list.present() &&
+         std::min(most_rows, params.pattern.taps()) * params.problem.group() >= kManyRows &&
          Sections(params).count() <= kManySections;
+}
+
+/// Whether laying out pages pays: the copy engine would bring a key with few others.
+inline bool pays_for_pages(const AttentionParams& params) {
+  constexpr int32_t kManyKeys = 64;
+  const Problem& p = params.problem;
+  if (!params.keys.paged() || !have_many_readers(params, p.seq_q)) return false;
+  const Entry ragged = find_kernel(p.widest_dim(), {params.features});
+  return std::gcd(ragged.keys(), params.keys.page_size) < kManyKeys;
+}
+
+/// Whether some rows of a tensor begin inside a sector.
+inline bool straddles_sectors(const TensorView& tensor) {
+  return (tensor.stride_b | tensor.stride_h | tensor.stride_s) % kSector != 0;
+}
+
+/// Whether laying out rows that begin inside sectors pays: the copy engine brings narrow slabs of
+/// them slowly, and wide heads have many of those.
+inline bool pays_for_rows(const AttentionParams& params) {
+  constexpr int32_t kWideHead = 128, kNarrowSlab = 32, kManyKeys = 1024;
+  const Problem& p = params.problem;
+  const KeySource& keys = params.keys;
+  if (keys.paged() || p.widest_dim() <= kWideHead || p.seq_kv < kManyKeys) return false;
+  if (!straddles_sectors(keys.key) && !straddles_sectors(keys.value)) return false;
+  if (slab_of(find_kernel(p.widest_dim(), {params.features}).head_dim) != kNarrowSlab) return false;
+  return have_many_readers(params, params.pattern.causal ? p.seq_q / 2 : p.seq_q);
 }
 
 /// Whether a tile has every so many keys, which no box of a page brings.
@@ -111,7 +136,7 @@ inline bool strides_over_pages(const AttentionParams& params) {
 /// Whether a call's keys are laid out.
 inline bool lays_out(const AttentionParams& params) {
   return params.keys.dtype == Dtype::kFloat8 || strides_over_pages(params) ||
-         pays_for_pages(params);
+         pays_for_pages(params) || pays_for_rows(params);
 }
 
 }  // namespace sparse_attn::cuda::hopper

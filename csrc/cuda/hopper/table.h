@@ -70,6 +70,9 @@ enum class Split : int32_t { kNone, kGlobalRows, kAll };
 constexpr int32_t kHeadDims[] = {32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
 constexpr int32_t kNumHeadDims = sizeof(kHeadDims) / sizeof(int32_t);
 
+/// Columns of the slabs that make so many.
+constexpr int32_t slab_of(int32_t columns) { return columns % 64 == 0 ? 64 : 32; }
+
 /// Whether this build has the kernels of a head dim.
 constexpr bool is_built(int32_t head_dim) { return SPARSE_ATTN_HEAD_DIM_BITS >> head_dim / 16 & 1; }
 
