@@ -247,9 +247,15 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   return "";
 }
 
+/// Keys from which on decode, which splits them, is faster than hopper, whose products take the
+/// same time for one query and 16 (docs/kernels/decode.md).
+int32_t many_keys(int32_t seq_q) {
+  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024;
+  return std::min(std::max(kOfQuery * seq_q, kLeast), kMost);
+}
+
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
-  constexpr int32_t kManyKeys = 1024;
   if (std::string(engine.name) != "hopper") return "";
   if (c.cut_small) {
     return "hopper leaves windows that reach little of a large cache of float8 to engines that "
@@ -260,10 +266,14 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
       Features::of(F::kTopK, F::kGlobalIndices)
           .with(float8 ? Features::of(F::kDilation, F::kColumns) : Features());
   if (c.problem.seq_q > kFewQueries || c.features.any(not_of_decode)) return "";
-  const std::string few = "hopper leaves up to " + std::to_string(kFewQueries) + " queries on ";
-  if (float8) return few + "keys of float8 to decode, which reads them in place";
-  if (c.problem.seq_kv < kManyKeys) return "";
-  return few + std::to_string(kManyKeys) + " keys or more to decode, which splits the keys";
+  if (float8) {
+    return "hopper leaves up to " + std::to_string(kFewQueries) +
+           " queries on keys of float8 to decode, which reads them in place";
+  }
+  const int32_t many = many_keys(c.problem.seq_q);
+  if (c.problem.seq_kv < many) return "";
+  return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
+         std::to_string(many) + " keys or more to decode, which splits the keys";
 }
 
 /// What slows the engine that serves the case; mostly nothing.

@@ -50,12 +50,18 @@ void test_every_feature_has_words() {
 }
 
 void test_few_queries_on_many_keys_are_split() {
-  for (int32_t rows : {1, 16, 17}) {
-    for (int32_t keys : {500, 1 << 17}) {
+  constexpr int32_t kNever = 1 << 30;
+  struct Least {
+    int32_t rows, keys;
+  };
+  for (const Least least :
+       {Least{1, 256}, {2, 256}, {3, 384}, {4, 512}, {8, 1024}, {16, 1024}, {17, kNever}}) {
+    for (int32_t keys : {64, least.keys - 1, least.keys}) {
+      const int32_t rows = least.rows;
       Case c = plain_case(90, 128);
       c.problem.seq_q = rows;
-      c.problem.seq_kv = keys;
-      const bool split = rows <= 16 && keys >= 1024;
+      c.problem.seq_kv = std::min(keys, 1 << 17);
+      const bool split = keys == least.keys && rows <= 16;
       const Choice choice = choose_engine(c, "auto");
       CHECK(choice.engine == (split ? "decode" : "hopper"), choice.engine);
       CHECK(choice.reasons.size() == (split ? 1u : 0u), std::to_string(choice.reasons.size()));

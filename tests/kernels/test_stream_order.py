@@ -1,4 +1,4 @@
-"""Kernels of one call overlap: each waits for what it reads of the one before."""
+"""Kernels overlap, those of one call and of short calls: each waits for what is in front of it."""
 
 import pytest
 import torch
@@ -50,3 +50,27 @@ def test_merge_waits_for_its_chunks(attend, device):
         spoil_free_memory()
         out = attend(pattern, *tensors, query_offset=0)
         assert_close_to_reference(out, *tensors, pattern, query_offset=0)
+
+
+@pytest.mark.parametrize(
+    ("Sq", "Skv", "heads"), [(60, 128, 4), (16, 4096, 8), (17, 4096, 8), (64, 4096, 32)]
+)
+def test_calls_wait_for_each_other(attend, device, Sq, Skv, heads):
+    """Each reads what the one before has written, and writes what that one has read."""
+    query, key, value = Shape(1, heads, heads // 4, Sq, Skv, 128).make(device, torch.bfloat16)
+    buffers = [torch.empty_like(query), torch.empty_like(query)]
+
+    def chain(between=lambda: None):
+        buffers[0].copy_(query)
+        for step in range(40):
+            attend(sa.Full(), buffers[step % 2], key, value, scale=1.0, out=buffers[1 - step % 2])
+            between()
+
+    chain(torch.cuda.synchronize)
+    expected = buffers[0].clone()
+    graph = torch.cuda.CUDAGraph()  # in which the host keeps no call waiting
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(5):
+        graph.replay()
+        assert torch.equal(buffers[0], expected)

@@ -37,7 +37,8 @@ struct LaunchShape {
   uint32_t blocks, threads;
   size_t shared_bytes;
   cudaStream_t stream;
-  uint32_t cluster = 1;  // thread blocks of a cluster
+  uint32_t cluster = 1;    // thread blocks of a cluster
+  bool knows_all = false;  // the kernel has no code for older devices, so nobody need ask
 };
 
 /// Launches a kernel that may begin before the one in front of it in the stream has ended, and that
@@ -56,7 +57,8 @@ Status launch_dependent(void (*kernel)(Parameters...), LaunchShape shape, const 
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   config.attrs = attributes;
-  config.numAttrs = knows_clusters(kernel) ? 1 + (shape.cluster > 1) : 0;
+  const bool knows = shape.knows_all || knows_clusters(kernel);
+  config.numAttrs = knows ? 1 + (shape.cluster > 1) : 0;
   return to_status(cudaLaunchKernelEx(&config, kernel, values...));
 }
 

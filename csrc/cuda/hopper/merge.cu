@@ -43,6 +43,7 @@ struct alignas(16) Factor {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
+  ptx::launch_dependents();
   // For the most chunks that there may be: blocks that took less would crowd the multiprocessors
   // that are free first.
   __shared__ float4 parts[kMostChunks][kThreads];

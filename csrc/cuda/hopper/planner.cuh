@@ -24,8 +24,9 @@ class Planner {
 
   __device__ __forceinline__ void run() {
     int32_t num_tiles = args_.num_tiles;
+    // All else in the block waits for a plan. The kernel that writes the counter has waited itself.
+    if (C::kRagged || args_.counter == nullptr) ptx::wait_for_primary();
     if (C::kRagged) {
-      ptx::wait_for_primary();
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
       folds_ = C::kFolds && args_.folds &&
@@ -241,7 +242,8 @@ class Planner {
   }
 
   /// The first tiles are dealt by the blocks' numbers, while the counter and the order of the rest
-  /// are still being written. Every block comes here, since it ends by finding no tile.
+  /// are still being written. Every block comes here or has waited, since it ends by finding no
+  /// tile.
   __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
     const int32_t grid = static_cast<int32_t>(gridDim.x);
     if (args_.counter == nullptr) return tile + grid;
