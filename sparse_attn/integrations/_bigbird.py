@@ -66,20 +66,25 @@ class _SparseFull(BigBirdSelfAttention):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
         past_key_values: Any = None,
         **extras: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Attend; `hidden_states` (B, Sq, E) to (B, Sq, E), masks additive (B, 1, Sq, Skv)."""
+        """Attend; `hidden_states` (B, Sq, E) to (B, Sq, E), masks additive (B, 1, Sq, Skv).
+
+        The cache is named ``past_key_values`` in transformers before 5.24.
+        """
+        cache = past_key_values if cache is None else cache
         cross = encoder_hidden_states is not None
         source = encoder_hidden_states if cross else hidden_states
         mask = encoder_attention_mask if cross else attention_mask
         index = self.layer_idx
-        if cross and past_key_values is not None and past_key_values.get_seq_length(index) > 0:
-            key, value = past_key_values.layers[index].keys, past_key_values.layers[index].values
+        if cross and cache is not None and cache.get_seq_length(index) > 0:
+            key, value = cache.layers[index].keys, cache.layers[index].values
         else:
             key, value = _heads(self, self.key(source)), _heads(self, self.value(source))
-            if past_key_values is not None:
-                key, value = past_key_values.update(key, value, index)
+            if cache is not None:
+                key, value = cache.update(key, value, index)
         out, _ = attention(
             self,
             _heads(self, self.query(hidden_states)),
