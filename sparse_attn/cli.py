@@ -247,13 +247,29 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     if not has_config:
         given["gguf_file"] = files[0].name
     try:
-        auto = transformers.AutoModelForCausalLM
-        model = auto.from_pretrained(folder, dtype=getattr(torch, dtype), **given)
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), output_loading_info=True, **given
+        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
     except (KeyError, OSError, ValueError, ImportError) as error:
         said = " ".join(str(error).split()) or repr(error)
         raise _Wrong(f"expected a causal language model in {path}, got: {said:.200}") from None
+    _check_predicts_tokens(path, model, loading["missing_keys"])
     return model.eval().to(device), tokenizer
+
+
+def _check_predicts_tokens(path: Path, model: Any, missing: set[str]) -> None:
+    """Refuse encoders, which load with random output weights, or see what they predict."""
+    saved = model.config.architectures or []
+    masked = [name for name in saved if name.endswith("ForMaskedLM")]
+    if not missing and not masked:
+        return
+    name = ", ".join(saved) or "a model"
+    lacks = f" without weights of {min(missing)}" if missing else ""
+    raise _Wrong(
+        f"expected a causal language model in {path}, got {name}{lacks}; an encoder goes to "
+        "sa.profile, sa.quality.model and sa.advise in Python"
+    )
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -294,7 +310,7 @@ def _texts(
     """Return the first tokens of each file, ``(1, parts * length)``."""
     found = []
     for path in paths:
-        ids = torch.as_tensor(tokenizer(_read(path), return_tensors="pt").input_ids)
+        ids = torch.as_tensor(tokenizer(_read(path), return_tensors="pt", verbose=False).input_ids)
         need = parts * options.length
         if ids.shape[1] < need:
             what = f"{need} tokens" if parts == 1 else f"{need} tokens ({parts} x --length)"

@@ -155,6 +155,25 @@ def test_a_file_that_holds_no_model_is_named(text, capsys):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_an_encoder_is_refused(folder, text, tmp_path, capsys, name):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=91,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    for command in ("profile", "compare", "advise"):
+        assert run(command, tmp_path, "--text", text, "--length", 64) == 1
+        said = capsys.readouterr().err
+        assert f"expected a causal language model in {tmp_path}, got {name}" in said
+        assert "an encoder goes to sa.profile" in said
+
+
 def test_help_reads_well(capsys):
     for arguments in ([], ["advise"]):
         with pytest.raises(SystemExit) as end:

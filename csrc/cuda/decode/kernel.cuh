@@ -218,7 +218,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       if (pattern.list.has_bits() && step.bits >= 0) {
         mask_by_bits<Config>(rS[i], pattern.list, state, step);
       }
-      if (transformed) transform_scores<Config>(rS[i], params, pattern, state, step);
+      if (transformed) transform_scores<Config>(rS[i], params, state, step);
     }
     typename Config::Products::Values values[kAtOnce];
 #pragma unroll

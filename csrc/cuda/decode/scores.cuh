@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/mask.cuh"
+#include "../common/tanh.cuh"
 #include "row_tile.cuh"
 
 namespace sparse_attn::cuda::decode {
@@ -12,34 +13,41 @@ __device__ __forceinline__ int lane_row(int mt, int h) {
   return mt * kFragmentRows + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
 }
 
-/// score = function(score, row, column) for the lane's scores. The loop stays rolled, and a chain
-/// of selections keeps the scores in registers: what runs here is rare and long.
+/// Column of the step that the lane holds in element `i` of a fragment of rows.
+__device__ __forceinline__ int lane_column(int i) {
+  return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+}
+
+/// function(score, row, column) for the lane's scores, row being 0 to 2 MT - 1 of its own.
 template <typename Config, typename Function>
-__device__ __forceinline__ void change_scores(typename Config::Scores& rS,
-                                              const Function& function) {
-  constexpr int kScores = 4 * Config::NT;  // of a fragment of rows
-  auto element = [&](int e) -> float& { return rS[e / kScores][e % kScores / 4][e % 4]; };
-#pragma unroll 1
-  for (int i = 0; i < kScores * Config::MT; ++i) {
-    float score = 0.0f;
+__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
+                                               const Function& function) {
 #pragma unroll
-    for (int e = 0; e < kScores * Config::MT; ++e) score = e == i ? element(e) : score;
-    int column = i % kScores / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
-    score = function(score, lane_row(i / kScores, i % 4 / 2), column);
+  for (int mt = 0; mt < Config::MT; ++mt) {
 #pragma unroll
-    for (int e = 0; e < kScores * Config::MT; ++e) element(e) = e == i ? score : element(e);
+    for (int i = 0; i < 4 * Config::NT; ++i) {
+      function(rS[mt][i / 4][i % 4], 2 * mt + i % 4 / 2, lane_column(i));
+    }
   }
 }
 
-/// Scores that the pattern does not allow become -inf.
+/// Scores that the pattern does not allow become -inf. The loop stays rolled, and a chain of
+/// selections keeps the scores in registers: what runs here is rare and long.
 template <typename Config>
 __device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const Pattern& pattern,
                                             const TileState<Config>& state, const Step& step) {
-  change_scores<Config>(rS, [&](float score, int r, int column) {
-    const TileRow& row = state.rows[r];
+  constexpr int kScores = 4 * Config::NT;  // of a fragment of rows
+#pragma unroll 1
+  for (int i = 0; i < kScores * Config::MT; ++i) {
+    const TileRow& row = state.rows[lane_row(i / kScores, i % 4 / 2)];
     const Seen& seen = step.lead ? row.lead : row.main;
-    return sees(pattern, state.work.slice, seen, step.start + column) ? score : -INFINITY;
-  });
+    if (sees(pattern, state.work.slice, seen, step.start + lane_column(i % kScores))) continue;
+#pragma unroll
+    for (int e = 0; e < kScores * Config::MT; ++e) {
+      float& score = rS[e / kScores][e % kScores / 4][e % 4];
+      score = e == i ? -INFINITY : score;
+    }
+  }
 }
 
 /// Scores of the pairs that the bits of a partial block leave out become -inf.
@@ -61,27 +69,65 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const 
   }
 }
 
-/// scale * q.k, softcap, attn_mask; scores of -inf stay so, and their mask is not read.
+/// Adds attn_mask, whose elements load(index) reads, to the scores that are not -inf.
+template <typename Config, typename Load>
+__device__ __forceinline__ void add_mask(typename Config::Scores& rS, const AttentionParams& params,
+                                         const TileState<Config>& state, const Step& step,
+                                         const Load& load) {
+  const Work& work = state.work;
+  const MaskView& mask = params.scores.mask;
+  const View view = step.lead ? work.slice.lead.view : work.slice.keys;
+  int64_t of_row[2 * Config::MT];
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    const int r = lane_row(row / 2, row % 2);
+    const TileRow& own = state.rows[r];
+    of_row[row] = r < work.rows ? work.batch * mask.stride_b + own.head * mask.stride_h +
+                                      own.query * mask.stride_q
+                                : -1;
+  }
+  for_each_score<Config>(rS, [&](float& score, int row, int column) {
+    const int32_t j = view.at(step.start + column);
+    if (score == -INFINITY || of_row[row] < 0 || j >= params.problem.seq_kv) return;
+    score += load(of_row[row] + j * mask.stride_k);
+  });
+}
+
+/// scale * q.k, softcap, ALiBi, attn_mask; scores of -inf stay so, and their mask is not read.
 template <typename Config>
 __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const AttentionParams& params,
-                                                 const Pattern& pattern,
                                                  const TileState<Config>& state, const Step& step) {
   const Work& work = state.work;
+  const Scores& scores = params.scores;
   const float scale = params.score_scale(work.batch, work.first_head);
-  const View view = step.lead ? work.slice.lead.view : work.slice.keys;
-  change_scores<Config>(rS, [&](float score, int r, int column) {
-    int32_t j = view.at(step.start + column);
-    if (score == -INFINITY || r >= work.rows || j >= params.problem.seq_kv) return score;
-    score = capped(scale * score, params.scores.softcap);
-    score += params.scores.alibi.bias(work.batch, state.rows[r].head,
-                                      state.rows[r].query + work.slice.offset, j);
-    if (params.scores.mask.kind != MaskKind::kNone) {
-      score +=
-          mask_bias(params.scores.mask, work.batch, state.rows[r].head, state.rows[r].query, j);
+  const float cap = scores.softcap;
+  if (cap != 0.0f) {
+    const float rate = 1.0f / cap;
+    for_each_score<Config>(rS, [&](float& score, int, int) {
+      score = score == -INFINITY ? score : cap * tanh_rational(scale * score * rate);
+    });
+  } else {
+    for_each_score<Config>(
+        rS, [&](float& score, int, int) { score = score == -INFINITY ? score : scale * score; });
+  }
+  if (scores.alibi.slopes != nullptr) {
+    const View view = step.lead ? work.slice.lead.view : work.slice.keys;
+    float slope[2 * Config::MT];
+    int32_t position[2 * Config::MT];
+#pragma unroll
+    for (int row = 0; row < 2 * Config::MT; ++row) {
+      const int r = imin(lane_row(row / 2, row % 2), work.rows - 1);
+      slope[row] = scores.alibi.slope(work.batch, state.rows[r].head);
+      position[row] = state.rows[r].query + work.slice.offset;
     }
-    return score;
-  });
+    for_each_score<Config>(rS, [&](float& score, int row, int column) {
+      const float bias = alibi_bias(slope[row], position[row], view.at(step.start + column));
+      score = score == -INFINITY ? score : score + bias;
+    });
+  }
+  with_mask(scores.mask.kind, scores.mask.data,
+            [&](const auto& load) { add_mask<Config>(rS, params, state, step, load); });
 }
 
 }  // namespace sparse_attn::cuda::decode
