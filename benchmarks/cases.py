@@ -194,7 +194,8 @@ class Inputs:
 def blocks_of(spec: Spec) -> Blocks:
     """Return the block sizes of a spec that has a block mask."""
     if isinstance(spec, BlockTopK):
-        return Blocks(spec.block_size, spec.block_size, 1.0)
+        size = spec.block_size
+        return Blocks(*((size, size) if isinstance(size, int) else size), 1.0)
     if isinstance(spec, Sketched):
         return Blocks(1, spec.block_kv, 1.0)
     assert isinstance(spec, Blocks)

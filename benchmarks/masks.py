@@ -290,7 +290,7 @@ class BlockTopK(Spec):
     """The best blocks of each query block by a selector: a share of them, or until a mass."""
 
     variant: ClassVar[str] = "block_topk"
-    block_size: int
+    block_size: int | tuple[int, int]
     budget: float | None = None
     selector: str = "mean"
     mass: float | None = None
@@ -307,7 +307,9 @@ class BlockTopK(Spec):
         name = "" if self.selector == "mean" else f" by {self.selector}"
         mass = "" if self.mass is None else f", mass {self.mass:.2f}"
         budget = "" if self.budget is None else f", budget {self.budget:.2f}"
-        return f"block top-k {self.block_size}{name}{mass}{budget}"
+        size = self.block_size
+        blocks = size if isinstance(size, int) else "x".join(map(str, size))
+        return f"block top-k {blocks}{name}{mass}{budget}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SELECTORS = {
     "antidiagonal 8": BlockTopK(128, selector="antidiagonal", mass=0.9, settings=(("stride", 8),)),
     "mixed": BlockTopK(128, selector="mixed", mass=0.9, settings=()),
 }
-DEFAULT = BlockTopK(64, selector="mixed", mass=0.9, settings=())
+DEFAULT = BlockTopK((128, 64), selector="mixed", mass=0.9, settings=())
 TENTH = 0.1  # of the blocks, by count
 # Of the blocks that a mass of 0.9 keeps of a real model's text, or more (quality-*.md: 18 %). White
 # noise would keep 90 %, so the cap ends the lists here.

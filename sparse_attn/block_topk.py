@@ -69,7 +69,7 @@ class BlockTopK(Pattern):
     Parameters
     ----------
     block_size : int or (int, int)
-        Queries and keys of a block, multiples of 16.
+        Queries and keys of a block, multiples of 16; by default 128 queries and 64 keys.
     mass : float, optional
         Blocks until this share (0, 1] of the estimated probability.
     selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch"} or Tensor
@@ -113,13 +113,13 @@ class BlockTopK(Pattern):
     Examples
     --------
     >>> from sparse_attn import BlockTopK
-    >>> BlockTopK(mass=0.95)
+    >>> BlockTopK(64, mass=0.95)
     BlockTopK(64, mass=0.95, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4)
     >>> BlockTopK(128, mass=None, budget_blocks=8, selector="mean", local_blocks=1)
     BlockTopK(128, mass=None, selector='mean', budget_blocks=8, sink_blocks=1, local_blocks=1)
     """
 
-    block_size: int | tuple[int, int] = 64
+    block_size: int | tuple[int, int] = (128, 64)
     mass: float | None = MASS
     selector: str | torch.Tensor = "mixed"
     budget_blocks: int | None = None

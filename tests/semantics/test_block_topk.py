@@ -287,7 +287,7 @@ def test_one_query_attends_to_lists_of_key_heads(attend, device):
 
 def test_defaults_say_what_they_do():
     settings = "mass=0.9, selector='mixed', groups=8, row_step=16, sink_blocks=1, local_blocks=4"
-    assert repr(sa.BlockTopK()) == f"BlockTopK(64, {settings})"
+    assert repr(sa.BlockTopK()) == f"BlockTopK((128, 64), {settings})"
     assert "groups=16, row_step=16, sink_blocks=1, local_blocks=2)" in repr(sa.BlockTopK(128))
     wide = sa.BlockTopK((64, 32))
     assert eval(repr(wide), {"BlockTopK": sa.BlockTopK}) == wide
@@ -373,5 +373,6 @@ def test_lists_do_not_depend_on_the_batch(device, budget):
 def test_ops_have_the_defaults_of_the_pattern(op):
     schema = getattr(torch.ops.sparse_attn, op).default._schema
     said = {argument.name: argument.default_value for argument in schema.arguments}
-    for name in ("block_size", "selector", "group", "groups", "sink_blocks", "row_step"):
+    for name in ("selector", "group", "groups", "sink_blocks", "row_step"):
         assert said[name] == getattr(sa.BlockTopK(), name)
+    assert said["block_size"] == sa.BlockTopK()._blocks[1]  # its rows are as many unless given
