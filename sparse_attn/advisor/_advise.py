@@ -22,6 +22,7 @@ from ..quality._calls import as_inputs, call_model, evaluating
 from ..quality._model import Judge, PolicyQuality
 from ._advice import Advice
 from ._candidates import named
+from ._causal import is_causal_in
 from ._clock import Clock
 from ._findings import Tried
 from ._local import Local, Unit
@@ -143,7 +144,8 @@ def advise(
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     length = length_of(OWNER, calls[0])
     wanted = [length] if lengths is None else checked_lengths(OWNER, lengths)
-    found = named(OWNER, patterns, length, by)
+    is_causal = patterns is not None or is_causal_in(OWNER, model, calls[0])
+    found = named(OWNER, patterns, length, by, is_causal)
     memory = Memory(resume, model, calls, found)
     run = _Run(model, calls, other, found, float(keep), by, minutes, memory)
     with torch.no_grad(), evaluating(model):

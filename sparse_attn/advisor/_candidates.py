@@ -8,6 +8,7 @@ from typing import Any
 from .._checks import check_kind, refuse
 from .._pattern import check_pattern
 from ..patterns import Band, BlockTopK, Full, Pattern, Strided
+from ..quality._named import DENSE
 
 __all__ = ["candidates", "named"]
 
@@ -22,18 +23,22 @@ _NARROW = 0.98
 _ROW_STEP = {"pairs": 4, "time": 16}
 
 
-def candidates(length: int, by: str) -> dict[str, Pattern]:
+def candidates(length: int, by: str, is_causal: bool = True) -> dict[str, Pattern]:
     """Return the usual candidates for texts of `length` tokens.
 
     Bands with sinks at three windows, a strided pattern, and block top-k at rising masses. Blocks
     of few keys keep as much in less of the pairs; blocks as wide as high are there for their speed.
     Dense attention is always among the choices. `by` is what is made small, "pairs" or "time".
+    Without `is_causal` bands have half of their window on either side, and nothing is strided:
+    that pattern never looks ahead.
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
         window = max(16, length // share)
-        found[f"band {window}"] = Band((window - 1, 0), sinks=_SINKS)
-    found["strided"] = Strided(max(16, length // 16), 16)
+        sides = (window - 1, 0) if is_causal else (window // 2, window // 2)
+        found[f"band {window}"] = Band(sides, sinks=_SINKS)
+    if is_causal:
+        found["strided"] = Strided(max(16, length // 16), 16)
     rows = 64 if length >= 1024 else 16
     local = min(256, max(rows, length // 8))
     for keys, masses in _MASSES.items():
@@ -51,17 +56,21 @@ def candidates(length: int, by: str) -> dict[str, Pattern]:
     return found
 
 
-def named(owner: str, patterns: Any, length: int, by: str) -> dict[str, Pattern]:
+def named(
+    owner: str, patterns: Any, length: int, by: str, is_causal: bool = True
+) -> dict[str, Pattern]:
     """Return the user's patterns by name, or the usual ones; dense comes last."""
     if patterns is None:
-        patterns = candidates(length, by)
+        patterns = candidates(length, by, is_causal)
     if not isinstance(patterns, Mapping):
         what = "a list of patterns, or a mapping of name to pattern"
         check_kind(owner, "patterns", patterns, Iterable, what)
         patterns = {repr(pattern): pattern for pattern in patterns}
     for name, pattern in patterns.items():
         check_pattern(owner, pattern, f"pattern {name}", "one")
+        if name == DENSE:
+            raise refuse(owner, f"names beside {DENSE!r}, which dense attention has", repr(name))
     found = {str(name): pattern for name, pattern in patterns.items() if pattern != Full()}
     if not found:
         raise refuse(owner, "patterns beside Full()", "none")
-    return {**found, "dense": Full()}
+    return {**found, DENSE: Full()}

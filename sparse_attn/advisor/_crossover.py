@@ -18,14 +18,18 @@ __all__ = ["crossover", "stands_alone"]
 FIRST, LAST = 128, {"cpu": 4096, "cuda": 32768}
 
 
-def crossover(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> int | None:
-    """Return the least tried length from which on `pattern` is faster, causal; None beyond all.
+def crossover(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, is_causal: bool = True
+) -> int | None:
+    """Return the least tried length from which on `pattern` is faster; None beyond all.
 
     Parameters
     ----------
     pattern : Pattern
     query, key : Tensor
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``: heads, head dim, dtype and device count.
+    is_causal : bool
+        Of both calls.
 
     Raises
     ------
@@ -35,8 +39,8 @@ def crossover(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> int |
     if not stands_alone(pattern):
         name = type(pattern).__name__
         raise NotImplementedError(f"sparse_attn.crossover: not served: {name} without its data")
-    name = f"{place_of(query, key)} | {pattern!r}"
-    found = kept_figure(name, lambda: _measured(pattern, query, key))
+    name = f"{place_of(query, key)} | {pattern!r}{'' if is_causal else ' | not causal'}"
+    found = kept_figure(name, lambda: _measured(pattern, query, key, is_causal))
     return None if found is None else int(found)
 
 
@@ -46,13 +50,15 @@ def stands_alone(pattern: Pattern) -> bool:
     return alone or (isinstance(pattern, TopK) and pattern.inside is None)
 
 
-def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> int | None:
+def _measured(
+    pattern: Pattern, query: torch.Tensor, key: torch.Tensor, is_causal: bool
+) -> int | None:
     """Time both at doubling lengths, until the pattern was faster twice in a row."""
     faster: list[int] = []
     length, last = FIRST, LAST.get(query.device.type, LAST["cpu"])
     while length <= last and len(faster) < 2:
         tensors = random_tensors(query, key, length)
-        dense, own = (seconds_of_call(tensors, timed) for timed in (Full(), pattern))
+        dense, own = (seconds_of_call(tensors, timed, is_causal) for timed in (Full(), pattern))
         faster = [*faster, length] if own < dense else []
         length *= 2
     return faster[0] if faster else None

@@ -23,8 +23,11 @@ from .._observe import Attended, replacing, watching
 from .._progress import Progress
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
+from ..policy import Policy
 from ..quality._calls import as_inputs, call_model, evaluating
+from ..quality._named import DENSE, named_policies
 from ._candidates import named
+from ._causal import is_causal_in
 from ._crossover import crossover
 from ._times import RUNS, checked_lengths, length_of, resized, seconds_of, stopwatch
 
@@ -76,11 +79,14 @@ class Profile:
         By pattern: the least length from which on it is faster than dense attention on this device,
         with the model's heads; None where it is not at any length that was tried. Measured once on
         random tensors and kept in a file; patterns that depend on the data are left out.
+    is_causal : bool
+        Whether the model's calls are; those of `pays_from` are alike.
     """
 
     rows: tuple[AtLength, ...]
     model: str
     pays_from: dict[str, int | None] = field(default_factory=dict)
+    is_causal: bool = True
 
     def crossover(self, name: str) -> int | None:
         """Return the least measured length from which on a pattern is faster than dense."""
@@ -121,7 +127,8 @@ class Profile:
                 lines.append(f"{name}: faster than dense from {length} positions on.")
         for name, length in self.pays_from.items():
             found = "at no length that was tried" if length is None else f"from {length} keys on"
-            lines.append(f"{name} alone, causal, on this device: faster than dense {found}.")
+            kind = "causal" if self.is_causal else "not causal"
+            lines.append(f"{name} alone, {kind}, on this device: faster than dense {found}.")
         if longest.peak_bytes is not None:
             lines.append(f"Peak memory of that forward: {longest.peak_bytes / 2**20:.0f} MiB.")
         return "\n".join(lines)
@@ -137,18 +144,25 @@ class Profile:
 class _Layers:
     """Times dense attention and every pattern on the tensors of each layer."""
 
-    def __init__(self, found: Mapping[str, Pattern]) -> None:
+    def __init__(self, found: Mapping[str, Policy | Pattern]) -> None:
         self.found = found
         self.layers: dict[int, float] = {}
-        self.patterns = dict.fromkeys((name for name in found if name != "dense"), 0.0)
+        self.patterns = dict.fromkeys((name for name in found if name != DENSE), 0.0)
+        self.is_causal = False
         self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __call__(self, call: Attended) -> None:
         """Time a layer's call; layers with a pattern of their own keep it."""
         tensors = call.query, call.key, call.value
         self.seen = call.query[:, :, :1], call.key[:, :, :1]
+        self.is_causal = bool(call.common.get("is_causal"))
         for name, candidate in self.found.items():
-            judged = candidate if call.pattern == Full() else call.pattern
+            if call.pattern != Full():
+                judged = call.pattern
+            elif isinstance(candidate, Policy):
+                judged = candidate.choose(call.layer, call.query.shape[2], call.key.shape[2])
+            else:
+                judged = candidate
             sparse_attention(*tensors, judged, **call.common)
             taken = []
             for _ in range(RUNS):
@@ -156,7 +170,7 @@ class _Layers:
                 sparse_attention(*tensors, judged, **call.common)
                 taken.append(stopwatch() - began)
             seconds = statistics.median(taken)
-            if name == "dense":
+            if name == DENSE:
                 self.layers[call.layer] = seconds
             else:
                 self.patterns[name] += seconds
@@ -182,9 +196,8 @@ def profile(
     lengths : list of int, optional
         Positions to measure at: the input is cut, or repeated. By default a quarter and half of
         its length, and its length.
-    patterns : list or mapping of Pattern, optional
-        What is timed beside dense attention; by default one of
-        each kind that the advisor tries.
+    patterns : Pattern or Policy, list or mapping of these, optional
+        What is timed beside dense attention; by default one of each kind that the advisor tries.
     progress : bool
         Show a progress bar where tqdm is installed.
 
@@ -213,9 +226,17 @@ def profile(
     if lengths is None:
         lengths = sorted({max(1, own // 4), max(1, own // 2), own})
     lengths = checked_lengths(OWNER, lengths)
-    found = named(OWNER, patterns, max(lengths), "time")
+    found: dict[str, Policy | Pattern] = {}
     if patterns is None:
-        found = _usual(found)
+        is_causal = is_causal_in(OWNER, model, resized(call, min(lengths)))
+        found |= _usual(named(OWNER, None, max(lengths), "time", is_causal))
+    else:
+        judged = named_policies(OWNER, patterns, "patterns", "pattern")
+        found |= {name: one for name, one in judged.items() if one != Full()}
+        for one in judged.values():
+            with bound(OWNER, model, one):  # refuses a policy for another shape
+                pass
+    found[DENSE] = Full()
     rows = []
     layers = _Layers(found)
     with torch.no_grad(), evaluating(model), Progress(3 * len(lengths), progress) as bar:
@@ -225,16 +246,17 @@ def profile(
             rows.append(_at(model, resized(call, length), length, layers, bar))
         bar.step("crossovers", 0)
         pays_from = _pays_from(layers)
-    return Profile(tuple(rows), type(model).__name__, pays_from)
+    return Profile(tuple(rows), type(model).__name__, pays_from, layers.is_causal)
 
 
 def _pays_from(layers: _Layers) -> dict[str, int | None]:
     """Return crossovers with the heads of the layer that was seen last."""
     found = {}
     for name, pattern in layers.found.items():
-        if pattern != Full() and layers.seen is not None:
-            with suppress(NotImplementedError):
-                found[name] = crossover(pattern, *layers.seen)
+        if isinstance(pattern, Policy) or pattern == Full() or layers.seen is None:
+            continue
+        with suppress(NotImplementedError):
+            found[name] = crossover(pattern, *layers.seen, layers.is_causal)
     return found
 
 

@@ -90,13 +90,13 @@ def random_tensors(query: torch.Tensor, key: torch.Tensor, length: int) -> list[
     ]
 
 
-def seconds_of_call(tensors: list[torch.Tensor], pattern: Pattern) -> float:
-    """Return the median seconds of a causal call, after one that warms up."""
+def seconds_of_call(tensors: list[torch.Tensor], pattern: Pattern, is_causal: bool = True) -> float:
+    """Return the median seconds of a call, after one that warms up."""
     query, key, value = tensors
 
     def call() -> float:
         began = stopwatch()
-        sparse_attention(query, key, value, pattern, is_causal=True)
+        sparse_attention(query, key, value, pattern, is_causal=is_causal)
         return stopwatch() - began
 
     call()

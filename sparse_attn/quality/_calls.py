@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._binding import is_transformers_model
 from .._checks import check_kind, refuse
 from ._figures import output_of
 
@@ -42,9 +43,24 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.T
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, (NotImplementedError, torch.OutOfMemoryError)) or _is_ours(error):
             raise
+        _check_fits(owner, module, moved)
         said = " ".join(str(error).split())
         got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
         raise refuse(owner, f"inputs that the model takes ({_shapes(moved)})", got) from error
+
+
+def _check_fits(owner: str, module: nn.Module, inputs: dict[str, Any]) -> None:
+    """Say what a model that raised is known not to take: more positions, another's arguments."""
+    name = type(module).__name__
+    limit = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    lengths = [v.shape[1] for v in inputs.values() if isinstance(v, torch.Tensor) and v.dim() > 1]
+    if isinstance(limit, int) and lengths and lengths[0] > limit:
+        what = f"inputs of at most {limit} positions, as many as {name} has"
+        raise refuse(owner, what, lengths[0])
+    inner = [path for path, part in module.named_modules() if path and is_transformers_model(part)]
+    if inner and not is_transformers_model(module):
+        got = f"{name}, which holds one: give that, model.get_submodule({inner[0]!r})"
+        raise refuse(owner, f"a model that takes {_shapes(inputs)}", got)
 
 
 def _is_ours(error: Exception) -> bool:

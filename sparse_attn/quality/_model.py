@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,13 +21,13 @@ from .._binding import bound
 from .._checks import check_kind, refuse
 from .._drawing import as_html
 from .._observe import Attended, watching
-from .._pattern import check_pattern
 from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating
 from ._counts import row_counts
 from ._figures import Sums
+from ._named import DENSE, named_policies
 from ._picture import draw
 
 __all__ = ["Judge", "ModelQuality", "PolicyQuality", "model"]
@@ -148,24 +148,6 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
     )
 
 
-def _named(policies: Any) -> dict[str, Policy | Pattern]:
-    if isinstance(policies, (Policy, Pattern)):
-        policies = [policies]
-    if not isinstance(policies, Mapping):
-        what = "a policy, a list of policies, or a mapping of name to policy"
-        kinds = Policy if isinstance(policies, str) else Iterable
-        check_kind(OWNER, "policies", policies, kinds, what)
-        policies = {_name(policy): policy for policy in policies}
-    for name, policy in policies.items():
-        if not isinstance(policy, Policy):
-            check_pattern(OWNER, policy, f"policy {name}", "one")
-    return dict(policies)
-
-
-def _name(policy: Any) -> str:
-    return repr(policy.pattern if isinstance(policy, Policy) else policy)
-
-
 class _Pairs:
     """Counts visited and allowed pairs of all calls that it sees."""
 
@@ -207,7 +189,7 @@ def model(
     inputs : Tensor, mapping, or list of these
         Token ids, or the keyword arguments of a call; padded positions do not count.
     policies : Policy or Pattern, list or mapping of these
-        Judged by name; those of a list are named by their pattern.
+        Judged by name; those of a list are named by their pattern, or numbered policies.
     timed : bool
         Run each call once more for its time alone; the first counts pairs.
     progress : bool
@@ -240,10 +222,10 @@ def model(
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
     judge = Judge(OWNER, model, as_inputs(OWNER, inputs))
-    judged = _named(policies)
+    judged = named_policies(OWNER, policies)
     steps = len(judge.calls) * (1 + len(judged)) * (1 + timed)
     with Progress(steps, progress) as bar:
-        rows = judge.rows({"dense": None, **judged}, timed=timed, step=bar.step)
+        rows = judge.rows({DENSE: None, **judged}, timed=timed, step=bar.step)
     return ModelQuality(tuple(rows), judge.positions)
 
 

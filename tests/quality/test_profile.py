@@ -30,6 +30,39 @@ def test_profile_measures_and_leaves_the_model(llama, ids):
     assert len({tuple(row.patterns) for row in usual.rows}) == 1
 
 
+def test_profile_takes_policies_too(llama, ids):
+    policy = sa.Policy(sa.Band((7, 0)), heads={1: {0: sa.Full()}}, num_layers=2)
+    measured = sa.profile(llama, ids, [64], patterns=policy, progress=False)
+    assert list(measured.rows[0].patterns) == ["policy"] and measured.pays_from == {}
+    both = sa.profile(llama, ids, [64], patterns=[policy, policy], progress=False)
+    assert list(both.rows[0].patterns) == ["policy", "policy (2)"]
+    other = sa.Policy(sa.Full(), num_layers=3)
+    with pytest.raises(ValueError, match="a policy for LlamaForCausalLM's 2 layers, got"):
+        sa.profile(llama, ids, [64], patterns=[other], progress=False)
+
+
+def test_an_encoder_is_profiled_in_calls_that_look_ahead(on_device, ids, tmp_path, monkeypatch):
+    from tiny_models import CONFIGS, build
+
+    from sparse_attn.advisor import _crossover
+
+    kinds = []
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+
+    def seconds(tensors, pattern, is_causal):
+        kinds.append(is_causal)
+        return 1.0 if pattern == sa.Full() else 0.5
+
+    monkeypatch.setattr(_crossover, "seconds_of_call", seconds)
+    measured = sa.profile(build(CONFIGS["bert"](), "sdpa"), ids[:, :64], [64], progress=False)
+    assert not measured.is_causal and set(kinds) == {False}
+    assert "band 16 alone, not causal, on this device" in measured.summary()
+    assert "strided" not in measured.rows[0].patterns
+    kinds.clear()
+    measured = sa.profile(build(CONFIGS["llama"](), "sdpa"), ids[:, :64], [64], progress=False)
+    assert measured.is_causal and set(kinds) == {True}
+
+
 @pytest.mark.parametrize(
     ("inputs", "lengths", "sentence"),
     [
@@ -49,6 +82,28 @@ def test_models_that_refuse_the_inputs_are_named():
     for judge in (sa.profile, lambda model, ids: sa.quality.model(model, ids[:, :2], sa.Full())):
         with pytest.raises(ValueError, match=rf"^sparse_attn\.[a-z.]+: expected {sentence} Linear"):
             judge(torch.nn.Linear(3, 3), torch.zeros(1, 8))
+
+
+class Embedder(torch.nn.Sequential):
+    """Takes features, as a SentenceTransformer does."""
+
+    def __init__(self, model):
+        super().__init__(torch.nn.ModuleDict({"auto_model": model}))
+
+    def forward(self, features):
+        return self[0]["auto_model"](**features)
+
+
+def test_what_a_model_cannot_take_is_said(on_device):
+    from tiny_models import CONFIGS, build
+
+    bert = build(CONFIGS["bert"](), "sdpa")
+    holder = Embedder(bert)
+    for judge in (sa.profile, lambda model, ids: sa.quality.model(model, ids, sa.Band(7))):
+        with pytest.raises(ValueError, match="at most 128 positions, as many as Bert"):
+            judge(bert, torch.ones(1, 1024).long())
+        with pytest.raises(ValueError, match=r"holds one: .*get_submodule\('0.auto_model'\)$"):
+            judge(holder, torch.ones(1, 64).long())
 
 
 def test_profile_says_when_it_is_not_worth_it():
@@ -71,7 +126,7 @@ def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     monkeypatch.setattr(_crossover, "LAST", {"cpu": 1024})
     lengths = []
 
-    def seconds(tensors, pattern):
+    def seconds(tensors, pattern, is_causal):
         lengths.append(tensors[0].shape[2])
         slow = pattern == sa.Band(20) or (pattern == sa.Band(9) and lengths[-1] < 256)
         return 1.0 if pattern == sa.Full() else 2.0 if slow else 0.5

@@ -1,0 +1,56 @@
+"""Policies and patterns that are judged side by side, each with a name of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._checks import check_kind, refuse
+from .._pattern import check_pattern
+from ..patterns import Pattern
+from ..policy import Policy
+
+__all__ = ["DENSE", "named_policies"]
+
+#: The name of dense attention, beside which all are judged.
+DENSE = "dense"
+
+
+def named_policies(
+    owner: str, policies: Any, argument: str = "policies", one: str = "policy"
+) -> dict[str, Policy | Pattern]:
+    """Return policies and patterns by name; sentences name `argument` and `one`.
+
+    Those of a list are named by their pattern, policies with patterns by layer or head "policy";
+    equal names are numbered.
+    """
+    if isinstance(policies, (Policy, Pattern)):
+        policies = [policies]
+    if not isinstance(policies, Mapping):
+        what = "a policy, a list of policies, or a mapping of name to policy"
+        kinds = Policy if isinstance(policies, str) else Iterable
+        check_kind(owner, argument, policies, kinds, what)
+        policies = _numbered(policies)
+    for name, policy in policies.items():
+        if not isinstance(policy, Policy):
+            check_pattern(owner, policy, f"{one} {name}", "one")
+        if name == DENSE:
+            raise refuse(owner, f"names beside {DENSE!r}, which dense attention has", repr(name))
+    return dict(policies)
+
+
+def _numbered(policies: Iterable[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for policy in policies:
+        own, number = _name(policy), 2
+        name = own
+        while name in found:
+            name, number = f"{own} ({number})", number + 1
+        found[name] = policy
+    return found
+
+
+def _name(policy: Any) -> str:
+    if not isinstance(policy, Policy):
+        return repr(policy)
+    return "policy" if policy.layers or policy.heads else repr(policy.pattern)
