@@ -65,6 +65,11 @@ class Pattern(DrawnPattern, abc.ABC):
             ):  # what its base knew
                 setattr(cls, name, vars(Pattern)[name])
 
+    def __repr__(self) -> str:
+        """Return the class with what the pattern holds; tables, plots and sentences show it."""
+        held = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({held})"
+
     def _unserved(self) -> str | None:
         """Say what no op serves, and what to do; None when one does."""
         if self._op is not None:
@@ -205,7 +210,8 @@ class Pattern(DrawnPattern, abc.ABC):
         >>> BlockLayout.from_flex(mask).counts.tolist()
         [[[1, 2, 2, 2]]]
         """
-        self.mask(0, 0)  # refuses patterns without a mask
+        nothing = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
+        self._allowed(nothing, nothing, nothing)  # refuses patterns without a mask
 
         def mask_mod(b: Any, h: Any, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
             return self.allows(q_idx, q_idx, kv_idx)

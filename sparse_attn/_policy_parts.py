@@ -5,12 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ._checks import check_integer, check_kind
+from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
 from .by_head import ByHead
-from .patterns import Band, Dilated, Full, Pattern, Strided
+from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
 
-__all__ = ["checked_heads", "checked_layers", "twice_reach", "widened"]
+__all__ = [
+    "check_prefill",
+    "check_served",
+    "checked_heads",
+    "checked_layers",
+    "twice_reach",
+    "widened",
+]
+
+
+def check_served(name: str, pattern: object, what: str = "a pattern") -> None:
+    """Refuse what is no pattern, and what no op serves: at once, not in a model's first call."""
+    check_pattern("Policy", pattern, name, what)
+    for part in _parts(pattern):
+        reason = part._unserved()
+        if reason is not None:
+            raise NotImplementedError(f"sparse_attn.Policy: {name} not served: {reason}")
+
+
+def check_prefill(name: str, pattern: object, what: str = "a pattern") -> None:
+    """Refuse what `check_served` does, and what serves few queries alone."""
+    check_served(name, pattern, what)
+    for part in _parts(pattern):
+        blocks = part._region
+        if isinstance(blocks, BlockTopK) and blocks._by_sketch:
+            got = (
+                "selector 'sketch' (1 to 16 queries); give it as decode= beside one that does, "
+                "such as Policy(Full(), decode=...)"
+            )
+            raise refuse("Policy", f"{name} that serves a whole prompt", got)
+
+
+def _parts(pattern: object) -> tuple[Pattern, ...]:
+    """Return the patterns of a pattern's heads."""
+    if isinstance(pattern, ByHead):
+        return (*pattern.patterns.values(), pattern.rest)
+    assert isinstance(pattern, Pattern)
+    return (pattern,)
 
 
 def widened(pattern: Pattern) -> Pattern:
@@ -44,7 +81,7 @@ def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:
     check_kind("Policy", "layers", layers, Mapping, "a mapping of layer to pattern")
     for layer, pattern in layers.items():
         check_integer("Policy", "a layer's number", layer, 0)
-        check_pattern("Policy", pattern, f"layers[{layer}]", "a pattern")
+        check_prefill(f"layers[{layer}]", pattern)
     return {int(layer): layers[layer] for layer in sorted(layers)}
 
 
@@ -58,5 +95,7 @@ def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[
         check_kind(
             "Policy", f"heads[{layer}]", patterns, Mapping, "a mapping of key head to pattern"
         )
-        checked[int(layer)] = dict(ByHead(patterns).patterns)
+        by_head = ByHead(patterns)
+        check_prefill(f"heads[{layer}]", by_head)
+        checked[int(layer)] = dict(by_head.patterns)
     return dict(sorted(checked.items()))

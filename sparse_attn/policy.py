@@ -16,7 +16,14 @@ from typing import Any
 from . import _policy_file
 from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
-from ._policy_parts import checked_heads, checked_layers, twice_reach, widened
+from ._policy_parts import (
+    check_prefill,
+    check_served,
+    checked_heads,
+    checked_layers,
+    twice_reach,
+    widened,
+)
 from ._policy_table import ShownPolicy
 from .by_head import ByHead
 from .patterns import Full, Pattern
@@ -65,7 +72,9 @@ class Policy(ReadyPolicies, ShownPolicy):
     ------
     TypeError, ValueError
         An argument of a wrong kind; a negative number; a layer beyond `num_layers`, a head beyond
-        `num_key_heads`.
+        `num_key_heads`; a pattern by ``sketch`` elsewhere than in `decode`.
+    NotImplementedError
+        A pattern of your own, which no op serves.
 
     Examples
     --------
@@ -103,7 +112,7 @@ class Policy(ReadyPolicies, ShownPolicy):
 
     def __post_init__(self) -> None:
         owner = "Policy"
-        check_pattern(owner, self.pattern)
+        check_prefill("pattern", self.pattern, "a pattern such as sparse_attn.Band")
         if self.num_layers is not None:
             check_integer(owner, "num_layers", self.num_layers, 1)
         check_kind(owner, "dense_layers", self.dense_layers, Iterable, "an iterable of ints")
@@ -120,7 +129,7 @@ class Policy(ReadyPolicies, ShownPolicy):
         if self.decode is None:
             self._set("_decode", self.pattern)
         else:
-            check_pattern(owner, self.decode, "decode", "a pattern or None")
+            check_served("decode", self.decode, "a pattern or None")
             self._set("_decode", self._dense if isinstance(self.decode, Full) else self.decode)
         if self.num_key_heads is not None:
             check_integer(owner, "num_key_heads", self.num_key_heads, 1)

@@ -57,7 +57,7 @@ def attend_sequences(
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
     reason = pattern._unserved()
-    if pattern._op is None:
+    if reason is None and pattern._op is None:
         reason = f"{type(pattern).__name__} with packed or paged sequences"
     if reason is not None:
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")

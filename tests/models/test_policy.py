@@ -10,6 +10,7 @@ import torch
 import sparse_attn as sa
 
 CAUSAL = sa.Band((7, 0))
+SKETCH = sa.BlockTopK(16, selector="sketch", budget_tokens=64)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,11 @@ def test_decode():
     assert one_token.choose(0, 1, 1) is CAUSAL
 
 
+def test_a_sketch_decodes():
+    policy = sa.Policy(sa.Full(), decode=SKETCH)
+    assert policy.choose(0, 1, 64) is SKETCH and policy.choose(0, 2, 64) == sa.Full()
+
+
 @pytest.mark.parametrize(
     ("layers", "share", "expected"),
     [(10, 0.2, (8, 9)), (12, 0.2, (9, 10, 11)), (5, 0.2, (4,)), (4, 1.0, (0, 1, 2, 3)), (4, 0, ())],
@@ -118,6 +124,10 @@ def test_table_says_what_is_dense_below():
         (lambda: sa.Policy(CAUSAL).choose(0, 4, -4), ValueError, "Skv of at least 0"),
         (lambda: sa.Policy(CAUSAL).table("x"), TypeError, "num_layers to be an int"),
         (lambda: sa.Policy(CAUSAL, layers={"0": CAUSAL}), TypeError, "a layer's number to be an"),
+        (lambda: sa.Policy(SKETCH), ValueError, "pattern that serves a whole prompt.*decode="),
+        (lambda: sa.Policy(sa.TopK(4, inside=SKETCH)), ValueError, "pattern that serves a whole"),
+        (lambda: sa.Policy(CAUSAL, layers={2: SKETCH}), ValueError, r"layers\[2\] that serves"),
+        (lambda: sa.Policy(CAUSAL, heads={2: {0: SKETCH}}), ValueError, r"heads\[2\] that serves"),
     ],
     ids=[
         "pattern",
@@ -132,6 +142,10 @@ def test_table_says_what_is_dense_below():
         "length",
         "table",
         "layer",
+        "sketch",
+        "sketch-inside",
+        "sketch-layer",
+        "sketch-head",
     ],
 )
 def test_wrong_arguments_are_refused_by_name(make, kind, sentence):

@@ -1,5 +1,7 @@
 """A user's own pattern: `allows` alone makes a mask, a density and the oracle's attention."""
 
+import re
+
 import pytest
 import torch
 from reference import Shape
@@ -81,23 +83,50 @@ def test_density_makes_no_mask_of_all_pairs():
     assert sum(sizes) == 5000**2 and max(sizes) <= 2**22
 
 
-def call_all(pattern, query, key, value):
-    yield lambda: sa.sparse_attention(query, key, value, pattern)
-    twin = sa.nn.SparseMultiheadAttention(32, 2, batch_first=True, policy=pattern).eval()
-    tokens = torch.zeros(1, 9, 32)
-    yield lambda: twin(tokens, tokens, tokens, need_weights=False)
-
-
 @pytest.mark.parametrize("pattern", OWN.values(), ids=OWN)
 def test_engines_refuse_what_they_do_not_know(pattern):
     tensors = Shape(1, 2, 1, 9, 9, 16).make("cpu")
+    packed = [tensor[0].transpose(0, 1) for tensor in tensors]
+    starts = torch.tensor([0, 9])
     name = type(pattern).__name__
-    sentence = f"^sparse_attn.sparse_attention: not served: {name}, which has no op .*naive_atten"
-    for call in call_all(pattern, *tensors):
+    calls = {
+        "sparse_attention": lambda: sa.sparse_attention(*tensors, pattern),
+        "varlen_attention": lambda: sa.varlen_attention(
+            *packed, starts, starts, 9, 9, pattern=pattern
+        ),
+    }
+    for function, call in calls.items():
+        sentence = f"^sparse_attn.{function}: not served: {name}, which has no op .*naive_attention"
         with pytest.raises(NotImplementedError, match=sentence):
             call()
     answer = sa.can_use(*tensors, pattern)
     assert not answer and f"{name}, which has no op" in answer.reasons[0]
+
+
+POLICIES = {
+    "pattern": lambda own: sa.Policy(own),
+    "decode": lambda own: sa.Policy(sa.Full(), decode=own),
+    "layers[2]": lambda own: sa.Policy(sa.Full(), layers={2: own}),
+    "heads[1]": lambda own: sa.Policy(sa.Full(), heads={1: {0: sa.Full(), 3: own}}),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_refuses_it_when_it_is_made(name):
+    sentence = f"^sparse_attn.Policy: {re.escape(name)} not served: Diagonals, which has no op"
+    with pytest.raises(NotImplementedError, match=sentence):
+        POLICIES[name](Diagonals())
+
+
+def test_it_shows_what_it_holds():
+    class Every(sa.Pattern):
+        def __init__(self, step):
+            self.step = step
+
+        def allows(self, row, position, key):
+            return key % self.step == 0
+
+    assert repr(Diagonals()) == "Diagonals()" and repr(Every(3)) == "Every(step=3)"
 
 
 def test_a_wrong_call_is_refused_by_the_op(device):

@@ -306,9 +306,14 @@ def test_mask_mod_is_the_mask(pattern):
     assert torch.equal(sa.BlockSparse(layout).mask(64, 64)[0, 0], want.reshape(64, 64))
 
 
-def test_a_pattern_of_the_data_has_no_mask_mod():
+@pytest.mark.parametrize(
+    "inside",
+    [None, sa.BlockLayout.from_mask(LAYOUT, 16, 16), sa.BlockTopK(16)],
+    ids=["all", "list", "chosen"],
+)
+def test_a_pattern_of_the_data_has_no_mask_mod(inside):
     with pytest.raises(NotImplementedError, match="no mask without data"):
-        sa.TopK(3).mask_mod()
+        sa.TopK(3, inside=inside).mask_mod()
 
 
 def test_minus_one_is_told_of_none():
