@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._checks import check_tensor, refuse
+from ._checks import check_kind, check_tensor, refuse
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
 __all__ = ["Nearest", "nearest"]
@@ -37,17 +37,20 @@ class Nearest(NamedTuple):
     extra: float
 
 
-def nearest(mask: torch.Tensor) -> Nearest:
+def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
     """Return the pattern of windows and columns that differs from a mask in the fewest pairs.
 
     Sides, steps, sinks and global tokens are read off the diagonals, columns and rows that are more
-    than half allowed. For a mask that no such pattern is near, `BlockLayout.from_token_mask` is
-    exact.
+    than half allowed; a side that reaches the edge of the mask has no limit. For a mask that no
+    such pattern is near, `BlockLayout.from_token_mask` is exact.
 
     Parameters
     ----------
     mask : Tensor
         bool ``(Sq, Skv)``, true where query i sees key j.
+    is_causal : bool
+        The pattern is for calls with ``is_causal=True``, as those of a decoder: keys ahead of a
+        query are not compared.
 
     Returns
     -------
@@ -61,19 +64,28 @@ def nearest(mask: torch.Tensor) -> Nearest:
 
     Examples
     --------
+    >>> import torch
     >>> from sparse_attn import Band, nearest
     >>> nearest(Band((5, 0), sinks=2).mask(64, 64)).pattern
     Band(window=(5, 0), sinks=2, global_tokens=None)
+    >>> nearest(torch.ones(64, 64).tril().bool(), is_causal=True).pattern
+    Full()
     """
     check_tensor("nearest", "mask", mask)
     if mask.dim() != 2 or mask.dtype != torch.bool or not mask.numel():
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        if mask.dim() == 4:
+            got += "; that of a head is mask[0, 0]"
         raise refuse("nearest", "mask of dtype bool and shape (Sq, Skv)", got)
+    check_kind("nearest", "is_causal", is_causal, bool, "a bool")
     mask = mask.cpu()
+    Sq, Skv = mask.shape
+    if is_causal:
+        mask = mask & Full().mask(Sq, Skv, is_causal=True)
     best: Nearest | None = None
     fewest = math.inf
     for pattern in _candidates(mask):
-        seen = pattern.mask(*mask.shape)
+        seen = pattern.mask(Sq, Skv, is_causal=is_causal)
         missing, extra = int((mask & ~seen).sum()), int((seen & ~mask).sum())
         if missing + extra < fewest:
             fewest = missing + extra
@@ -88,13 +100,10 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
     """List patterns that fit what a mask shows, simple ones first."""
     Sq, Skv = mask.shape
     offset = torch.arange(Skv) - (torch.arange(Sq)[:, None] + Skv - Sq)  # j - p
-    place = (offset + Skv).flatten()
-    pairs = torch.bincount(place, minlength=2 * Skv + Sq)
-    allowed = torch.bincount(place, mask.flatten().double(), minlength=2 * Skv + Sq)
-    dense = ((2 * allowed > pairs) & (pairs > 0)).nonzero().flatten() - Skv
-    back, ahead = (-dense[dense < 0]).tolist()[::-1], dense[dense > 0].tolist()
+    back, ahead = _diagonals(mask, offset)
     left, right = _run(back, 1), _run(ahead, 1)
-    windows = [(left, right), (None, 0), (None, right), (left, None), (left, 0)]
+    sides = (_side(left, 1, Skv), _side(right, 1, Sq))
+    windows = [sides, (None, 0), (None, sides[1]), (sides[0], None), (sides[0], 0)]
     # Columns and rows outside the window.
     outside = (offset < -left) | (offset > right)
     past = outside & (offset <= 0)
@@ -102,14 +111,28 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
     tokens = min(_leading(mask, outside, 0), _leading(mask, outside, 1))
     found: list[Pattern] = [Full()]
     found += [Band(window) for window in windows]
-    found += [Band((left, right), sinks=sinks)] if sinks else []
-    found += [Band((left, right), global_tokens=tokens)] if tokens else []
-    step = math.gcd(*back, *ahead)
-    if step > 1:
-        found.append(Dilated((_run(back, step), _run(ahead, step)), step))
+    found += [Band(sides, sinks=sinks)] if sinks else []
+    found += [Band(sides, global_tokens=tokens)] if tokens else []
+    # Diagonals far back hold little but sinks, so steps are read beside these.
+    for sinks in {0, _leading(mask, offset <= 0, 0)} - {Skv}:
+        back, ahead = _diagonals(mask[:, sinks:], offset[:, sinks:])
+        step = math.gcd(*back, *ahead)
+        if step > 1:
+            taps = (_side(_run(back, step), step, Skv), _side(_run(ahead, step), step, Sq))
+            found.append(Dilated(taps, step, sinks=sinks))
     columns = (2 * (mask & past).sum(0) > past.sum(0)) & past.any(0)
     strides = {int(column) + 1 for column in columns.nonzero().flatten()[:1]}
     return found + [Strided(left + 1, stride) for stride in strides]
+
+
+def _diagonals(mask: torch.Tensor, offset: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Return the distances of the diagonals that are more than half allowed, back and ahead."""
+    far = int(offset.abs().max())
+    place = (offset + far).flatten()
+    pairs = torch.bincount(place, minlength=2 * far + 1)
+    allowed = torch.bincount(place, mask.flatten().double(), minlength=2 * far + 1)
+    dense = ((2 * allowed > pairs) & (pairs > 0)).nonzero().flatten() - far
+    return (-dense[dense < 0]).tolist()[::-1], dense[dense > 0].tolist()
 
 
 def _run(distances: list[int], step: int) -> int:
@@ -118,6 +141,11 @@ def _run(distances: list[int], step: int) -> int:
     while count < len(distances) and distances[count] == step * (count + 1):
         count += 1
     return count
+
+
+def _side(count: int, step: int, length: int) -> int | None:
+    """Return a side of a window, None where the next tap would lie past the mask's last pair."""
+    return None if count and step * (count + 1) >= length else count
 
 
 def _leading(mask: torch.Tensor, where: torch.Tensor, dim: int) -> int:

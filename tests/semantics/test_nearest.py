@@ -15,6 +15,8 @@ PATTERNS = [
     sa.Band(4, global_tokens=3),
     sa.Dilated((6, 0), 3),
     sa.Dilated((4, 4), 2),
+    sa.Dilated((4, 0), 3, sinks=2),
+    sa.Dilated((3, 3), 2, sinks=3),
     sa.Strided(4, 8),
 ]
 
@@ -41,3 +43,28 @@ def test_what_is_missing_and_what_is_extra():
 def test_wrong_masks(mask):
     with pytest.raises(ValueError, match="^sparse_attn.nearest: expected mask of dtype bool and"):
         sa.nearest(mask)
+
+
+@pytest.mark.parametrize("Sq, Skv", [(64, 64), (48, 64)])
+@pytest.mark.parametrize(
+    "pattern",
+    [sa.Band((None, 0)), sa.Band((4, None)), sa.Dilated((None, 0), 3), sa.Dilated((None, None), 3)],
+    ids=repr,
+)
+def test_a_side_that_reaches_the_edge_has_no_limit(pattern, Sq, Skv):
+    assert sa.nearest(pattern.mask(Sq, Skv)).pattern == pattern
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [sa.Full(), sa.Band((5, 0), sinks=3), sa.Strided(4, 8), sa.Dilated((4, 0), 3, sinks=2)],
+    ids=repr,
+)
+def test_patterns_of_causal_calls(pattern):
+    found = sa.nearest(pattern.mask(64, 64, is_causal=True), is_causal=True)
+    assert found == (pattern, 0, 0)
+
+
+def test_a_mask_with_heads_says_which_part_to_give():
+    with pytest.raises(ValueError, match=r"mask\[0, 0\]$"):
+        sa.nearest(torch.ones(1, 1, 4, 4).bool())
