@@ -116,9 +116,8 @@ class Band(Pattern):
     sinks : int
         Also every key ``j < sinks``, for all rows (StreamingLLM, Xiao et al. 2023).
     global_tokens : int or Tensor, optional
-        Positions seen by all rows and whose rows see every key: the first g, or an int32 or int64
-        index tensor ``(tokens,)`` in any order, of which a copy is kept. Those of no key are left
-        out.
+        Positions seen by all rows and whose rows see every key: the first g, or an index
+        tensor ``(tokens,)`` in any order, of which a copy is kept. Those of no key are left out.
 
     Raises
     ------
@@ -146,7 +145,10 @@ class Band(Pattern):
         object.__setattr__(self, "sinks", check_integer("Band", "sinks", self.sinks, 0))
         tokens = self.global_tokens
         if isinstance(tokens, torch.Tensor):
-            object.__setattr__(self, "global_tokens", tokens.detach().clone())
+            copy = tokens.detach().clone()
+            small = (torch.int8, torch.uint8, torch.int16)  # the ops take int32 and int64
+            copy = copy.long() if copy.dtype in small else copy
+            object.__setattr__(self, "global_tokens", copy)
         elif tokens is not None:
             if isinstance(tokens, (list, tuple)):
                 raise TypeError(

@@ -80,3 +80,12 @@ def test_bits_of_a_head_alone(attend, device):
     own = query[1:, 3:], key[1:, 1:], value[1:, 1:]
     one, one_lse = attend(pattern, *own, return_lse=True)
     assert torch.equal(one, out[1:, 3:]) and torch.equal(one_lse, lse[1:, 3:])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_index_tensors_of_any_integer_dtype(device, dtype):
+    query, key, value = Shape(1, 2, 1, 40, 40, 16).make(device)
+    where = torch.tensor([39, 0, 7], device=device)
+    want = sa.band_attention(query, key, value, 3, global_tokens=where)
+    got = sa.band_attention(query, key, value, 3, global_tokens=where.to(dtype))
+    assert torch.equal(got, want)
