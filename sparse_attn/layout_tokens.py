@@ -65,7 +65,7 @@ class TokenLayouts:
         check_block_rows(OWNER, block_q)
         check_block(OWNER, "block_kv", block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
-        mask = with_rank(mask, 4, "mask", "(..., Sq, Skv)")
+        mask = with_rank(mask, 4, "mask", "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
         if mask.dtype != torch.bool:
             raise refuse(OWNER, "mask of dtype bool", mask.dtype)
         batch, heads, Sq, Skv = mask.shape

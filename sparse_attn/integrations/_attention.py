@@ -293,11 +293,14 @@ def _origin(
     """Return the key of each text's first token for patterns that count from it, else None."""
     name = type(pattern).__name__
     if note is not None and note.dropped and isinstance(pattern._region, (BlockSparse, BlockTopK)):
+        advice = "list the layer in the policy's dense_layers"
+        if query.shape[2] == 1:
+            advice = "give the policy decode=Full(), or list the layer in its dense_layers"
         raise layer_error(
             module,
             "pattern",
             f"{name} in a sliding cache that has dropped {note.dropped} keys",
-            "give the policy decode=Full(), or list the layer in its dense_layers",
+            advice,
         )
     by_blocks = isinstance(pattern._region, BlockSparse)  # of key positions, whatever they hold
     if not by_blocks and not counts_from_origin(pattern):

@@ -90,6 +90,11 @@ def test_blocks_that_the_cache_has_moved_are_refused_by_name():
         NotImplementedError, match=r"layer 0 .*pattern=BlockTopK.*dropped 17 keys; .*decode=Full"
     ):
         decode(bound("mistral", sa.BlockTopK(16, budget_blocks=1, local_blocks=1)))
+    with pytest.raises(NotImplementedError, match="dropped 17 keys; list the layer in the policy"):
+        model = bound("mistral", sa.BlockTopK(16, budget_blocks=1, local_blocks=1))
+        past = new_cache(model, "dynamic")
+        output(model, input_ids=ids[:, :-1], past_key_values=past)
+        output(model, input_ids=ids[:, -2:], past_key_values=past)  # several queries: no decode
     assert (
         decode(
             bound("mistral", sa.BlockTopK(16, budget_blocks=1, local_blocks=1), decode=sa.Full())

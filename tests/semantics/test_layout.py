@@ -226,7 +226,10 @@ REFUSED = {
         lambda: BlockLayout.local(32, 32, 16, 16, 1).to_flex(100, 100),
         "a layout of 7x7 blocks for 100 queries and 100 keys, got 2x2",
     ),
-    "mask-rank": (lambda: BlockLayout.from_mask(ONE.bool(), 16, 16), r"mask of shape \(..., NQ"),
+    "mask-rank": (
+        lambda: BlockLayout.from_mask(ONE.bool(), 16, 16),
+        r"mask of shape \(NQ, NKV\), \(H",
+    ),
     "mask-dtype": (
         lambda: BlockLayout.from_mask(ONE[None], 16, 16),
         "mask of dtype bool, got int32",

@@ -182,7 +182,10 @@ def test_wrong_bits(change, sentence):
 
 WRONG = {
     "dtype": (lambda: BlockLayout.from_token_mask(torch.ones(4, 4), 16, 16), "mask of dtype bool"),
-    "rank": (lambda: BlockLayout.from_token_mask(torch.ones(4).bool(), 16, 16), "mask of shape"),
+    "rank": (
+        lambda: BlockLayout.from_token_mask(torch.ones(1, 1, 1, 4, 4).bool(), 16, 16),
+        r"mask of shape \(Sq, Skv\), \(H, Sq, Skv\) or \(B, H, Sq, Skv\), got",
+    ),
     "block": (lambda: BlockLayout.from_token_mask(torch.ones(4, 4).bool(), 8, 16), "block_q that"),
     "length": (
         lambda: BlockLayout.from_mask_mod(by_heads, 1, 1, -1, 4, 16, 16),
