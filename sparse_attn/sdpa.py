@@ -175,7 +175,8 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     check_kind("patch_sdpa", "model", model, nn.Module, "an nn.Module")
     chosen = as_policy(policy)
     if is_patched(model):
-        raise refuse("patch_sdpa", "a model that is not patched", type(model).__name__)
+        got = f"{type(model).__name__}; model.forward.patch.restore() undoes the first patch"
+        raise refuse("patch_sdpa", "a model that is not patched", got)
     return PatchedSDPA(model, chosen)
 
 

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from .._checks import check_integer, check_kind, check_tensor, refuse
 from .._observe import attend_in
+from .._policy_parts import widened
+from .._warn import warn_once
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 
@@ -250,6 +252,8 @@ class SparseMultiheadAttention(nn.Module):
             query.dtype,
         )
         pattern = self.policy.choose(self.layer, seq_q, seq_kv)
+        if seq_q != seq_kv and not torch.compiler.is_compiling():
+            self._ask_about_keys(pattern, seq_q, seq_kv)
         out = attend_in(self.layer, query, key, value, pattern, attn_mask=mask, is_causal=is_causal)
         out = functional.linear(
             out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
@@ -257,6 +261,17 @@ class SparseMultiheadAttention(nn.Module):
         if not batched:
             return out[0], None
         return (out if self.batch_first else out.transpose(0, 1)), None
+
+    def _ask_about_keys(self, pattern: Pattern, seq_q: int, seq_kv: int) -> None:
+        """Warn once where a pattern runs between two lengths: a cache, or cross attention."""
+        if widened(pattern) == pattern:
+            return
+        warn_once(
+            "cross attention",
+            f"sparse_attn.SparseMultiheadAttention: layer {self.layer} runs {pattern} with "
+            f"{seq_q} queries and {seq_kv} keys, as if the queries were the last tokens of the "
+            "keys; is this cross attention? Then leave it out, by only= of swap_attention",
+        )
 
     def _project(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batched: bool

@@ -37,8 +37,10 @@ def swap_attention(
     Modules are numbered in module order, which makes their number in the policy; they share the
     parameters of those they replace. Cross attention (``multihead_attn`` of
     ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") gives queries and keys
-    no common positions: it runs ``Full()`` and is not numbered. A model that was swapped may be
-    swapped again, to another policy; `restore_attention` undoes it.
+    no common positions: it runs ``Full()`` and is not numbered. Of other names, such as a head that
+    pools by a query of its own, it is left out by `only`; a layer whose calls have other numbers of
+    queries than of keys warns once. A model that was swapped may be swapped again, to another
+    policy; `restore_attention` undoes it.
 
     Parameters
     ----------

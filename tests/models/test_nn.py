@@ -288,6 +288,27 @@ def test_decoder(batch_first):
 
 
 @torch.no_grad()
+def test_a_pattern_across_two_lengths_warns_once(monkeypatch):
+    """A pooling head, whose name says nothing of cross attention, and a decode step look alike."""
+    monkeypatch.setattr("sparse_attn._warn._given", set())
+    probe, x = tokens(BATCH, 1, EMBED), tokens(BATCH, LENGTH, EMBED)
+
+    def pooling(policy):
+        return sa.swap_attention(nn.MultiheadAttention(EMBED, HEADS, batch_first=True), policy)
+
+    for policy in (sa.Full(), sa.Policy(sa.Band((2, 0)), decode=sa.Full())):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pooling(policy)(probe, x, x, need_weights=False)
+    ours = pooling(sa.Band((2, 0)))
+    with pytest.warns(UserWarning, match="1 queries and 12 keys.* cross attention.*only="):
+        ours(probe, x, x, need_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(probe, x, x, need_weights=False)
+
+
+@torch.no_grad()
 def test_policy_by_layer():
     model, ours = swapped(encoder, sa.Policy(sa.Band(1), dense_layers=[1], dense_below=0))
     band = ~sa.Band(1).mask(LENGTH, LENGTH)
