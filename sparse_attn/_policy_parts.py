@@ -27,6 +27,10 @@ def check_served(name: str, pattern: object, what: str = "a pattern") -> None:
         reason = part._unserved()
         if reason is not None:
             raise NotImplementedError(f"sparse_attn.Policy: {name} not served: {reason}")
+        blocks = part._region
+        if isinstance(blocks, BlockTopK) and blocks.sketch is not None:
+            got = "one; leave sketch= out, then each call makes its own"
+            raise refuse("Policy", f"{name} without a KeySketch, the keys of one layer", got)
 
 
 def check_prefill(name: str, pattern: object, what: str = "a pattern") -> None:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ._checks import check_kind, refuse
 from ._observe import attend_in
+from ._warn import warn_once
 from .patterns import Pattern
 from .policy import Policy, as_policy
 
@@ -116,6 +117,13 @@ class PatchedSDPA:
         with _Mode(self) as mode:
             result = self._forward()(*args, **kwargs)
         self.layers = mode.layer
+        if not mode.layer and not self.left:
+            name = type(self.model).__name__
+            warn_once(
+                f"calls of {name}",
+                f"sparse_attn.patch_sdpa: {name}: expected calls of F.scaled_dot_product_attention "
+                "in its forward, got none: the policy changes nothing",
+            )
         self.policy.check_model(mode.layer, None, type(self.model).__name__)
         return result
 
@@ -138,6 +146,7 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     Calls with as many queries as keys are the layers, numbered from 0 in the order of a forward;
     others (cross attention, a cache of the model's own) stay torch's. So do calls with dropout and
     those that no engine serves: `left` counts them by reason, and a warning says each reason once.
+    A forward without such a call warns too.
 
     Parameters
     ----------

@@ -25,10 +25,11 @@ __all__ = ["calls_attention", "reads_mask", "refuse_model"]
 def refuse_model(name: str) -> ValueError:
     """Make the error of a model that does not call attention functions."""
     ours = re.match("(Longformer|BigBird)(?!Pegasus)", name)
+    other = "or give it to sparse_attn.patch_sdpa if it calls torch's SDPA itself"
     apply = "load it with its own attention and call sparse_attn.integrations.transformers.apply"
     return ValueError(
         f"sparse_attn: expected a model that calls transformers' attention functions, got {name}; "
-        + (f"{apply}(model)" if ours else "keep its own attention")
+        + (f"{apply}(model)" if ours else f"keep its own attention, {other}")
     )
 
 

@@ -11,6 +11,7 @@ import sparse_attn as sa
 
 CAUSAL = sa.Band((7, 0))
 SKETCH = sa.BlockTopK(16, selector="sketch", budget_tokens=64)
+KEPT = dataclasses.replace(SKETCH, sketch=sa.KeySketch(torch.zeros(1, 1, 32, 16)))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_table_says_what_is_dense_below():
         (lambda: sa.Policy(CAUSAL).choose(0, 4, -4), ValueError, "Skv of at least 0"),
         (lambda: sa.Policy(CAUSAL).table("x"), TypeError, "num_layers to be an int"),
         (lambda: sa.Policy(CAUSAL, layers={"0": CAUSAL}), TypeError, "a layer's number to be an"),
+        (lambda: sa.Policy(CAUSAL, decode=KEPT), ValueError, "decode without a KeySketch.*got one"),
         (lambda: sa.Policy(SKETCH), ValueError, "pattern that serves a whole prompt.*decode="),
         (lambda: sa.Policy(sa.TopK(4, inside=SKETCH)), ValueError, "pattern that serves a whole"),
         (lambda: sa.Policy(CAUSAL, layers={2: SKETCH}), ValueError, r"layers\[2\] that serves"),
@@ -142,6 +144,7 @@ def test_table_says_what_is_dense_below():
         "length",
         "table",
         "layer",
+        "kept-sketch",
         "sketch",
         "sketch-inside",
         "sketch-layer",

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -118,6 +119,19 @@ def test_calls_that_no_engine_serves_are_left(device):
     model = Odd()
     with sa.patch_sdpa(model, BAND), pytest.warns(UserWarning, match="left to torch: .*20"):
         assert torch.equal(model(x), functional.scaled_dot_product_attention(x, x, x))
+
+
+@torch.no_grad()
+def test_a_model_without_such_calls_warns_once(monkeypatch, device):
+    monkeypatch.setattr("sparse_attn._warn._given", set())
+    model, x = nn.Linear(8, 8, device=device), torch.randn(2, 8, device=device)
+    with sa.patch_sdpa(model, BAND) as patched:
+        with pytest.warns(UserWarning, match="Linear: expected calls of .*, got none: the policy"):
+            model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)
+    assert patched.layers == 0
 
 
 @torch.no_grad()
