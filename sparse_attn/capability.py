@@ -139,7 +139,10 @@ def can_use(
     unserved = pattern._unserved()
     if unserved is not None:
         return Capability(None, (f"sparse_attn: not served: {unserved}",), False)
-    arguments = op_arguments("can_use", calls)
+    try:
+        arguments = op_arguments("can_use", calls)
+    except ValueError as error:
+        return Capability(None, (str(error),), False)
     return_lse = arguments.pop("return_lse", False)
     if return_lse and arguments.get("out") is not None:
         arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)

@@ -17,11 +17,22 @@ constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 
 bool is_float8(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Float8_e4m3fn; }
 
 void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
+  const bool is_query = name == std::string("query");
   if (tensor.dim() != 4) {
-    fail_expected(op, text(name, " of shape (batch, heads, length, head_dim)"), shape_of(tensor));
+    std::string got = shape_of(tensor);
+    if (is_query && tensor.dim() == 3 && op == "paged") {
+      got += "; packed queries (tokens, heads, head_dim) come with cu_seq_q and max_q";
+    }
+    fail_expected(op, text(name, " of shape (batch, heads, length, head_dim)"), got);
   }
   if (!is_attention_dtype(tensor) && !is_float8(tensor)) {
-    fail_expected(op, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(tensor));
+    std::string got = dtype_of(tensor);
+    if (!is_query && tensor.scalar_type() == ScalarType::Byte) {
+      got += "; a cache of 8 bits goes in as cache.view(torch.float8_e4m3fn)";
+    }
+    const char* kinds =
+        is_query ? "float32, float16 or bfloat16" : "float32, float16, bfloat16 or float8_e4m3fn";
+    fail_expected(op, text(name, " of dtype ", kinds), got);
   }
   check_last_contiguous(op, name, tensor, true);
   if (tensor.size(2) > kMaxLength) {
@@ -198,6 +209,12 @@ std::string dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Bool:
       return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
     case ScalarType::Int:
       return "int32";
     case ScalarType::Long:

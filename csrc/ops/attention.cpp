@@ -30,7 +30,8 @@ void check_engine_name(const Op& op, const CallArguments& args) {
     if (name == args.engine) return;
     names += ", " + name;
   }
-  fail_expected(op.name, text("engine to be one of ", names), args.engine);
+  const char* where = args.query->is_cuda() ? "CUDA" : "the CPU";
+  fail_expected(op.name, text("engine to be one of ", names, " on ", where), args.engine);
 }
 
 /// What a call asks of an engine: one description for the call itself and for who asks about it.

@@ -175,10 +175,19 @@ void fill_list(const std::string& op, const CallArguments& args, CheckedCall* ca
       list.num_q = static_cast<int32_t>(std::min<int64_t>(args.counts->size(2), kMaxLength));
     }
   } else if (args.num_kv_blocks != list.num_kv) {
+    std::string got = std::to_string(args.num_kv_blocks);
+    if (args.num_kv_blocks == params->problem.seq_kv) {
+      got += "; BlockLayout.from_token_mask takes a mask of tokens";
+    }
     fail_expected(op,
                   text("a layout of ", list.num_kv, " key blocks for ", params->problem.seq_kv,
                        " keys in blocks of ", list.block_kv),
-                  std::to_string(args.num_kv_blocks));
+                  got);
+  } else if (args.counts && args.counts->dim() == 3 && args.counts->size(2) != list.num_q) {
+    fail_expected(op,
+                  text("a layout of ", list.num_q, " query blocks for ", params->problem.seq_q,
+                       " queries in blocks of ", list.block_q),
+                  std::to_string(args.counts->size(2)));
   }
   check_list_tensor(op, "counts", args.counts, *args.query, params->problem, 3, list.num_q);
   check_list_tensor(op, "indices", args.indices, *args.query, params->problem, 4, list.num_q);

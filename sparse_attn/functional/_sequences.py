@@ -9,6 +9,7 @@ import torch
 from .._checks import Integer, as_int32, check_kind, check_tensor, clamped
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
+from ..by_head import ByHead
 from ..patterns import BlockTopK, Full, Pattern
 from ..tools import with_lists
 
@@ -57,8 +58,8 @@ def attend_sequences(
     pattern = Full() if pattern is None else pattern
     check_pattern(owner, pattern)
     reason = pattern._unserved()
-    if reason is None and pattern._op is None:
-        reason = f"{type(pattern).__name__} with packed or paged sequences"
+    if isinstance(pattern, ByHead):
+        reason = "ByHead with packed or paged sequences"
     if reason is not None:
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
     arguments = op_arguments(owner, common) | sequences

@@ -34,7 +34,17 @@ def test_the_engines_of_the_tests_are_those_of_the_library(device):
     query, key, value = SHAPE.make(device)
     (sentence,) = sa.can_use(query, key, value, engine="fastest").reasons
     names = ", ".join(("auto", *ENGINES[device]))
-    assert sentence.endswith(f"expected engine to be one of {names}, got fastest")
+    where = "the CPU" if device == "cpu" else "CUDA"
+    assert sentence.endswith(f"expected engine to be one of {names} on {where}, got fastest")
+
+
+def test_a_refused_argument_is_a_reason(device):
+    """As a call would say it; only an argument of a wrong kind raises."""
+    tensors = SHAPE.make(device)
+    answer = sa.can_use(*tensors, dropout_p=0.1)
+    assert not answer and "dropout_p of 0 (inference only), got 0.1" in answer.reasons[0]
+    with pytest.raises(TypeError, match="can_use: expected dropout_p to be a float, got str"):
+        sa.can_use(*tensors, dropout_p="0.1")
 
 
 def test_the_answer_names_the_limit(device):

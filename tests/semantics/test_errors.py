@@ -146,6 +146,10 @@ WRONG = {
         "softcap that is 0 or .* got inf",
     ),
     "softcap-tiny": (lambda c: c.band(softcap=1e-46), "softcap that is 0 or .* got 1e-46"),
+    "cache-of-bytes": (
+        lambda c: sa.fused_attention(c.query, c.key.byte(), c.value),
+        r"key of dtype .* or float8_e4m3fn, got uint8; .* cache\.view\(torch\.float8_e4m3fn\)",
+    ),
     "engine": (lambda c: c.band(engine="fast"), "engine to be one of auto, .* got fast"),
     "out-shape": (lambda c: c.band(out=c.ones(2, 4, 35, 64)), r"out of shape \(2, 4, 34, 64\)"),
     "out-rank": (lambda c: c.band(out=c.ones(1)), r"out of shape .* got shape \(1\)"),
@@ -173,17 +177,21 @@ WRONG = {
     "global-rank": (lambda c: c.band(global_tokens=c.ints(1, 3)), "global_tokens of shape"),
     "layout-rows": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_q=4)),
-        r"counts of shape \(1 or 2, 1, 2 or 4, 3\), got shape \(1, 1, 4\)",
+        "a layout of 3 query blocks for 34 queries in blocks of 16, got 4",
     ),
     "layout-rows-of-one-head": (
         lambda c: sa.block_sparse_attention(
             c.query[:1, :1], c.key[:1, :1], c.value[:1, :1], c.layout(num_q=4)
         ),
-        r"counts of shape \(1, 1, 3\), got shape \(1, 1, 4\)",
+        "a layout of 3 query blocks for 34 queries in blocks of 16, got 4",
     ),
     "layout-keys": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_kv=4)),
         "a layout of 5 key blocks for 67 keys .* got 4",
+    ),
+    "layout-of-tokens": (
+        lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(num_kv=67)),
+        "a layout of 5 key blocks .* got 67; BlockLayout.from_token_mask takes a mask of tokens",
     ),
     "layout-heads": (
         lambda c: sa.block_sparse_attention(c.query, c.key, c.value, c.layout(heads=3)),

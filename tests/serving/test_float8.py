@@ -155,7 +155,7 @@ WRONG = {
     "value": ({"value": lambda t: t.half()}, "value of key's dtype float8_e4m3fn, got float16"),
     "e5m2": (
         {"key": lambda t: t.to(torch.float8_e5m2)},
-        "key of dtype float32, float16 or bfloat16, got float8_e5m2",
+        "key of dtype float32, float16, bfloat16 or float8_e4m3fn, got float8_e5m2",
     ),
     "shape": (
         {"key_scale": lambda t: torch.ones(3)},

@@ -224,6 +224,10 @@ WRONG = {
     "used": ({"seqused_k": lambda t: t[1:]}, r"seqused_k of shape \(4\), got shape \(3\)"),
     "bound": ({"max_q": lambda _: 3}, "max_q beside cu_seq_q alone, got no cu_seq_q"),
     "query": ({"query": lambda t: t[0]}, r"query of shape \(batch, heads, length, head_dim\)"),
+    "packed": (
+        {"query": lambda t: t[:, :, 0]},
+        "query of shape .*; packed queries .* come with cu_seq_q and max_q",
+    ),
     "value": ({"value_cache": lambda t: t[1:]}, "value of shape"),
 }
 
