@@ -132,14 +132,18 @@ def _info(options: argparse.Namespace) -> None:
         print(f"build facts: missing ({error})")
     else:
         facts = table.build_facts()
-        cuda = facts["cuda"] or "none"
-        architectures = ", ".join(facts["cuda_architectures"]) or "none"
-        print(f"built with {facts['compiler']}; CUDA {cuda}; GPU code for {architectures}")
+        cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "no CUDA"
+        print(f"built with {facts['compiler']} and {cuda}")
         print(f"CPU: engines {', '.join(table.engine_names(False))}", end="")
-        print(f"; instruction sets {', '.join(facts['instruction_sets'])}")
+        print(
+            f"; code for {', '.join(facts['instruction_sets'])}, of which the processor's best runs"
+        )
+        if facts["cuda_architectures"]:
+            print(f"CUDA: code for compute capability {_capabilities(facts['cuda_architectures'])}")
+    _tell_of_transformers()
     reason = _load.cuda_error
     if reason is not None:
-        print(f"CUDA: no engine: {reason}")
+        print(f"CUDA: no engine, which CUDA tensors alone would need: {reason}")
         return
     if not torch.cuda.is_available():
         print("CUDA: no device that torch sees")
@@ -150,6 +154,30 @@ def _info(options: argparse.Namespace) -> None:
         answer = can_use(query, query, query)
         print(f"cuda:{index}: {name} (sm_{major}{minor}): engine {answer.engine}", end="")
         print("".join(f"; {sentence}" for sentence in answer.reasons))
+
+
+def _capabilities(architectures: Sequence[str]) -> str:
+    """Say which GPUs CMake's architectures are for: of ``virtual`` ones, all that follow."""
+    exact, later = [], ""
+    for architecture in architectures:
+        number, _, kind = architecture.partition("-")
+        digits = number.rstrip("af")
+        capability = f"{digits[:-1]}.{digits[-1]}"
+        if kind != "virtual":
+            exact.append(capability)
+        if kind != "real":
+            later = f"; others from {capability} on by PTX"
+    return f"{', '.join(exact)}{later}"
+
+
+def _tell_of_transformers() -> None:
+    """Print its version, or why models of it are not served."""
+    try:
+        from .integrations import _requirement
+    except ImportError as error:
+        print(f"transformers: not served: {error}")
+    else:
+        print(f"transformers {_requirement.version('transformers')}: served")
 
 
 def _profile(options: argparse.Namespace) -> None:

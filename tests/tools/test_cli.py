@@ -55,6 +55,19 @@ def test_info_names_versions_and_engines():
     )
     assert f"torch {torch.__version__}" in done.stdout
     assert "CPU: engines" in done.stdout and "CUDA" in done.stdout
+    assert "transformers" in done.stdout and "-real" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("architectures", "words"),
+    [
+        (["75-real", "80-real", "80-virtual", "90a-real"], "7.5, 8.0, 9.0; others from 8.0 on by"),
+        (["90a-real"], "9.0"),
+        (["100"], "10.0; others from 10.0 on by PTX"),
+    ],
+)
+def test_info_says_which_gpus_the_code_is_for(architectures, words):
+    assert cli._capabilities(architectures).startswith(words)
 
 
 def test_profile(folder, text, tmp_path, capsys):
