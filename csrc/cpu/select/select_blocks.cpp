@@ -146,18 +146,23 @@ Status select_plain(const SelectParams& params) {
   int64_t key_blocks = int64_t{params.problem.batch} * params.problem.heads_kv * params.num_kv;
   int64_t heads = int64_t{params.problem.batch} * params.problem.heads_q;
   int64_t lists = int64_t{params.problem.batch} * params.lists();
-  bool ran = for_each_item(workers, params.problem.batch,
-                           [&](int32_t, int64_t batch) { estimator.find_keys(batch); });
-  ran = ran && for_each_item(workers, key_blocks, [&](int32_t, int64_t item) {
-          int64_t head = item / params.num_kv;
-          estimator.pool_keys(head / params.problem.heads_kv, head % params.problem.heads_kv,
-                              static_cast<int32_t>(item % params.num_kv));
-        });
-  ran = ran && for_each_item(workers, int64_t{params.problem.batch} * params.problem.heads_kv,
-                             [&](int32_t, int64_t head) {
-                               estimator.make_sketch(head / params.problem.heads_kv,
-                                                     head % params.problem.heads_kv);
-                             });
+  bool ran = true;
+  if (params.selector == Selector::kSketch) {
+    const SketchMasses& masses = estimator.sketch_masses();
+    ran = params.sketch.present() ||
+          for_each_item(workers, masses.num_runs(),
+                        [&](int32_t, int64_t run) { masses.make_sketch(run); });
+    ran = ran && for_each_item(workers, masses.num_runs(),
+                               [&](int32_t worker, int64_t run) { masses.score(worker, run); });
+  } else {
+    ran = for_each_item(workers, params.problem.batch,
+                        [&](int32_t, int64_t batch) { estimator.find_keys(batch); });
+    ran = ran && for_each_item(workers, key_blocks, [&](int32_t, int64_t item) {
+            int64_t head = item / params.num_kv;
+            estimator.pool_keys(head / params.problem.heads_kv, head % params.problem.heads_kv,
+                                static_cast<int32_t>(item % params.num_kv));
+          });
+  }
   if (params.selector == Selector::kVerticalSlash) {
     ran = ran && for_each_item(workers, heads, [&](int32_t worker, int64_t head) {
             estimator.find_lines(worker, head / params.problem.heads_q,

@@ -52,9 +52,11 @@ BlockEstimator::BlockEstimator(const SelectParams& params, int64_t workers, Aren
       slash_step_(std::gcd(params.block_q, params.block_kv)),
       num_slashes_(
           (int64_t{params.num_q} * params.block_q + int64_t{params.num_kv} * params.block_kv) /
-          slash_step_) {
-  int64_t batch = params.problem.batch, keys = params.problem.seq_kv;
-  int64_t num_vectors = int64_t{params.num_kv} * groups_;
+          slash_step_),
+      sketch_masses_(params, workers, arena) {
+  const bool sketched = params.selector == Selector::kSketch;  // which reads no keys or means
+  int64_t batch = params.problem.batch, keys = sketched ? 0 : params.problem.seq_kv;
+  int64_t num_vectors = sketched ? 0 : int64_t{params.num_kv} * groups_;
   exists_ = arena->take<uint8_t>(batch * keys);
   present_ = arena->take<uint8_t>(batch * num_vectors);
   vectors_ = arena->take<float>(batch * params.problem.heads_kv * num_vectors * width_);
@@ -64,13 +66,6 @@ BlockEstimator::BlockEstimator(const SelectParams& params, int64_t workers, Aren
   scores_ = arena->take<float>(workers * 2 * (keys + num_vectors));
   half_ = arena->take<double>(workers * params.num_kv);
   differences_ = arena->take<double>(lines ? workers * (keys + kLastRows) : 0);
-  sketch_ = params.sketch;
-  if (params.selector == Selector::kSketch && !sketch_.present()) {
-    sketch_.rows = static_cast<int32_t>(round_up(keys, kSketchGroup));
-    const int64_t rows = batch * params.problem.heads_kv * sketch_.rows;
-    sketch_.codes = arena->take<uint32_t>(rows * sketch_.row_words());
-    sketch_.ranges = arena->take<float>(rows / sketch_.group * 2 * params.problem.head_dim);
-  }
 }
 
 BlockEstimator::Scratch BlockEstimator::scratch(int32_t worker) const {
@@ -119,7 +114,7 @@ void BlockEstimator::find_keys(int64_t batch) const {
 
 void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) const {
   if (params_.selector == Selector::kAntidiagonal || params_.selector == Selector::kScores ||
-      params_.selector == Selector::kVerticalSlash || params_.selector == Selector::kSketch) {
+      params_.selector == Selector::kVerticalSlash) {
     return;
   }
   const int32_t head_dim = params_.problem.head_dim;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cpu/select/sketch_masses.h"
 #include "cpu/tiled/plan.h"
 #include "cpu/vector/vector_math.h"
 #include "select_params.h"
@@ -33,8 +34,8 @@ class BlockEstimator {
   void find_keys(int64_t batch) const;
   /// Means of the groups of a key block, or its extremes.
   void pool_keys(int64_t batch, int64_t head_kv, int32_t block) const;
-  /// Sketches the keys of a batch entry and key head that some row may see, where none is given.
-  void make_sketch(int64_t batch, int64_t head_kv) const;
+  /// Scores by the key sketch, of selector sketch.
+  const SketchMasses& sketch_masses() const { return sketch_masses_; }
   /// Columns and diagonals of the last rows of a query head.
   void find_lines(int32_t worker, int64_t batch, int64_t head_q) const;
 
@@ -79,7 +80,7 @@ class BlockEstimator {
   int32_t slash_step_;   // block_q and block_kv are multiples of it
   int64_t num_slashes_;  // differences of a block's first row and a block's first key, in steps
 
-  SketchView sketch_;    // the caller's, or one for the call
+  SketchMasses sketch_masses_;
   uint8_t* exists_;      // [B, Skv]
   uint8_t* present_;     // [B, num_kv * groups]
   float* vectors_;       // [B, Hkv, num_kv * groups, width]

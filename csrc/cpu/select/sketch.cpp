@@ -2,9 +2,8 @@
 // groups.
 #include "cpu/select/sketch.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "cpu/rows.h"
 #include "cpu/tiled/keys.h"
@@ -18,99 +17,125 @@ Rows ranges_of(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t hea
           static_cast<Element>(dtype)};
 }
 
-void write_codes(const SketchView& sketch, const float* key, const float* least,
-                 const float* greatest, uint32_t* words) {
-  std::memset(words, 0, sketch.row_words() * sizeof(uint32_t));
-  const int32_t per_word = sketch.codes_of_word();
-  for (int32_t d = 0; d < sketch.head_dim; ++d) {
-    words[d / per_word] |= sketch.code(key[d], least[d], greatest[d])
-                           << sketch.bit_of(d % per_word);
-  }
-}
-
 }  // namespace
 
 void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t first,
                   int32_t end, const KeyRow& key) {
   const VectorMath& math = vector_math();
-  const int32_t head_dim = sketch.head_dim;
-  float rows[kSketchGroup][kMaxHeadDim], least[kMaxHeadDim], greatest[kMaxHeadDim];
-  constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
-  std::fill(least, least + head_dim, kNone);
-  std::fill(greatest, greatest + head_dim, kNone);
-  for (int32_t r = 0; r < end - first; ++r) {
-    math.to_float(static_cast<Element>(dtype), key(first + r), rows[r], head_dim);
-    for (int32_t d = 0; d < head_dim; ++d) {
-      least[d] = std::fmin(least[d], rows[r][d]);  // of numbers
-      greatest[d] = std::fmax(greatest[d], rows[r][d]);
-    }
+  const int32_t head_dim = sketch.head_dim, count = end - first;
+  const int64_t stride = round_up(head_dim, 16);
+  float rows[kSketchGroup * kMaxHeadDim], least[kMaxHeadDim], greatest[kMaxHeadDim];
+  for (int32_t r = 0; r < count; ++r) {
+    math.to_float(static_cast<Element>(dtype), key(first + r), rows + r * stride, head_dim);
   }
-  Rows ranges = ranges_of(sketch, dtype, entry, head, first);
+  math.sketch.range(rows, stride, count, head_dim, least, greatest);
+  const Rows ranges = ranges_of(sketch, dtype, entry, head, first);
   char* target = static_cast<char*>(const_cast<void*>(ranges.data));
   math.from_float(ranges.element, least, 1.0f, target, head_dim);
   math.from_float(ranges.element, greatest, 1.0f, target + int64_t{head_dim} * size_of(dtype),
                   head_dim);
-  for (int32_t r = 0; r < end - first; ++r) {
-    write_codes(sketch, rows[r], least, greatest,
-                sketch.codes + sketch.codes_at(entry, head, first + r));
-  }
+  math.sketch.codes(rows, stride, count, head_dim, sketch.bits, least, greatest,
+                    sketch.codes + sketch.codes_at(entry, head, first), sketch.row_words());
 }
 
 void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
-                   int32_t begin, int32_t end, const float* query, float* scores) {
+                   int32_t begin, int32_t count, SketchQueries queries, float* scores,
+                   int64_t stride) {
   const VectorMath& math = vector_math();
-  const int32_t head_dim = sketch.head_dim, per_word = sketch.codes_of_word();
-  const uint32_t mask = sketch.levels();
-  float least[kMaxHeadDim], steps[kMaxHeadDim], base = 0.0f;
+  float least[kMaxHeadDim], greatest[kMaxHeadDim];
+  const int64_t padded = round_up(sketch.head_dim, 16);
+  std::fill(least + sketch.head_dim, least + padded, 0.0f);
+  std::fill(greatest + sketch.head_dim, greatest + padded, 0.0f);
   const Rows ranges = ranges_of(sketch, dtype, entry, head, begin);
-  math.to_float(ranges.element, ranges.data, least, head_dim);
-  math.to_float(ranges.element, strided(ranges, 1, 1).data, steps, head_dim);
-  for (int32_t d = 0; d < head_dim; ++d) {
-    base += query[d] * least[d];
-    steps[d] = query[d] * ((steps[d] - least[d]) / static_cast<float>(mask));
-  }
-  for (int32_t j = begin; j < end; ++j) {
-    const uint32_t* words = sketch.codes + sketch.codes_at(entry, head, j);
-    float score = base;
-    for (int32_t d = 0; d < head_dim; ++d) {
-      const uint32_t code = words[d / per_word] >> sketch.bit_of(d % per_word) & mask;
-      score += steps[d] * static_cast<float>(code);
-    }
-    scores[j - begin] = score;
-  }
+  math.to_float(ranges.element, ranges.data, least, sketch.head_dim);
+  math.to_float(ranges.element, strided(ranges, 1, 1).data, greatest, sketch.head_dim);
+  const SketchCodes codes = {sketch.codes + sketch.codes_at(entry, head, begin), count,
+                             sketch.row_words(), ceil_div(sketch.head_dim, sketch.codes_of_word()),
+                             sketch.bits};
+  math.sketch.scores(codes, least, greatest, queries.rows, kMaxHeadDim, queries.count, scores,
+                     stride);
 }
 
+namespace {
+
+/// New tokens of a batch entry and key head, and the keys of its group that is not full.
+struct NewTokens {
+  const SketchAppendParams& params;
+  int64_t batch, head;
+  Interval added;
+  int64_t row_bytes;
+  Rows keys;
+  char* open;
+
+  NewTokens(const SketchAppendParams& params, int64_t item)
+      : params(params),
+        batch(item / params.sketch.heads),
+        head(item % params.sketch.heads),
+        added(params.added(batch)),
+        row_bytes(int64_t{params.sketch.head_dim} * size_of(params.dtype)),
+        keys(rows_of(params.key, params.dtype, batch, head)),
+        open(static_cast<char*>(params.open_keys) + item * kSketchGroup * row_bytes) {}
+
+  /// Where the first group of new tokens alone begins.
+  int32_t first_whole() const {
+    return static_cast<int32_t>(round_up(int64_t{added.begin}, kSketchGroup));
+  }
+  void write_group(int32_t first, int32_t end, const KeyRow& key) const {
+    sketch_group(params.sketch, params.dtype, batch, head, first, end, key);
+  }
+  void keep(Interval tokens) const {
+    for (int32_t j = tokens.begin; j < tokens.end; ++j) {
+      std::memcpy(open + j % kSketchGroup * row_bytes, strided(keys, j - added.begin, 1).data,
+                  row_bytes);
+    }
+  }
+  void extend_open() const {
+    const Interval tokens = {added.begin, imin(added.end, first_whole())};
+    if (tokens.empty()) return;
+    keep(tokens);
+    write_group(tokens.begin / kSketchGroup * kSketchGroup, tokens.end,
+                [&](int32_t j) { return open + j % kSketchGroup * row_bytes; });
+  }
+  /// Groups of new tokens alone, among the tokens.
+  void write_groups(Interval tokens) const {
+    for (int32_t j = tokens.begin; j < tokens.end; j += kSketchGroup) {
+      const int32_t end = imin(j + kSketchGroup, tokens.end);
+      write_group(j, end, [&](int32_t j) { return strided(keys, j - added.begin, 1).data; });
+      if (end % kSketchGroup != 0) keep({j, end});
+    }
+  }
+};
+
+}  // namespace
+
 Status append_to_sketch(const SketchAppendParams& params) {
-  const SketchView& sketch = params.sketch;
-  const int64_t row_bytes = int64_t{sketch.head_dim} * size_of(params.dtype);
-  Status status = for_each_row(int64_t{params.batch} * sketch.heads, [&](int64_t item) {
-    const int64_t batch = item / sketch.heads, head = item % sketch.heads;
-    const Interval added = params.added(batch);
-    const Rows keys = rows_of(params.key, params.dtype, batch, head);
-    char* open = static_cast<char*>(params.open_keys) + item * kSketchGroup * row_bytes;
-    auto new_key = [&](int32_t j) { return strided(keys, j - added.begin, 1).data; };
-    auto keep = [&](int32_t j) {
-      std::memcpy(open + j % kSketchGroup * row_bytes, new_key(j), row_bytes);
-    };
-    int32_t j = added.begin;
-    const int32_t open_end = imin(added.end, static_cast<int32_t>(round_up(j, kSketchGroup)));
-    if (j < open_end) {
-      const int32_t first = j / kSketchGroup * kSketchGroup;
-      for (; j < open_end; ++j) keep(j);
-      sketch_group(sketch, params.dtype, batch, head, first, open_end,
-                   [&](int32_t j) { return open + j % kSketchGroup * row_bytes; });
-    }
-    for (; j < added.end; j += kSketchGroup) {
-      const int32_t end = imin(j + kSketchGroup, added.end);
-      sketch_group(sketch, params.dtype, batch, head, j, end, new_key);
-      if (end % kSketchGroup == 0) continue;
-      for (int32_t kept = j; kept < end; ++kept) keep(kept);
-    }
-  });
+  constexpr int32_t kTokensPerTurn = 16 * kSketchGroup;
+  const int64_t heads = params.sketch.heads, entries = params.batch * heads;
+  bool extends = false, begins = false;  // open groups, and groups of new tokens alone
+  for (int64_t batch = 0; batch < params.batch; ++batch) {
+    const NewTokens tokens(params, batch * heads);
+    extends |= tokens.added.begin < tokens.first_whole();
+    begins |= tokens.first_whole() < tokens.added.end;
+  }
+  bool ran = true;
+  if (extends) {  // before the new open group takes the place of the old one
+    ran = for_each_item(num_workers(), entries,
+                        [&](int32_t, int64_t item) { NewTokens(params, item).extend_open(); });
+  }
+  if (ran && begins) {
+    const int64_t turns = ceil_div(params.tokens, kTokensPerTurn);
+    ran = for_each_item(num_workers(), entries * turns, [&](int32_t, int64_t turn) {
+      const NewTokens tokens(params, turn / turns);
+      const int32_t first =
+          tokens.first_whole() + static_cast<int32_t>(turn % turns) * kTokensPerTurn;
+      tokens.write_groups({first, imin(first + kTokensPerTurn, tokens.added.end)});
+    });
+  }
+  if (!ran) return {1, "the thread pool failed"};
   for (int32_t batch = 0; batch < params.batch; ++batch) {
     params.lengths[batch] = params.added(batch).end;
   }
-  return status;
+  return {};
 }
 
 Status sketch_pages(const SketchPagesParams& params) {

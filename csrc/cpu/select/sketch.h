@@ -15,9 +15,17 @@ using KeyRow = std::function<const void*(int32_t)>;
 void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t first,
                   int32_t end, const KeyRow& key);
 
-/// scores[j - begin] = query . sketched key j, for the rows [begin, end), all of one group.
+/// Rows in float32, each followed by zeros up to kMaxHeadDim.
+struct SketchQueries {
+  const float* rows = nullptr;
+  int32_t count = 0;
+};
+
+/// scores[query, j - begin] = query . sketched key j, for `count` rows from `begin` on, all of one
+/// group and both multiples of 16. Rows that hold no token get a score too, of any value.
 void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
-                   int32_t begin, int32_t end, const float* query, float* scores);
+                   int32_t begin, int32_t count, SketchQueries queries, float* scores,
+                   int64_t stride);
 
 Status append_to_sketch(const SketchAppendParams& params);
 Status sketch_pages(const SketchPagesParams& params);

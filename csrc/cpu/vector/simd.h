@@ -96,6 +96,25 @@ inline float horizontal_max(Floats x) {
   return lanes[0];
 }
 
+/// Largest of n scores, a multiple of kLanes; NaN left aside.
+inline float row_max(const float* scores, int64_t n) {
+  Floats max[4];
+  for (Floats& x : max) x = broadcast(-kInfinity);
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int k = 0; k < 4; ++k) max[k] = larger(load<Floats>(scores + i + k * kLanes), max[k]);
+  }
+  for (; i < n; i += kLanes) max[0] = larger(load<Floats>(scores + i), max[0]);
+  return horizontal_max(larger(larger(max[0], max[1]), larger(max[2], max[3])));
+}
+
+inline bool has_nan(const float* scores, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (scores[i] != scores[i]) return true;
+  }
+  return false;
+}
+
 /// In every part of four lanes those of a (0 to 3) and of b (4 to 7) that are named.
 inline Floats pick(Floats a, Floats b, int first, int second, int third, int fourth) {
   const int named[4] = {first, second, third, fourth};

@@ -7,6 +7,7 @@
 #include "cpu/vector/simd.h"
 #include "cpu/vector/vector_product.h"
 #include "cpu/vector/vector_rows.h"
+#include "cpu/vector/vector_sketch.h"
 #include "cpu/vector/vector_topk.h"
 
 namespace sparse_attn::cpu::SPARSE_ATTN_ISA {
@@ -63,25 +64,6 @@ void transform(float* scores, int64_t n, float scale, float softcap, const float
   if (softcap != 0) return transform_with<true, false>(scores, n, scale, softcap, mask);
   if (mask != nullptr) return transform_with<false, true>(scores, n, scale, softcap, mask);
   transform_with<false, false>(scores, n, scale, softcap, mask);
-}
-
-/// Largest of n scores, a multiple of kLanes; NaN left aside.
-float row_max(const float* scores, int64_t n) {
-  Floats max[4];
-  for (Floats& x : max) x = broadcast(-kInfinity);
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int k = 0; k < 4; ++k) max[k] = larger(load<Floats>(scores + i + k * kLanes), max[k]);
-  }
-  for (; i < n; i += kLanes) max[0] = larger(load<Floats>(scores + i), max[0]);
-  return horizontal_max(larger(larger(max[0], max[1]), larger(max[2], max[3])));
-}
-
-bool has_nan(const float* scores, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    if (scores[i] != scores[i]) return true;
-  }
-  return false;
 }
 
 /// scores = 2^(factor * (scores - m)), n a multiple of kLanes; returns their sum.
@@ -175,6 +157,7 @@ void keep_only(float* scores, Span seen, int32_t k) {
 extern const VectorMath kVectorMath;
 const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 nullptr,
+                                {sketch_range, sketch_codes, sketch_scores, sketch_masses},
                                 to_float,
                                 from_float,
                                 transform,

@@ -94,9 +94,41 @@ struct BfloatMath {
                  int32_t num_blocks, int32_t head_dim, int32_t parts, float* out);
 };
 
+constexpr int32_t kMaxChannels = 256;
+/// Keys whose mass a sketch tells.
+constexpr int32_t kMassKeys = 16;
+
+/// Rows of codes of one group of a key sketch (sketch_params.h).
+struct SketchCodes {
+  const uint32_t* rows = nullptr;
+  int32_t count = 0;  // a multiple of 16
+  int32_t row_words = 0, used_words = 0;
+  int32_t bits = 2;
+};
+
+/// What a key sketch is made by and read by. Rows are float32, up to kMaxChannels long, `stride`
+/// apart; what lies after head_dim up to a multiple of 16 is read, and counts where it is not 0.
+struct SketchMath {
+  /// The least and the greatest number of each channel over n rows, NaN where none is one.
+  void (*range)(const float* rows, int64_t stride, int32_t n, int32_t head_dim, float* least,
+                float* greatest);
+  /// Rows of codes of n rows, read in steps of 16.
+  void (*codes)(const float* rows, int64_t stride, int32_t n, int32_t head_dim, int32_t bits,
+                const float* least, const float* greatest, uint32_t* codes, int32_t row_words);
+  /// scores[row, token] = query[row] . sketched key, with the same bits for any number of rows.
+  void (*scores)(const SketchCodes& codes, const float* least, const float* greatest,
+                 const float* query, int64_t query_stride, int32_t rows, float* scores,
+                 int64_t stride);
+  /// masses[i] = sum over the i-th kMassKeys scores of 2^(factor * (score - highest)), of `count`;
+  /// returns the highest. NaN where a score is, or where the highest is infinite; 0 for all where
+  /// it is -infinity.
+  float (*masses)(const float* scores, int32_t count, float factor, float* masses);
+};
+
 struct VectorMath {
   const char* isa;
   const BfloatMath* bfloat;  // null where float32 products are as fast
+  SketchMath sketch;
   void (*to_float)(Element element, const void* source, float* target, int64_t n);
   /// target = factor * source
   void (*from_float)(Element element, const float* source, float factor, void* target, int64_t n);
