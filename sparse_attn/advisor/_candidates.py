@@ -13,21 +13,25 @@ from ..quality._named import DENSE
 __all__ = ["candidates", "named"]
 
 _SINKS = 4
-#: Masses of block top-k, by the keys of a block; its queries are 64.
-_MASSES = {64: (0.9, 0.98, 0.995), 16: (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)}
-#: Up to this mass, blocks of 16 keys come with half of the local keys too: of a head that looks
-#: back a few tokens alone, those are most of the pairs.
-_NARROW = 0.98
-#: Rows to a sampled one when blocks of 16 keys are chosen, by what the search makes small: finer
-#: samples cost time and no pairs. A quarter less error at the same pairs (docs/advisor.md).
-_ROW_STEP = {"pairs": 4, "time": 16}
+#: Masses of block top-k on blocks of 64 queries, by what the search makes small and by keys of a
+#: block. For pairs the mass left out falls by about a third from one to the next, down to where a
+#: head that dense attention alone served has a choice too; blocks of 64 keys are there for speed.
+_MASSES: dict[str, dict[int, tuple[float, ...]]] = {
+    "pairs": {16: (0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.9875, 0.9925, 0.995, 0.997, 0.9985)},
+    "time": {64: (0.9, 0.98, 0.995), 16: (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)},
+}
+#: Blocks of 16 keys come with so many times the local keys too, up to these masses. Of a head that
+#: looks back a few tokens alone, local keys are most of the pairs; of others they are the cheapest.
+_LOCAL = {"pairs": {2.0: 0.92, 0.5: 0.98}, "time": {0.5: 0.98}}
+#: Rows to a sampled one when blocks of 16 keys are chosen. Finer samples cost time and no pairs.
+_ROW_STEP = {"pairs": 2, "time": 16}
 
 
 def candidates(length: int, by: str, is_causal: bool = True) -> dict[str, Pattern]:
     """Return the usual candidates for texts of `length` tokens.
 
     Bands with sinks at three windows, a strided pattern, and block top-k at rising masses. Blocks
-    of few keys keep as much in less of the pairs; blocks as wide as high are there for their speed.
+    of few keys keep as much in less of the pairs; by time there are blocks as wide as high, too.
     Dense attention is always among the choices. `by` is what is made small, "pairs" or "time".
     Without `is_causal` bands have half of their window on either side, and nothing is strided:
     that pattern never looks ahead.
@@ -41,14 +45,16 @@ def candidates(length: int, by: str, is_causal: bool = True) -> dict[str, Patter
         found["strided"] = Strided(max(16, length // 16), 16)
     rows = 64 if length >= 1024 else 16
     local = min(256, max(rows, length // 8))
-    for keys, masses in _MASSES.items():
+    for keys, masses in _MASSES[by].items():
         keys = min(keys, rows)
         for mass in masses:
             name = f"block top-k {rows} x {keys}, mass {mass}"
             step = _ROW_STEP[by] if keys == 16 else 16
             near = {name: local}
-            if keys == 16 and mass <= _NARROW and local >= 2 * keys:
-                near[f"{name}, {local // 2} local"] = local // 2
+            for times, most in _LOCAL[by].items():
+                last = int(times * local)
+                if keys == 16 and mass <= most and last >= keys:
+                    near[f"{name}, {last} local"] = last
             for own, last in near.items():
                 found[own] = BlockTopK(
                     (rows, keys), mass, row_step=min(step, rows // 2), local_blocks=last // keys
