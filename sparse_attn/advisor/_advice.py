@@ -42,6 +42,8 @@ class Advice(Findings):
         The candidate of each.
     skipped : tuple of int
         Layers that were left as they are.
+    unmeasured : tuple of int
+        Layers that stay dense, since `minutes` left no time to measure candidates in them.
     model : str
         The model's class.
     length : int

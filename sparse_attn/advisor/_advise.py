@@ -23,7 +23,7 @@ from ..quality._model import Judge, PolicyQuality
 from ._advice import Advice
 from ._candidates import named
 from ._causal import is_causal_in
-from ._clock import Clock
+from ._clock import TIMED, Clock
 from ._findings import Tried
 from ._local import Local, Unit
 from ._memory import Memory
@@ -40,8 +40,8 @@ STEPS = 10
 LOST = 0.65
 #: What weighs a key head visits less of the pairs, so that it moves the output more than rounding.
 PROBED = 0.15
-#: Shares of the time after which a stage stops: weights, single candidates, search.
-WEIGHED, SINGLE, SEARCHED = 0.45, 0.65, 0.9
+#: Shares of the time after which a stage stops: local errors, weights, single candidates, search.
+MEASURED, WEIGHED, SINGLE, SEARCHED = 0.3, 0.45, 0.65, 0.9
 _HELD_BYTES = 4 << 30
 _LEAST_TOKENS = 64
 
@@ -171,7 +171,8 @@ class _Run:
         self.memory = memory
         layers, heads = self._told()
         self.clock = Clock(minutes, len(calls) * layers, layers * heads + len(found) + STEPS)
-        self.local = Local(found)
+        self.local = Local(found, step=self._measured, late=self.clock.out_of_time(MEASURED))
+        self._searching = False
         self.judge = Judge(OWNER, model, calls, hold=self._holds())
 
     def _holds(self) -> bool:
@@ -190,19 +191,23 @@ class _Run:
             if self.memory.recall(self.local):
                 self._measured("local errors", self.clock.layers)
             else:
-                self.local.step = self._measured
                 with bound(OWNER, self.model, Full()), watching(self.local):
                     for call in self.calls:
                         call_model(OWNER, self.model, call)
                 self.local.finish(OWNER)
-                self.memory.keep(self.local)
+                if not self.local.unmeasured:
+                    self.memory.keep(self.local)
             search = Search(self.local, self._judge, self.by)
             self._search(search)
             late = self.clock.out_of_time(SEARCHED)
+            self._searching = True
             best = search.find(self.keep, STEPS, late)
             chosen, rows = self._validated(search, best)
-            self.step("times", 0)
-            times = {n: self._times(chosen.choice, n) for n in lengths}
+            times = {}
+            for done, length in enumerate(lengths):
+                self.clock.evaluations, self.clock.after = 0, TIMED * (len(lengths) - done)
+                self.step("times", 0)
+                times[length] = self._times(chosen.choice, length)
         return self._made(search, chosen, rows, times)
 
     def step(self, name: str, steps: int = 1) -> None:
@@ -221,49 +226,54 @@ class _Run:
             heads = getattr(config, "num_attention_heads", 1)
         return getattr(config, "num_hidden_layers", 1), heads
 
-    def _expect(self, evaluations: int) -> None:
-        """Count so many choices as still to be judged, now that the key heads are seen."""
-        self.clock.evaluations = evaluations
-        self.bar.expect(len(self.calls) * evaluations)
+    def _expect(self, choices: list[Choice], steps: int = STEPS) -> None:
+        """Count what is still to be judged: choices that are not known, and steps of the search."""
+        unknown = sum(self.memory.judged(choice) is None for choice in choices)
+        self.clock.evaluations = unknown + steps
+        self.bar.expect(len(self.calls) * self.clock.evaluations)
 
     def _search(self, search: Search) -> None:
         """Weigh key heads or layers, and judge every candidate alone."""
-        units = sorted(self.local.figures)
-        single = [name for name in self.found if name != "dense"]
-        mean = {name: self.local.pairs(dict.fromkeys(units, name)) for name in single}
-        error = {name: self.local.error(dict.fromkeys(units, name)) for name in single}
+        single = {n: self.local.everywhere(n) for n in self.found if n != "dense"}
+        mean = {name: self.local.pairs(choice) for name, choice in single.items()}
+        error = {name: self.local.error(choice) for name, choice in single.items()}
         few = [name for name in single if mean[name] <= max(PROBED, min(mean.values()))]
         probe = min(few, key=lambda name: (error[name], name))
-        search.try_choice("dense", dict.fromkeys(units, "dense"))
+        search.try_choice("dense", self.local.everywhere("dense"))
+        units = sorted(u for u in self.local.figures if u[0] not in self.local.unmeasured)
         by_layer = [tuple(part) for _, part in groupby(units, key=lambda unit: unit[0])]
         for parts in ([(unit,) for unit in units], by_layer):
             if self.clock.has_time_for(len(parts), WEIGHED):  # in part it says nothing
-                self._expect(len(parts) + len(single) + STEPS)
+                alone = [dict.fromkeys(part, probe) for part in parts]
+                self._expect([*alone, *single.values()])
                 search.weigh(probe, parts, self.clock.out_of_time(WEIGHED))
                 break
-        self._expect(len(single) + STEPS)
+        self._expect(list(single.values()))
         late = self.clock.out_of_time(SINGLE)
         for name in sorted(single, key=lambda name: (-mean[name], name)):
             if len(search.sparse()) and late():
                 break
-            search.try_choice(f"{name}, everywhere", dict.fromkeys(units, name))
+            search.try_choice(f"{name}, everywhere", single[name])
+        self._expect([])
 
     def _judge(self, name: str, choice: Choice) -> tuple[float, float, float]:
         """Return what a choice keeps of the model's output, its loss and its margin."""
         self.step(name, 0)
         figures = self.memory.judged(choice)
+        counted = figures is None or self._searching
         if figures is None:
             policy = policy_of(choice, self.found, self._shape())
             (row,) = self.clock.time_forward(lambda: self.judge.rows({name: policy}, counted=False))
             loss = row.rel_l1 if row.kl is None else row.kl
             figures = _kept(row), loss, _margin(row)
             self.memory.add(choice, figures)
-        self.clock.evaluated()
-        self.step(name, len(self.calls))
+        if counted:  # what an earlier run judged takes no time
+            self.clock.evaluated()
+            self.step(name, len(self.calls))
         return figures
 
     def _shape(self) -> tuple[int, int]:
-        layers = {unit[0] for unit in self.local.figures} | self.local.skipped
+        layers = self.local.skipped.union(unit[0] for unit in self.local.figures)
         return max(layers) + 1, max(unit[1] for unit in self.local.figures) + 1
 
     def _validated(
@@ -273,13 +283,18 @@ class _Run:
         best = search.most_kept() if best is None else best
         if not self.other:
             return best, []
+        self._expect([], 0)
         judge = Judge(OWNER, self.model, self.other, hold=True)
         rows = judge.rows({"dense": None})
+        self.clock.validated()
 
         def kept(outcome: Outcome) -> float:
             self.step(f"validation of {outcome.name}", 0)
             policy = policy_of(outcome.choice, self.found, self._shape())
             rows.extend(judge.rows({outcome.name: policy}))
+            self.clock.validated()
+            if _kept(rows[-1]) < self.keep:
+                self._expect([])
             return _kept(rows[-1])
 
         return search.validated(best, self.keep, kept, STEPS, self.clock.out_of_time(1.0)), rows
@@ -304,21 +319,20 @@ class _Run:
             for o in search.tried.values()
         ]
         (dense,) = (o for o in search.tried.values() if set(o.choice.values()) == {"dense"})
-        figure = "top-1 agreement" if rows and rows[-1].top1 is not None else "cosine"
-        if not rows and self._predicts_tokens():
-            figure = "top-1 agreement"
+        tokens = rows[-1].top1 is not None if rows else self._predicts_tokens()
         kept = _kept(rows[-1]) if rows else chosen.kept
         return Advice(
             policy=policy_of(chosen.choice, self.found, self._shape()),
             keep=self.keep,
             by=self.by,
             kept=kept >= self.keep,
-            figure=figure,
+            figure="top-1 agreement" if tokens else "cosine",
             tried=tuple(sorted(tried, key=lambda t: (t.pairs, t.name))),
             validation=tuple(rows),
             times=times,
             choice=dict(sorted(chosen.choice.items())),
             skipped=tuple(sorted(self.local.skipped)),
+            unmeasured=tuple(sorted(self.local.unmeasured)),
             model=type(self.model).__name__,
             length=length_of(OWNER, self.calls[0]),
             dense_kept=dense.kept,
@@ -326,8 +340,7 @@ class _Run:
         )
 
     def _predicts_tokens(self) -> bool:
-        (row,) = self.judge.rows({"dense": None}, counted=False)
-        return row.top1 is not None
+        return self.judge.rows({"dense": None}, counted=False)[0].top1 is not None
 
 
 def policy_of(

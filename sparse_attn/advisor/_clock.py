@@ -11,12 +11,14 @@ from collections.abc import Callable
 from statistics import median
 from typing import TypeVar
 
-__all__ = ["Clock"]
+__all__ = ["TIMED", "Clock"]
 
 _Found = TypeVar("_Found")
 
-#: Forwards after the search: dense and two choices on other text, four each for the times of two.
-AFTER = 11
+#: Forwards for the times of dense attention and the policy at a length.
+TIMED = 8
+#: Forwards after the search: dense and two choices on other text, and those for times.
+AFTER = 3 + TIMED
 
 
 class Clock:
@@ -36,6 +38,7 @@ class Clock:
         self.began = time.monotonic()
         self.minutes = minutes
         self.layers, self.evaluations = layers, evaluations
+        self.after = AFTER  # forwards that follow the search
         self.forward = 0.0  # seconds of a judged choice
         self._forwards: list[float] = []
         self._measured, self._measuring = 0, self.began
@@ -60,6 +63,10 @@ class Clock:
         self._measured = self.layers
         self.evaluations = max(0, self.evaluations - 1)
 
+    def validated(self) -> None:
+        """Note that a choice was judged on other text."""
+        self.after = max(TIMED, self.after - 1)
+
     def left(self) -> float:
         """Return the seconds that the search and what follows it still take, as far as known."""
         now = time.monotonic()
@@ -68,7 +75,7 @@ class Clock:
         searching = unmeasured * each + self.evaluations * self.forward
         if self.minutes is not None:
             searching = min(searching, max(0.0, self._end(1.0) - now))
-        return searching + AFTER * self.forward
+        return searching + self.after * self.forward
 
     def out_of_time(self, share: float) -> Callable[[], bool]:
         """Return what says whether this share of the minutes is over."""

@@ -53,6 +53,7 @@ class Findings:
     times: dict[int, tuple[float, float]]
     choice: dict[Unit, str]
     skipped: tuple[int, ...]
+    unmeasured: tuple[int, ...]
     model: str
     length: int
     dense_kept: float
@@ -103,6 +104,11 @@ class Findings:
             )
         if any(own >= dense_seconds for dense_seconds, own in self.times.values()):
             lines.append("It is not faster than dense attention everywhere: see sa.profile.")
+        if self.unmeasured:
+            lines.append(
+                "Dense, since minutes left no time to measure candidates: layers "
+                f"{_listed(self.unmeasured)}. More minutes, or fewer patterns, reach them."
+            )
         if self.skipped:
             lines.append(
                 f"Layers left alone (a window of their own, other lengths): {_listed(self.skipped)}"

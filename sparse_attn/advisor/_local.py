@@ -22,6 +22,8 @@ from ._rates import cost
 __all__ = ["Local", "Unit"]
 
 Unit = tuple[int, int]  # layer, key head
+#: Error, mass, pairs and cost of dense attention.
+_DENSE = (0.0, 1.0, 1.0, 1.0)
 
 
 @dataclass
@@ -41,27 +43,55 @@ class Local:
         By unit: how many pairs it has, as a share of all units'.
     skipped : set of int
         Layers that were left alone: a window of the model's own, another number of queries.
+    unmeasured : set of int
+        Layers that dense attention alone serves, since there was no time for their candidates.
+    step : callable
+        Told of every layer.
+    late : callable
+        Says whether the time for measuring is over; one layer is always measured.
     """
 
     candidates: Mapping[str, Pattern]
     figures: dict[Unit, dict[str, tuple[float, float, float, float]]] = field(default_factory=dict)
     allowed: dict[Unit, float] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
+    unmeasured: set[int] = field(default_factory=set)
     step: Callable[..., None] = field(default=lambda name, steps=1: None, repr=False)
+    late: Callable[[], bool] = field(default=lambda: False, repr=False)
     _seen: dict[int, int] = field(default_factory=dict, repr=False)
 
     def __call__(self, call: Attended) -> None:
         """Judge all candidates on a layer's tensors."""
-        layer, query, key, common = call.layer, call.query, call.key, call.common
+        layer, query, key = call.layer, call.query, call.key
         if call.pattern != Full() or query.shape[2] != key.shape[2]:
             self.skipped.add(layer)
             return
+        if self.figures and self.late():
+            self._leave(call)
+        else:
+            self._measure(call)
+        self.step(f"local errors, layer {layer}")
+
+    def _leave(self, call: Attended) -> None:
+        """Let dense attention alone serve a layer, unless another input has measured it."""
+        heads = call.key.shape[1]
+        if (call.layer, 0) not in self.figures:
+            self.unmeasured.add(call.layer)
+            for head in range(heads):
+                dense = {name: _DENSE for name, own in self.candidates.items() if own == Full()}
+                self.figures[call.layer, head] = dense
+        allowed = row_counts(call.query, call.key, Full(), call.common).sum(-1)
+        self._allow(call.layer, heads, allowed.expand(call.query.shape[:2]))
+
+    def _measure(self, call: Attended) -> None:
+        """Compare every candidate with dense attention on a layer's tensors."""
+        layer, query, key, common = call.layer, call.query, call.key, call.common
         reference = Reference(query, key, call.value, common)
         heads = key.shape[1]
         seen = self._seen[layer] = self._seen.get(layer, 0) + 1
         for name, candidate in self.candidates.items():
             if candidate == Full():
-                rows = [[0.0, 1.0, 1.0, 1.0]] * heads
+                rows = [list(_DENSE)] * heads
             else:
                 kept = reference.compare(candidate)
                 error = kept.squares / reference.squares.sum().clamp(min=1e-30)
@@ -81,8 +111,11 @@ class Local:
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]
             for head, row in enumerate(rows):
                 self._add((layer, head), name, row, seen)
-        self.step(f"local errors, layer {layer}")
-        shares = reference.allowed.unflatten(1, (heads, -1)).sum((0, 2)).tolist()
+        self._allow(layer, heads, reference.allowed)
+
+    def _allow(self, layer: int, heads: int, allowed: torch.Tensor) -> None:
+        """Add the pairs that a layer's heads have, by query head."""
+        shares = allowed.unflatten(1, (heads, -1)).sum((0, 2)).tolist()
         for head, share in enumerate(shares):
             self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share
 
@@ -101,6 +134,11 @@ class Local:
         if not total:
             raise refuse(owner, "inputs with a token that is not padding", "padding alone")
         self.allowed = {unit: pairs / total for unit, pairs in self.allowed.items()}
+
+    def everywhere(self, name: str) -> dict[Unit, str]:
+        """Return the choice of one candidate wherever it was measured; the others are dense."""
+        (dense,) = (own for own, pattern in self.candidates.items() if pattern == Full())
+        return {unit: name if name in own else dense for unit, own in self.figures.items()}
 
     def pairs(self, choice: Mapping[Unit, str]) -> float:
         """Return the share of all pairs that a choice of candidates visits."""

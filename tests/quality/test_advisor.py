@@ -115,8 +115,60 @@ def test_little_time_still_gives_an_answer(llama, ids):
     assert advice.pairs < 1 and len(advice.tried) < 4
 
 
+def test_local_errors_stop_in_time(llama, ids, tmp_path, monkeypatch):
+    from sparse_attn.advisor import _clock
+
+    class Clock(_clock.Clock):
+        """No time is left once the first layer is measured."""
+
+        def has_time_for(self, forwards, share):
+            return not self._measured
+
+    monkeypatch.setattr("sparse_attn.advisor._advise.Clock", Clock)
+    file = tmp_path / "search.json"
+    advice = advise(llama, ids, minutes=60, resume=file)
+    assert advice.unmeasured == (1,) and advice.policy.num_layers == 2
+    assert {own for (layer, _), own in advice.choice.items() if layer == 1} == {"dense"}
+    assert {own for (layer, _), own in advice.choice.items() if layer == 0} != {"dense"}
+    assert "no time to measure candidates: layers 1. More minutes" in advice.summary()
+    judged = sa.quality.model(llama, ids[:, 128:], {"policy": advice.policy}, progress=False)
+    assert advice.pairs == pytest.approx(judged["policy"].pairs) and 0.5 < advice.pairs < 1
+    assert advice.chosen.pairs == pytest.approx(advice.pairs, abs=0.01)
+    monkeypatch.undo()
+    whole = advise(llama, ids, resume=file)  # which measures what was left
+    assert whole.unmeasured == () and whole.policy == advise(llama, ids).policy
+
+
+def test_every_layer_of_several_inputs_is_measured_once_at_least(llama, ids):
+    from sparse_attn._binding import bound
+    from sparse_attn._observe import watching
+    from sparse_attn.advisor._local import Local
+
+    def local_of(inputs, late=lambda: False):
+        local = Local({"narrow": PATTERNS["narrow"], "dense": sa.Full()}, late=late)
+        with torch.no_grad(), bound("test", llama, sa.Full()), watching(local):
+            for own in inputs:
+                llama(own)
+        local.finish("test")
+        return local
+
+    first, second = ids[:, :128], ids[:, 128:]
+    seen = []
+    hurried = local_of([first, second], lambda: len(seen.append(0) or seen) > 1)
+    assert hurried.unmeasured == set() and hurried.figures == local_of([first]).figures
+    assert hurried.allowed == local_of([first, second]).allowed
+
+
 def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
+    from sparse_attn.advisor._advise import _Run
     from sparse_attn.quality._model import Judge
+
+    def expected(real, left):
+        def expect(run, *given):
+            real(run, *given)
+            left.append(run.clock.evaluations)
+
+        return expect
 
     file = tmp_path / "search.json"
     whole = advise(llama, ids)
@@ -138,7 +190,10 @@ def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
     resumed = advise(llama, ids, resume=file)
     assert resumed.policy == whole.policy and resumed.tried == whole.tried
     judged.clear()
+    left = []
+    monkeypatch.setattr(_Run, "_expect", expected(_Run._expect, left))
     assert advise(llama, ids, resume=file).policy == whole.policy
+    assert left[:4] == [10, 10, 10, 0]  # weights and single candidates are known, the search begins
     assert len(judged) <= 4  # dense attention, and the validation
     kept = file.read_bytes()
     with pytest.raises(ValueError, match=r"search\.json of another model, other inputs"):

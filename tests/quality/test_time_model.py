@@ -21,6 +21,10 @@ def test_the_time_left_counts_forwards(monkeypatch):
     for seconds in (1, 1):  # the first forward warmed up
         assert clock.time_forward(lambda own=seconds: now.append(now.pop() + own)) is None
     assert clock.left() == 9 * 1 + 11 * 1
+    clock.evaluations = 0
+    for forwards in (10, 9, 8, 8):  # the times of dense attention and the policy stay
+        clock.validated()
+        assert clock.left() == forwards
     hurried = _clock.Clock(1.0, layers=4, evaluations=100)
     hurried.time_forward(lambda: now.append(now.pop() + 2))
     assert hurried.left() == 58 - 11 * 2 + 11 * 2  # the minute, less what has gone
