@@ -34,6 +34,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.patch = patch
         self.layer = 0
+        self.heads = 0  # key heads, the most of any layer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -43,6 +44,7 @@ class _Mode(TorchFunctionMode):
         reason = _left(call)
         if reason is None:
             layer, self.layer = self.layer, self.layer + 1
+            self.heads = max(self.heads, call["key"].shape[-3])
             try:
                 return _attend(self.patch.policy, layer, call)
             except (ValueError, NotImplementedError) as error:
@@ -117,14 +119,15 @@ class PatchedSDPA:
         with _Mode(self) as mode:
             result = self._forward()(*args, **kwargs)
         self.layers = mode.layer
-        if not mode.layer and not self.left:
-            name = type(self.model).__name__
+        name = type(self.model).__name__
+        if mode.layer:  # a decode with a cache of the model's own has none
+            self.policy.check_model(mode.layer, mode.heads, name)
+        elif not self.left:
             warn_once(
                 f"calls of {name}",
                 f"sparse_attn.patch_sdpa: {name}: expected calls of F.scaled_dot_product_attention "
                 "in its forward, got none: the policy changes nothing",
             )
-        self.policy.check_model(mode.layer, None, type(self.model).__name__)
         return result
 
     def _leave(self, reason: str) -> None:
@@ -167,7 +170,8 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     TypeError
         No module, or neither a policy nor a pattern.
     ValueError
-        A model that is patched already. In the forward: a policy for another number of layers.
+        A model that is patched already. In the forward: a policy for another number of layers or
+        key heads (the most of any layer).
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """patch_sdpa: a policy in models that call F.scaled_dot_product_attention themselves."""
 
 import copy
+import functools
 import inspect
 import pickle
 import warnings
@@ -182,7 +183,34 @@ def test_wrong_arguments_are_refused(model, tokens):
         sa.patch_sdpa("model", BAND)
     with pytest.raises(TypeError, match="policy"):
         sa.patch_sdpa(model, "band")
-    patched = sa.patch_sdpa(model, sa.Policy(BAND, num_layers=2))
-    with torch.no_grad(), pytest.raises(ValueError, match="a policy for Model's 3 layers"):
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*left to torch")  # said of a head that no call has, too
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        (dict(num_layers=2), "a policy for Model's 3 layers, got num_layers=2"),
+        (dict(num_key_heads=2), "a policy for Model's 4 key heads, got num_key_heads=2"),
+        (dict(heads={0: {4: sa.Full()}}), "heads below Model's 4 key heads, got 4"),
+    ],
+)
+def test_a_policy_of_another_shape_is_refused(model, tokens, shape, sentence):
+    patched = sa.patch_sdpa(model, sa.Policy(BAND, **shape))
+    with pytest.raises(ValueError, match=rf"^sparse_attn\.Policy: expected {sentence}$"):
         model(tokens)
     patched.restore()
+    with sa.patch_sdpa(model, sa.Policy(BAND, num_layers=3, num_key_heads=4)):
+        model(tokens)
+
+
+@torch.no_grad()
+def test_a_forward_without_layers_fits_every_policy(model, tokens):
+    """A decode with a cache of the model's own: no call has as many queries as keys."""
+    one, cached = model.layers[0], torch.randn(2, 40, 64, device=tokens.device)
+    one.forward = functools.partial(one.forward, memory=cached)
+    only = nn.Sequential(one)
+    patched = sa.patch_sdpa(only, sa.Policy(BAND, num_layers=3, num_key_heads=2))
+    with pytest.warns(UserWarning, match="left to torch: calls whose numbers of queries"):
+        only(tokens[:, :1])
+    assert patched.layers == 0
