@@ -70,9 +70,16 @@ def pattern_from(entry: Any) -> Pattern:
 def _value_from(value: Any) -> Any:
     if isinstance(value, Mapping):
         if "positions" in value:
-            return torch.tensor(value["positions"], dtype=torch.int64)
+            return _positions(value["positions"])
         return pattern_from(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _positions(values: Any) -> torch.Tensor:
+    try:
+        return torch.tensor(values, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):
+        raise refuse(_LOAD, "positions, a list of ints", json.dumps(values)) from None
 
 
 def _unreachable(owner: str, what: str, path: object, error: OSError) -> OSError:
@@ -100,15 +107,15 @@ def read(path: str | PathLike[str], make: Callable[..., _Made]) -> _Made:
         held = json.loads(Path(path).read_text())
     except OSError as error:
         raise _unreachable(_LOAD, "a policy file", path, error) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise refuse(_LOAD, "a policy file (JSON)", path) from None
     if not isinstance(held, dict) or held.get("format", FORMAT) != FORMAT or "version" not in held:
         raise refuse(_LOAD, "a policy file with its version", path)
     if held["version"] != VERSION:
-        raise refuse(_LOAD, f"a policy file of version {VERSION}", f"version {held['version']}")
+        raise refuse(_LOAD, f"a policy file of version {VERSION}", f"version {held['version']!r}")
     fields = {name: value for name, value in held.items() if name not in _BESIDE}
     unknown = sorted(set(fields) - set(FIELDS))
-    if unknown or "pattern" not in fields:
+    if unknown or fields.get("pattern") is None:
         got = f"{path} with {', '.join(unknown)}" if unknown else f"{path} without a pattern"
         raise refuse(_LOAD, f"a policy of {', '.join(FIELDS)}", got)
     try:
@@ -121,7 +128,20 @@ def read(path: str | PathLike[str], make: Callable[..., _Made]) -> _Made:
 
 def _numbered(entry: Callable[[Any], Any]) -> Callable[[Mapping[Any, Any]], dict[int, Any]]:
     """Return what makes entries of numbers, which JSON has as strings."""
-    return lambda entries: {int(number): entry(own) for number, own in entries.items()}
+
+    def made(entries: Mapping[Any, Any]) -> dict[int, Any]:
+        if not isinstance(entries, Mapping):
+            raise ValueError(f"expected entries by number, got {json.dumps(entries):.60}")
+        return {_number(number): entry(own) for number, own in entries.items()}
+
+    return made
+
+
+def _number(name: Any) -> int:
+    try:
+        return int(name)
+    except ValueError:
+        raise ValueError(f"expected the number of a layer or head, got {name!r}") from None
 
 
 class _Field(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -93,14 +93,41 @@ def _read(path: Path, fingerprint: str) -> dict[str, Any]:
     what, got = "resume to name a new file or that of an earlier search", str(path)
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise refuse("advise", what, got) from error
     if not isinstance(held, dict) or "of" not in held:
         raise refuse("advise", what, got)
     if held["of"] != fingerprint:
         other = f"{path} of another model, other inputs or patterns, or an earlier version"
         raise refuse("advise", "resume to name a new file or that of this search", other)
+    if not _is_whole(held):
+        raise refuse("advise", what, f"{path}, which was changed")
     return held
+
+
+def _is_whole(held: Mapping[str, Any]) -> bool:
+    """Whether the figures have the shape that `Memory` writes."""
+    judged, local, skipped = (held.get(name) for name in ("judged", "local", "skipped"))
+    if not isinstance(judged, dict) or not all(map(_numbers(3), judged.values())):
+        return False
+    if local is None:
+        return True
+    rows = isinstance(local, list) and all(isinstance(row, list) and len(row) == 4 for row in local)
+    figures = rows and local and all(isinstance(row[3], dict) for row in local)
+    return (
+        isinstance(skipped, list)
+        and bool(figures)
+        and all(_numbers(3)(row[:3]) and all(map(_numbers(4), row[3].values())) for row in local)
+    )
+
+
+def _numbers(count: int) -> Callable[[Any], bool]:
+    """Return what says whether a value is a list of so many numbers."""
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(number, (int, float)) for number in value)
+    )
 
 
 def _key(choice: Mapping[Unit, str]) -> str:

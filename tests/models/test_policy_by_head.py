@@ -161,8 +161,15 @@ def test_a_saved_policy_is_the_same(tmp_path):
         ('{"version": 1, "pattern": 3}', "expected a pattern with its kind, got 3"),
         ('{"version": 1, "pattern": {"kind": "TopK", "k": 0}}', "expected a pattern TopK, got"),
         ('{"version": 1, "pattern": {"kind": "TopK", "q": 0}}', "expected fields of TopK, got q"),
-        ('{"version": 1, "pattern": {"kind": "Full"}, "heads": 3}', "expected a policy, got"),
-        ('{"version": 1, "pattern": {"kind": "Full"}, "layers": {"x": {"kind": "Full"}}}', "got"),
+        ('{"version": 1, "pattern": {"kind": "Full"}, "heads": 3}', "entries by number, got 3"),
+        ('{"version": 1, "pattern": {"kind": "Full"}, "layers": {"x": 1}}', "or head, got 'x'"),
+        ('{"version": "1", "pattern": {"kind": "Full"}}', "of version 1, got version '1'"),
+        ('{"version": 1, "pattern": null}', "got .* without a pattern"),
+        (
+            '{"version": 1, "pattern": {"kind": "Band", "global_tokens": {"positions": "x"}}}',
+            'expected positions, a list of ints, got "x"',
+        ),
+        ("[" * 100_000, r"expected a policy file \(JSON\), got"),
     ],
 )
 def test_wrong_files_are_refused_in_a_sentence(tmp_path, text, sentence):

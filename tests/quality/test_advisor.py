@@ -201,6 +201,23 @@ def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
     assert file.read_bytes() == kept
 
 
+def test_a_file_that_was_changed_is_refused(llama, ids, tmp_path):
+    file = tmp_path / "search.json"
+    advise(llama, ids, resume=file)
+    held = json.loads(file.read_text())
+    for change in (
+        dict(judged=None),
+        dict(judged={"of a choice": [1.0]}),
+        dict(local=[[0, 0]]),
+        dict(local=[[0, 0, 1.0, {"narrow": [0.1, 0.2]}]]),
+        dict(local=[[0, 0, "all", {"narrow": [0.1] * 4}]]),
+        dict(skipped=None),
+    ):
+        file.write_text(json.dumps(held | change))
+        with pytest.raises(ValueError, match=r"of an earlier search, got .*, which was changed$"):
+            advise(llama, ids, resume=file)
+
+
 def test_windows_of_the_model_are_left_alone(on_device, ids):
     config = CONFIGS["qwen3_sliding"]()
     config.layer_types = ["sliding_attention", "full_attention"]
