@@ -20,19 +20,25 @@ struct SketchConfig {
   static constexpr int kBits = BITS;
   static constexpr int kChannels = 16 * CHUNKS;  // of a lane
   static constexpr int kPairs = kChannels / 2;
+  // Queries of 16 bits meet the least elements on tensor cores.
+  static constexpr bool kPlainPairs = sizeof(T) == 2;
+  static constexpr int kPlainWords = kPlainPairs ? kPairs : kChannels;
   static constexpr int kWords = kChannels * BITS / 32;  // of a lane and key
   static constexpr int kPairsOfWord = 16 / BITS;
   // As registers allow.
   static constexpr int kBlocksPerSm = CHUNKS == 1 ? 4 : CHUNKS == 2 && BITS == 2 ? 3 : 2;
-  // A slot of a warp's ring: of each group its codes, then its ranges.
+  // A slot of a warp's ring: codes of all its groups, then their ranges.
   static constexpr int kRowBytes = 16 * kWords;
   static constexpr int kCodeBytes = kSketchGroup * kRowBytes;
   static constexpr int kRangeBytes = 2 * 64 * CHUNKS * static_cast<int>(sizeof(T));
-  static constexpr int kGroupBytes = kCodeBytes + kRangeBytes;
-  static constexpr int kSlotBytes = GROUPS * kGroupBytes;
+  static constexpr int kSlotBytes = GROUPS * (kCodeBytes + kRangeBytes);
   static constexpr int kSmemLimit = 64 << 10;  // that every device has
   static constexpr int kWarps = kSlotBytes <= 8 << 10 ? 4 : 2;
-  static constexpr int kSlots = 3 * kWarps * kSlotBytes <= kSmemLimit ? 3 : 2;
+  static constexpr int kSmemOfSm = 192 << 10;  // as far as rings take it
+  static constexpr int kSlots =
+      3 * kWarps * kSlotBytes <= kSmemLimit && 3 * kWarps * kSlotBytes * kBlocksPerSm <= kSmemOfSm
+          ? 3
+          : 2;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSmemBytes = kWarps * kSlots * kSlotBytes;
   static_assert(kSmemBytes <= kSmemLimit, "fits every device");

@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     score_sketch(const __grid_constant__ SelectParams params,
                  const __grid_constant__ SketchView sketch, float* masses, int32_t row_tiles,
                  int32_t splits, bool aligned) {
-  using T = typename Config::T;
   extern __shared__ __align__(16) char rings[];
   ptx::wait_for_primary();
   const int lane = threadIdx.x % 32, quad = lane % 4, warp = threadIdx.x / 32;
@@ -76,13 +75,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                 written.query) *
                    num_tiles;
 
-  const GroupRing<Config> ring = {params,
-                                  sketch,
-                                  batch,
-                                  head_kv,
-                                  groups,
-                                  any,
-                                  rings + warp * Config::kSlots * Config::kSlotBytes};
+  const GroupRing<Config> ring(params, sketch, batch, head_kv, groups, any,
+                               rings + warp * Config::kSlots * Config::kSlotBytes);
   const int32_t step = splits * Config::kWarps * Config::kGroups;
   const int32_t first = (split * Config::kWarps + warp) * Config::kGroups;
   const float scale = params.scores.scale * (params.scores.softcap == 0.0f ? kLog2e : 1.0f);
@@ -108,23 +102,25 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     ptx::cp_async_wait<Config::kSlots - 1>();
     __syncwarp();  // the oldest groups have landed
     const char* codes = ring.slot(slot);
-    const T* ranges =
-        reinterpret_cast<const T*>(codes + column_group * Config::kGroupBytes + Config::kCodeBytes);
+    char* all_ranges = ring.slot(slot) + ring.kRanges;
+    const char* ranges = all_ranges + column_group * Config::kRangeBytes;
     const int32_t group = oldest + group_of_sums;
     const int32_t begin = group * sketch.group;
     float sums[2 * kTiles];  // of rows x tiles
     float highest[2] = {-INFINITY, -INFINITY};
     const bool visible = ring.is_visible(group);
     if (__any_sync(~0u, visible)) {
+      make_steps<Config>(all_ranges, params.problem.head_dim);
       codes += lane / 4 * Config::kRowBytes + quad * (Config::kRowBytes / 4);
       uint32_t stepped[Config::kPairs];
-      float base = scale_query<Config>(query, ranges, params.problem.head_dim, stepped);
-      base = scale * sum_of_quad(base);
-      const float bases[2] = {__shfl_sync(~0u, base, 2 * quad * 4),
-                              __shfl_sync(~0u, base, (2 * quad + 1) * 4)};
+      scale_query<Config>(query, ranges, params.problem.head_dim, stepped);
+      float bases[2];
+      least_products<Config>(query, ranges, params.problem.head_dim, group_of_sums, bases);
+      bases[0] *= scale;
+      bases[1] *= scale;
       float scores[kTiles][4] = {};
 #pragma unroll
-      for (int at = 0; at < Config::kGroups; ++at, codes += Config::kGroupBytes) {
+      for (int at = 0; at < Config::kGroups; ++at, codes += Config::kCodeBytes) {
         uint32_t words[kTiles][2][Config::kWords];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
