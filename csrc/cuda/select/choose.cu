@@ -204,6 +204,9 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const bool scores = params.selector == Selector::kMean || params.selector == Selector::kScores ||
                       (params.selector == Selector::kSketch && tiles_are_blocks(params));
   const bool by_mass = params.mass > 0 && params.mass < 1;
+  if (!by_mass && serves_choose_step(params, scores)) {
+    return launch_choose_step(params, workspace.scores);
+  }
   if (!by_mass) return launch_choose_count(params, workspace.scores, scores);
   if (serves_choose_warp(params)) return launch_choose_warp(params, workspace.scores, scores);
   int32_t room = 0;

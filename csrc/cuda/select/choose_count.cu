@@ -10,6 +10,7 @@
 #include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
 #include "block_rule.cuh"
+#include "cut.cuh"
 #include "join_heads.cuh"
 #include "tools.h"
 
@@ -17,7 +18,6 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kBinsOfThread = 2;
-constexpr uint32_t kFirst = ~0u;  // of forced blocks, above the key of every score
 
 /// Shared memory of a thread block, beside the keys.
 struct CountStorage {
@@ -29,11 +29,6 @@ struct CountStorage {
   uint32_t digit, wanted, count;
   HullStorage hull;
   HeadStorage heads;
-};
-
-/// Kept are the keys above `key`, and the first `equal` ones of those equal to it.
-struct Cut {
-  uint32_t key = 0, equal = 0;
 };
 
 /// The bin of the `wanted`-th highest key of a histogram, that key's place among the bin's and how

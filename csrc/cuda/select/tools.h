@@ -1,6 +1,7 @@
 // The tools of the CUDA library, one file each: list.cu, merge.cu, and for block selection pool.cu
 // (means and extremes of blocks), score.cu (products of means, scores of the caller), and
-// choose.cu, choose_warp.cu and choose_count.cu (the best blocks as a list, by mass and by number).
+// choose.cu, choose_warp.cu (the best blocks as a list, by mass), choose_count.cu and
+// choose_step.cu (by number).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -87,6 +88,9 @@ Status launch_block_scores(const SelectParams& params, const SelectWorkspace& wo
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace);
 /// The same by their number alone: `values` are scores, whose softmax the shares are, or shares.
 Status launch_choose_count(const SelectParams& params, float* values, bool scores);
+/// The same for a decoding step that makes one list of the heads of a group.
+bool serves_choose_step(const SelectParams& params, bool scores);
+Status launch_choose_step(const SelectParams& params, const float* scores);
 /// The same by mass, where a warp can hold a list.
 bool serves_choose_warp(const SelectParams& params);
 Status launch_choose_warp(const SelectParams& params, const float* values, bool scores);
