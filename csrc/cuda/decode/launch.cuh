@@ -47,6 +47,7 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   }
   if (kind == Kind::kPlain) return launch_kernel<Flat, Kind::kPlain>(params, plan);
   if (kind == Kind::kSequences) return launch_kernel<Flat, Kind::kSequences>(params, plan);
+  if (kind == Kind::kListed) return launch_kernel<Flat, Kind::kListed>(params, plan);
   return launch_kernel<Flat, Kind::kGeneral>(params, plan);
 }
 

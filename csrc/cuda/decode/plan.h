@@ -54,12 +54,16 @@ SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
   return imin(main_reach(pattern, keys), keys - lead) + lead;
 }
 
-/// Steps of a chunk for rows that visit up to `keys` keys, of a list or not: long enough that its
-/// partial results count little beside its keys, short enough that few rows on few keys still fill
-/// a device. A multiple of every number of warps.
-SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q, bool listed) {
+/// Keys of a list's blocks up to which its chunks are as short as those of a window; larger blocks
+/// lose more by short chunks than they win.
+constexpr int32_t kSmallBlock = 32;
+
+/// Steps of a chunk for rows that visit up to `keys` keys, of `list` where it is present: long
+/// enough that its partial results count little beside its keys, short enough that few rows on few
+/// keys still fill a device. A multiple of every number of warps.
+SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096;
-  const bool few = keys <= kFewKeys && !listed;
+  const bool few = keys <= kFewKeys && (!list.present() || list.block_kv <= kSmallBlock);
   int32_t chunk = ceil_div(keys, few ? kMostMerged : kMostMerged / 2);
   chunk = imin(imax(chunk, 128), 1024);
   chunk = imax(chunk, imax(keys / kMostChunks, (few ? 32 : 64) * seq_q));
@@ -68,7 +72,7 @@ SPARSE_ATTN_HD constexpr int32_t chunk_steps(int32_t keys, int32_t seq_q, bool l
 
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
-  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list.present());
+  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list);
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
@@ -83,11 +87,12 @@ constexpr int32_t most_chunks(int32_t keys) {
 enum class Kind {
   kPlain,      // a window on keys that all exist, scores that need no more than their scale
   kSequences,  // the same of sequences that differ in length or lie in pages
+  kListed,     // lists of whole blocks, of 16-bit keys and scores as plain
   kGeneral,    // all but strided views
   kStrided,
 };
 SPARSE_ATTN_HD constexpr bool is_lean(Kind kind) {
-  return kind == Kind::kPlain || kind == Kind::kSequences;
+  return kind == Kind::kPlain || kind == Kind::kSequences || kind == Kind::kListed;
 }
 
 /// Whether some view of the keys is strided.
@@ -101,9 +106,14 @@ inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
   if (is_strided(pattern)) return Kind::kStrided;
   constexpr Features kPlain =
       Features::of(Feature::kWindow, Feature::kQueryOffsets, Feature::kSinkLogits);
+  constexpr Features kListed = kPlain.with(
+      Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kList));
   constexpr Features kSequences = kPlain.with(
       Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys));
   if (params.problem.head_dim != compiled_head_dim) return Kind::kGeneral;
+  if (params.features.has(Feature::kList)) {
+    return params.features.within(kListed) ? Kind::kListed : Kind::kGeneral;
+  }
   if (params.features.within(kPlain)) return Kind::kPlain;
   return params.features.within(kSequences) ? Kind::kSequences : Kind::kGeneral;
 }

@@ -19,8 +19,14 @@ __device__ __forceinline__ Pattern pattern_of(const AttentionParams& params) {
     pattern.lead = {0, 1, is_lean(kKind) ? 0 : pattern.lead.length};
   }
   if constexpr (is_lean(kKind)) {
-    pattern.list = {};
     pattern.global_count = 0;
+    if constexpr (kKind == Kind::kListed) {
+      __builtin_assume(pattern.list.counts != nullptr);
+      pattern.list.partial = nullptr;
+      pattern.list.bits = nullptr;
+    } else {
+      pattern.list = {};
+    }
   }
   return pattern;
 }
@@ -101,7 +107,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     work.slice.rows = {first, 1, imax(0, imin(list.block_q, work.sequence.rows - first))};
     work.slice.shift += first;
     const ListedRuns blocks = list.runs(work.batch, work.first_head, work.list_row, list.block_kv);
-    work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, true);
+    work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, list);
   } else if (same_lengths) {
     work.chunk_steps = grid.chunk_steps;
   } else {
