@@ -19,13 +19,17 @@ __all__ = ["as_inputs", "call_model", "evaluating"]
 def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
     """Return the keyword arguments of the model's calls; sentences speak of `name`."""
     if isinstance(inputs, torch.Tensor):
+        if inputs.dim() < 2:
+            got = f"shape {tuple(inputs.shape)}; ids of one text go in as ids[None]"
+            raise refuse(owner, f"{name} of shape (batch, length)", got)
         return [{"input_ids": inputs}]
     if isinstance(inputs, Mapping):
         return [dict(inputs)]
     what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
     check_kind(owner, name, inputs, Iterable, what)
     if isinstance(inputs, str):
-        check_kind(owner, name, inputs, Mapping, what)
+        got = "str; a tokenizer makes ids of it: tokenizer(text, return_tensors='pt')"
+        raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
     calls = [call for part in inputs for call in as_inputs(owner, part, name)]
     if not calls:
         raise refuse(owner, name, "none")

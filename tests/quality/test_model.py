@@ -146,7 +146,8 @@ def test_table_and_picture(on_device, llama):
     [
         (torch.ones(1, 8, dtype=torch.long), "band", "policies to be a policy"),
         (torch.ones(1, 8, dtype=torch.long), [3], "policy .* to be one"),
-        ("text", BAND, "inputs to be"),
+        ("text", BAND, "inputs to be .* got str; a tokenizer makes ids of it"),
+        (torch.arange(9), BAND, r"inputs of shape \(batch, length\), got .* ids\[None\]"),
         ([], BAND, "expected inputs, got none"),
         (3, BAND, "inputs to be"),
     ],
