@@ -33,8 +33,9 @@ class Loader {
         lane_(threadIdx.x % kWarp),
         boxes_(args.boxes),
         box_bytes_(args.copy_rows * C::kRowBytes),
-        box_of_copy_(lane_ / (args.box_rows / args.copy_rows)),
-        row_of_copy_(lane_ % (args.box_rows / args.copy_rows) * args.copy_rows) {
+        box_of_copy_(C::kListed ? lane_ / (args.box_rows / args.copy_rows) : 0),
+        row_of_copy_(C::kListed ? lane_ % (args.box_rows / args.copy_rows) * args.copy_rows
+                                : lane_ * args.copy_rows) {
     query_.parity = ring_.parity = 1;  // the first pass over a ring finds every stage empty
   }
 
@@ -64,6 +65,14 @@ class Loader {
     int32_t first;  // row of the view's element 0
   };
 
+  /// What the copies of a query tile's keys ask for at each step. Taken once, since a wait makes
+  /// the compiler read memory again.
+  struct Keys {
+    const int32_t* pages;  // the sequence's row of the table
+    int32_t number;        // of the sequence
+    ExistingKeys there;
+  };
+
   /// A batch entry of a map, or a page, and a row there.
   struct MapRow {
     int32_t batch, row;
@@ -76,6 +85,17 @@ class Loader {
   /// Batch entry of the keys in the maps.
   __device__ __forceinline__ int32_t key_batch(const Work& work) const {
     return args_.params.sequences.first_keys == nullptr ? work.batch : 0;
+  }
+
+  __device__ __forceinline__ Keys keys_of(const Work& work) const {
+    Keys keys = {nullptr, work.slice.num_keys, {}};
+    const KeySource& source = args_.params.keys;
+    if (paged()) keys.pages = source.table + work.batch * source.table_stride;
+    if (kClears) {
+      keys.there.main = smem_.there[work_.index][0];
+      if (C::kLeads) keys.there.lead = smem_.there[work_.index][C::kLeads];
+    }
+    return keys;
   }
 
   __device__ __forceinline__ int32_t class_step() const {
@@ -100,6 +120,7 @@ class Loader {
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
     const Place main = {&maps[work.key_rows], at.class_idx * class_step(), work.head_kv,
                         key_batch(work), at.row};
+    const Keys keys = keys_of(work);
     const bool folding = folds<C>(args_, work);
     const bool query_first = kQueryFirst && !folding;
     if (kBoth && query_first) load_query(work);
@@ -115,10 +136,10 @@ class Loader {
     }
     int32_t until_almost = 0;  // key tiles left to be loaded before the planner is told
     if (kKeys && claims_late<C>(args_)) until_almost = most_visits<C>(args_, work) - kPlanningTiles;
-    int32_t entry = table_entry(work, step);
+    int32_t entry = table_entry(keys, step);
     while (step.valid) {
       Step ahead = source.next();
-      const int32_t entry_ahead = table_entry(work, ahead);
+      const int32_t entry_ahead = table_entry(keys, ahead);
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if (kKeys) {
         Follows next = ahead.narrow   ? Follows::kNarrow
@@ -133,10 +154,11 @@ class Loader {
       }
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);
-      if (kClears && args_.raw && holds_no_keys(step)) {
-        load_cleared(work, place, step, entry, there(step));
+      const Interval there = C::kLeads && step.lead ? keys.there.lead : keys.there.main;
+      if (kClears && args_.raw && holds_no_keys(step, there)) {
+        load_cleared(keys, place, step, entry, there);
       } else {
-        load_stage(work, place, step, entry);
+        load_stage(keys, place, step, entry);
       }
       if (kBoth && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
@@ -186,15 +208,10 @@ class Loader {
     }
   }
 
-  /// Elements of the step's view that exist for some row.
-  __device__ __forceinline__ Interval there(const Step& step) const {
-    return smem_.there[work_.index][C::kLeads && step.lead];
-  }
-
   /// The first element that this lane copies; kUnlimited where there is none.
   __device__ __forceinline__ int32_t copy_key(const Step& step) const {
     if (!paged()) return step.key;
-    const int32_t key = __shfl_sync(~0u, step.key, box_of_copy_);
+    const int32_t key = C::kListed ? __shfl_sync(~0u, step.key, box_of_copy_) : step.key;
     if (lane_ >= args_.copies || key == kUnlimited) return kUnlimited;
     return key + row_of_copy_;
   }
@@ -206,28 +223,30 @@ class Loader {
 
   /// What the table says of the page of this lane's copy; asked for a step ahead, so that nobody
   /// waits for memory.
-  __device__ __forceinline__ int32_t table_entry(const Work& work, const Step& step) const {
+  __device__ __forceinline__ int32_t table_entry(const Keys& keys, const Step& step) const {
     if (!paged()) return 0;
     const int32_t key = copy_key(step);
-    if (key >= work.slice.num_keys) return 0;
-    return args_.params.keys.entry_of(work.batch, page_number(key));
+    if (key >= keys.number) return 0;
+    KeySource own = args_.params.keys;
+    own.table = keys.pages;
+    return own.entry_of(0, page_number(key));
   }
 
   /// Whether some rows of the tile are of no key.
-  __device__ __forceinline__ bool holds_no_keys(const Step& step) const {
-    const int32_t key = copy_key(step);
-    const bool outside = !there(step).holds({key, key + args_.copy_rows});
-    return __any_sync(~0u, outside && key != kUnlimited);
+  __device__ __forceinline__ bool holds_no_keys(const Step& step, Interval there) const {
+    const int32_t key = C::kListed ? copy_key(step) : step.key;
+    const int32_t rows = C::kListed ? args_.copy_rows : C::BLOCK_KV;
+    return __any_sync(~0u, key != kUnlimited && !there.holds({key, key + rows}));
   }
 
   /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
   /// full.
-  __device__ __forceinline__ void load_cleared(const Work& work, const Place& place,
+  __device__ __forceinline__ void load_cleared(const Keys& keys, const Place& place,
                                                const Step& step, int32_t entry, Interval there) {
     const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
     const uint32_t raw = ptx::smem_address(&smem_.event[kRawValue]);
-    copy_stage(work, place, step, entry, raw);
+    copy_stage(keys, place, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
     const int32_t rows = args_.copy_rows, own_key = copy_key(step);
@@ -251,9 +270,9 @@ class Loader {
   }
 
   /// Fills the ring's next stage.
-  __device__ __forceinline__ void load_stage(const Work& work, const Place& place, const Step& step,
+  __device__ __forceinline__ void load_stage(const Keys& keys, const Place& place, const Step& step,
                                              int32_t entry) {
-    copy_stage(work, place, step, entry,
+    copy_stage(keys, place, step, entry,
                ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
     __syncwarp();
     ring_.advance();
@@ -261,7 +280,7 @@ class Loader {
 
   /// Copies to the ring's next stage once it is empty; each lane copies its box. Completion
   /// signals `full`.
-  __device__ __forceinline__ void copy_stage(const Work& work, const Place& place, const Step& step,
+  __device__ __forceinline__ void copy_stage(const Keys& keys, const Place& place, const Step& step,
                                              int32_t entry, uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
@@ -273,7 +292,7 @@ class Loader {
     const int32_t copies = narrow ? 1 : few ? C::BLOCK_KV / kNarrowKeys : args_.copies;
     const int32_t slabs = few ? args_.at.lead_copies : args_.at.key_copies;
     const uint32_t box = ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
-    MapRow at = place_of_copy(work, place, copy_key(step), entry);
+    MapRow at = place_of_copy(keys, place, copy_key(step), entry);
     if (few) at.row += lane_ * kNarrowKeys;
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) {
@@ -292,12 +311,12 @@ class Loader {
 
   /// The map's batch entry, or the page, and the row of the copy that begins with element `key`;
   /// keys past the sequence's last page come as zeros.
-  __device__ __forceinline__ MapRow place_of_copy(const Work& work, const Place& place, int32_t key,
+  __device__ __forceinline__ MapRow place_of_copy(const Keys& keys, const Place& place, int32_t key,
                                                   int32_t entry) const {
     if (!paged()) return {place.batch, place.first + key};
-    if (key >= work.slice.num_keys) return {0, kUnlimited};
-    const KeySource& keys = args_.params.keys;
-    return {keys.existing_page(entry), key - page_number(key) * keys.page_size};
+    if (key >= keys.number) return {0, kUnlimited};
+    const KeySource& source = args_.params.keys;
+    return {source.existing_page(entry), key - page_number(key) * source.page_size};
   }
 
   /// All blocks begin at once, and memory serves them all: what the first product does not need
