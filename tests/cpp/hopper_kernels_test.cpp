@@ -56,6 +56,18 @@ void test_marked_kernels_keep_to_their_calls() {
   }
 }
 
+/// Plain calls of sequences take kernels that write no masks, with the tiles of those of others.
+void test_plain_sequences_take_plain_kernels() {
+  for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
+    const Entry plain = find_kernel(head_dim, {kPlainRaggedCalls}),
+                other = find_kernel(head_dim, {kScoredRaggedCalls});
+    const std::string text = std::to_string(head_dim);
+    CHECK(plain.exists() && kKernels[plain.kernel].is_plain(), text);
+    CHECK(plain_tiles_have(head_dim, plain.keys()), text);
+    CHECK(plain.head_dim != other.head_dim || plain.keys() == other.keys(), text);
+  }
+}
+
 /// Few queries and any masks are served wherever plain calls are.
 void test_every_range_is_served() {
   for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
@@ -73,6 +85,7 @@ void test_every_range_is_served() {
 int main() {
   test_every_row_serves_what_it_accepts();
   test_marked_kernels_keep_to_their_calls();
+  test_plain_sequences_take_plain_kernels();
   test_every_range_is_served();
   return check::summary();
 }

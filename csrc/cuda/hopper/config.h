@@ -81,10 +81,10 @@ struct Config {
   // O is rescaled while QK runs instead of after PV.
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products;
-  // of long products that comes by itself. Where tiles fold, a sum takes the place of another
-  // consumer's O; lists of packed sequences were not tried.
+  // of long products that comes by itself. Ragged kernels of more than plain calls lose 1 to 5 %
+  // without turns.
   static constexpr bool kPingPong =
-      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFolds || (kListed && kRagged));
+      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFewQueries || (kRagged && !kPlain));
   static constexpr int kKeyStages = kHalf && kKeyBytes > 128 * 96 * 2 ? 1 : 2;  // V is held longer
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
@@ -97,13 +97,15 @@ struct Config {
   static constexpr int kMaskTileBytes = BLOCK_KV / kMaskColumns * kMaskSlabBytes;
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
+  // Loaders of pages have no room in few registers.
+  static constexpr bool kFewOfProducers = kWide && kPlain && !kRagged;
   static constexpr int kProducerRegisters = kConsumers == 3   ? 32
                                             : kHalf           ? 48
-                                            : kWide && kPlain ? 40
+                                            : kFewOfProducers ? 40
                                                               : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3   ? 160
                                             : kConsumers == 1 ? 208
-                                            : kWide && kPlain ? 232
+                                            : kFewOfProducers ? 232
                                                               : 224;
   // What every thread has at launch, of which the roles are given theirs.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocksPerSm) / 8 * 8;

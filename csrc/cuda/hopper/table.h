@@ -95,7 +95,7 @@ struct Kernel {
 
   constexpr int32_t rows() const { return consumers * kConsumerRows; }
   /// Whether all masks slide by a column a row.
-  constexpr bool is_plain() const { return accepts.within(kPlainCalls.with(kTopCalls)); }
+  constexpr bool is_plain() const { return accepts.within(kPlainRaggedCalls.with(kTopCalls)); }
   constexpr bool takes_raw_values() const { return !accepts.within(kPlainCalls); }
   constexpr bool is_ragged() const { return accepts.any(kLengths); }
   constexpr bool is_listed() const { return accepts.has(Feature::kList); }
@@ -152,8 +152,8 @@ constexpr Kernel kKernels[] = {
     {1, kHalfListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 0, 0, 0}},
     {1, kBiasedListedCalls, Split::kNone, {0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 0}},
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
-    // With the tiles of plain calls at these head dims.
-    {2, kPlainRaggedCalls, Split::kNone, {0, 0, 0, 112, 112, 0, 0, 0, 0, 96, 0}},
+    // With the tiles of plain calls.
+    {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 112, 112, 0, 128, 128, 112, 96, 80}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
