@@ -71,16 +71,16 @@ struct Arguments {
   bool mask_has_bounds = false;  // the bounds are those of the mask, see padding.h
   bool raw = false;  // the maps hold rows of keys that do not exist, whatever those hold
 
-  int32_t box_rows = 0;      // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
-  int32_t boxes = 1;         // that make a tile
-  bool copies_bits = false;  // bits of partial blocks come to shared memory as they are
-  int32_t lead_rows = 0;     // keys of a box of the lead view, which may hold few in all
-  int32_t copy_rows = 0;     // keys that one copy brings: those of a box, less for small pages
-  int32_t copies = 1;        // that make a tile
-  int32_t page_shift = -1;   // pages have 2^page_shift keys; -1: no power of 2
-  int32_t group = 1;         // query heads that share a key head
-  int32_t classes = 1;       // residue classes that own a query
-  HeadPacking packing;       // of query heads
+  int32_t box_rows = 0;     // consecutive keys of a tile: BLOCK_KV, less for lists of small blocks
+  int32_t boxes = 1;        // that make a tile
+  bool reads_bits = false;  // consumers read the bits of partial blocks as they are
+  int32_t lead_rows = 0;    // keys of a box of the lead view, which may hold few in all
+  int32_t copy_rows = 0;    // keys that one copy brings: those of a box, less for small pages
+  int32_t copies = 1;       // that make a tile
+  int32_t page_shift = -1;  // pages have 2^page_shift keys; -1: no power of 2
+  int32_t group = 1;        // query heads that share a key head
+  int32_t classes = 1;      // residue classes that own a query
+  HeadPacking packing;      // of query heads
   TileGrid grid;
   int32_t num_tiles = 0;
   int32_t multiprocessors = 0;  // of the device

@@ -1,5 +1,6 @@
 // How the tiles of a call are arranged, see arrange.h.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "arrange.h"
@@ -57,10 +58,12 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
 }
 
-/// Whether the bits that a tile needs of a partial block lie in one piece.
-bool copies_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
+/// Whether the bits that a tile needs of a partial block lie in one piece, of rows that have
+/// numbers.
+bool reads_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
   return list.has_bits() && list.block_kv == box_rows && box_rows >= 32 &&
-         list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0;
+         list.block_q % tile.block_q == 0 && reinterpret_cast<uintptr_t>(list.bits) % 16 == 0 &&
+         int64_t{list.num_bits} * list.block_q <= std::numeric_limits<int32_t>::max();
 }
 
 /// How the keys of a tile are brought.
@@ -72,7 +75,7 @@ void arrange_copies(KernelTile tile, Arguments* args) {
     while (pattern.list.block_kv % args->box_rows != 0) args->box_rows /= 2;
   }
   args->boxes = tile.block_kv / args->box_rows;
-  args->copies_bits = copies_bits(pattern.list, tile, args->box_rows);
+  args->reads_bits = reads_bits(pattern.list, tile, args->box_rows);
   args->copy_rows = args->box_rows;
   if (params.keys.paged()) {
     const int32_t page_size = params.keys.page_size;

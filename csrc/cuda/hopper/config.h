@@ -175,8 +175,9 @@ struct ExistingKeys {
 
 /// The mask that a key tile needs: none, one that slides by a column a row, or one of words that
 /// the mask writer writes, and in half tiles the consumers; of a list's tile with partial blocks
-/// the words have their bits too. Where the bits are all of the mask they are copied as they are.
-enum class TileMask : int32_t { kNone, kSliding, kCopied, kWritten, kPartial };
+/// the words have their bits too. Where the bits are all of the mask consumers read them as they
+/// are.
+enum class TileMask : int32_t { kNone, kSliding, kBits, kWritten, kPartial };
 
 /// What follows a key tile in its query tile: the first one of the next chunk, of those that a
 /// thread block takes in turn, or one of the same chunk; a narrow one, of few leading keys, is the
@@ -185,12 +186,18 @@ enum class Follows : int32_t { kNothing, kChunk, kNarrow, kWhole, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
 struct alignas(16) StepInfo {
-  Sliding columns;  // of the tile, that its rows see; where the mask slides
+  union {
+    Sliding columns = {};  // of the tile, that its rows see; where the mask slides
+    int32_t bits[4];       // of each box, in rows of its bits: the tile's first; where bits mask
+  };
   TileMask mask;
   Follows follows;
   int32_t key;       // position of the tile's first column; for kTop and kBiased, not of lists
   int32_t key_step;  // from a column to the next; for kBiased
 };
+
+/// What StepInfo says of boxes that have no bits.
+enum BoxBits : int32_t { kSeenWhole = -1, kNotSeen = -2 };
 
 /// Which keys of a tile a row sees: a word for each of the four threads that hold it.
 struct alignas(16) RowMask {

@@ -88,6 +88,7 @@ class Consumer {
     ptx::pin(s_);
     ptx::wgmma_fence();
     issue_qk();
+    masks_.ask(info_, tile_row(), rings_.info_slot());
     take_mask();
     take_rows();
     ptx::wgmma_wait<0>();
@@ -96,8 +97,7 @@ class Consumer {
     prepare_scores<true>();
     find_maxima<true, true, true>();
     keep_top();
-    exponentiate<0>(s_, state_, scale_log2());
-    exponentiate<1>(s_, state_, scale_log2());
+    exponentiate(s_, state_, scale_log2());
     pack_probabilities();
     clear_out();
   }
@@ -110,6 +110,7 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
+    if (kMasked) masks_.ask(info_, tile_row(), rings_.info_slot());
     if (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     issue_pv();
@@ -145,13 +146,10 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(few);
     rings_.release_key();
-    mask_scores(few, visible_);
+    mask_scores<C::kListed>(few, masks_.visible());
     update_maxima<false, true>(few, state_, scale_log2());
-    ptx::wgmma_wait<0>();
-    pin_all();
-    rings_.release_value();
-    exponentiate<0>(few, state_, scale_log2());
-    exponentiate<1>(few, state_, scale_log2());
+    end_pv();
+    exponentiate(few, state_, scale_log2());
 #pragma unroll
     for (int i = 0; i < kNarrowKeys / 4; ++i) p_[i] = pack<Element>(few[2 * i], few[2 * i + 1]);
     narrow_ = true;
@@ -166,6 +164,7 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
+    masks_.ask(info_, tile_row(), rings_.info_slot());
     finish_rows();
     rings_.wait_value();
     issue_last_pv();
@@ -184,19 +183,14 @@ class Consumer {
   __device__ __forceinline__ void softmax_behind_pv() {
     find_maxima<kFirst, kMasked, kTransforms>();
     keep_top();
-    ptx::wgmma_wait<0>();
-    pin_all();
-    rings_.release_value();
-    exponentiate<0>(s_, state_, scale_log2());
-    exponentiate<1>(s_, state_, scale_log2());
+    end_pv();
+    exponentiate(s_, state_, scale_log2());
   }
 
   /// The same under softcap, where scores are small beside it and all are seen.
   __device__ __forceinline__ void small_softmax_behind_pv(const float (&high)[2]) {
     update_small_maxima(high, state_, args_.small_cap, scale_log2());
-    ptx::wgmma_wait<0>();
-    pin_all();
-    rings_.release_value();
+    end_pv();
     exponentiate_small<0>(s_, state_, args_.small_cap);
     exponentiate_small<1>(s_, state_, args_.small_cap);
   }
@@ -212,9 +206,7 @@ class Consumer {
     pin_all();
     issue_last_pv();
     finish_rows();
-    ptx::wgmma_wait<0>();
-    pin_all();
-    rings_.release_value();
+    end_pv();
   }
 
   __device__ __forceinline__ void issue_qk() {
@@ -231,6 +223,12 @@ class Consumer {
       issue_pv();
     }
     narrow_ = false;
+  }
+
+  __device__ __forceinline__ void end_pv() {
+    ptx::wgmma_wait<0>();
+    pin_all();
+    rings_.release_value();
   }
 
   __device__ __forceinline__ void pin_all() {
@@ -251,7 +249,7 @@ class Consumer {
   /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
   __device__ __forceinline__ void take_mask() {
     if (info_.mask == TileMask::kNone) return;
-    masks_.take(info_, tile_row(), smem_.work[rings_.work.index], rings_.info_slot(), visible_);
+    masks_.take(info_, tile_row(), smem_.work[rings_.work.index], rings_.info_slot());
   }
 
   template <bool kTransforms>
@@ -265,7 +263,7 @@ class Consumer {
         bias_.add(s_, rate, smem_.work[rings_.work.index], keys, tile_row(), 2 * (lane_ % 4));
       }
     }
-    if (info_.mask != TileMask::kNone) mask_scores(s_, visible_);
+    if (info_.mask != TileMask::kNone) mask_scores<C::kListed>(s_, masks_.visible());
   }
 
   __device__ __forceinline__ void transform_scores() {
@@ -377,9 +375,8 @@ class Consumer {
   ConsumerRings<C> rings_;
   const Products<C> products_;
   const int consumer_, warp_, lane_;
-  StepInfo info_;        // of the tile whose K was waited for last
-  uint32_t visible_[2];  // keys of a masked tile that this thread's rows see
-  KeptScores<C> kept_;   // for kTop
+  StepInfo info_;       // of the tile whose K was waited for last
+  KeptScores<C> kept_;  // for kTop
   SoftmaxState state_;
   float scale_log2_;             // for kScaled
   bool narrow_ = false;          // the last step was narrow; for kNarrows

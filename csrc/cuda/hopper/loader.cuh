@@ -187,7 +187,7 @@ class Loader {
     if (C::kHalf && mask.kind >= TileMask::kWritten) {
       for (int32_t box = 0; box < boxes_; ++box) {
         const bool by_run = mask.kind == TileMask::kPartial;
-        const int32_t of_box = __shfl_sync(~0u, by_run ? step.bits : step.key, box);
+        const int32_t of_box = __shfl_sync(~0u, by_run ? step.run : step.key, box);
         if (lane_ == 0) smem_.boxes[slot][box] = of_box;
       }
     }
@@ -196,6 +196,10 @@ class Loader {
       __syncwarp();
     }
     StepInfo& info = smem_.info[slot];
+    if (C::kListed && mask.kind == TileMask::kBits) {
+      if (lane_ < boxes_) info.bits[lane_] = rows_of_bits(work, step);
+      __syncwarp();
+    }
     if (lane_ != 0) return;
     info.mask = mask.kind;
     info.follows = follows;
@@ -206,6 +210,19 @@ class Loader {
       info.key = step.key == kUnlimited ? 0 : view.at(step.key);
       info.key_step = view.step;
     }
+  }
+
+  /// The row that begins what the query tile has of the bits of this lane's box; which come to L2,
+  /// a step before consumers read them.
+  __device__ __forceinline__ int32_t rows_of_bits(const Work& work, const Step& step) const {
+    if (step.key == kUnlimited) return kNotSeen;
+    if (step.bits < 0) return kSeenWhole;
+    const BlockList& list = args_.params.pattern.list;
+    const int32_t row = step.bits * list.block_q + work.first_row % list.block_q;
+    const int32_t row_bytes = args_.box_rows / 8;
+    ptx::prefetch_to_l2(reinterpret_cast<const uint8_t*>(list.bits) + int64_t{row} * row_bytes,
+                        C::BLOCK_Q * row_bytes);
+    return row;
   }
 
   /// The first element that this lane copies; kUnlimited where there is none.

@@ -5,7 +5,6 @@
 
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/shared.cuh"
-#include "../common/ptx/tma.cuh"
 #include "mask_copies.cuh"
 #include "mask_words.h"
 #include "tile_source.cuh"
@@ -36,13 +35,13 @@ class MaskWriter {
 
  private:
   /// The bits of a list's box: words of the query tile's first row from `shift` on; null for none.
-  struct BoxBits {
+  struct BoxWords {
     const uint32_t* words = nullptr;
     int32_t shift = 0;
   };
 
   /// Those of this lane's box.
-  __device__ __forceinline__ BoxBits bits_of(const Work& work, const Step& step) const {
+  __device__ __forceinline__ BoxWords bits_of(const Work& work, const Step& step) const {
     const BlockList& list = args_.params.pattern.list;
     const BlockBits bits = list.bits_at(step.bits);
     if (!bits.present()) return {};
@@ -52,19 +51,15 @@ class MaskWriter {
 
   /// Those of the key tiles that need one, and tiles of attn_mask if `copies`.
   __device__ __forceinline__ void write_masks(const Work& work, bool copies) {
-    const BlockList& list = args_.params.pattern.list;
-    const int32_t first_in_block = list.has_bits() ? work.first_row % list.block_q : 0;
-    TileSource<C, true, C::kListed> source(args_, work);
+    TileSource<C, true> source(args_, work);
     for (Step step = source.first(); step.valid; step = source.next()) {
       if constexpr (C::kCopiesMask) {
         if (copies && lane_ == 0) copies_.copy(work, step.key);
       }
       if (!source.needs_mask(step)) continue;
       const TileMask kind = source.mask(step).kind;
-      if (kind < TileMask::kCopied) continue;
-      const bool copied = C::kListed && kind == TileMask::kCopied;
-      const uint32_t* words = copied ? list.bits_at(step.bits).words : nullptr;
-      const BoxBits bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxBits{};
+      if (kind < TileMask::kWritten) continue;
+      const BoxWords bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxWords{};
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;
@@ -72,13 +67,9 @@ class MaskWriter {
         RowMask* mask = smem_.mask[mask_.index][consumer];
         ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
                            mask_.parity);
-        if (copied) {
-          copy_bits(words, first_in_block + first, ptx::smem_address(mask), full);
-        } else {
 #pragma unroll 1
-          for (int32_t row = lane_; row < kConsumerRows; row += kWarp) {
-            mask[row] = mask_of(work, step, bits, first + row);
-          }
+        for (int32_t row = lane_; row < kConsumerRows; row += kWarp) {
+          mask[row] = mask_of(work, step, bits, first + row);
         }
         ptx::mbarrier_arrive(full);  // each lane for its own rows
       }
@@ -86,29 +77,10 @@ class MaskWriter {
     }
   }
 
-  /// Copies a consumer's rows, from `first` of the block on, of the bits of this lane's box; a box
-  /// without bits is seen whole.
-  __device__ __forceinline__ void copy_bits(const uint32_t* words, int32_t first, uint32_t boxes,
-                                            uint32_t full) const {
-    const int32_t row_bytes = args_.box_rows / 8, bytes = kConsumerRows * row_bytes;
-    const uint32_t box = boxes + lane_ * bytes;
-    if (words == nullptr && lane_ < args_.boxes) {
-#pragma unroll 1
-      for (int32_t at = 0; at < bytes; at += 16) {
-        ptx::store_shared_16(box + at, {~0u, ~0u, ~0u, ~0u});
-      }
-    }
-    ptx::fence_async_proxy();  // what was written here before comes before the copies
-    __syncwarp();
-    if (words == nullptr) return;
-    ptx::mbarrier_expect(full, bytes);
-    ptx::bulk_load(box, words + first * row_bytes / 4, bytes, full);
-  }
-
   /// What a row of the query tile sees of the key tile. Short code that is run again beats long
   /// code that is fetched: nothing is kept from tile to tile.
   __device__ __forceinline__ RowMask mask_of(const Work& work, const Step& step,
-                                             const BoxBits& bits, int32_t row_idx) const {
+                                             const BoxWords& bits, int32_t row_idx) const {
     const AttentionParams& params = args_.params;
     const int32_t r = work.first_row + (C::kPacks ? args_.packing.row(row_idx) : row_idx);
     const bool exists = r < work.slice.rows.length;
@@ -142,7 +114,7 @@ class MaskWriter {
   /// A tile of the main view, made of one box or, in a list, of several; lane i holds the key of
   /// box i.
   __device__ __forceinline__ RowMask main_mask(const Row& row, const Step& step,
-                                               const BoxBits& bits, int32_t row_idx) const {
+                                               const BoxWords& bits, int32_t row_idx) const {
     const Seen seen = seen_main(args_.params.pattern, row);
     const int32_t in_word = args_.box_rows / 4;  // columns of a box
     const uint32_t whole_box = low_bits(in_word);

@@ -1,8 +1,9 @@
 // What a thread's two rows see of a key tile that needs a mask, as a bit a column: the mask slides,
-// or the mask writer has written it, or its bits were copied; in half tiles, where no warp writes
-// masks, consumers find it themselves.
+// or the mask writer has written it, or it is the bits of partial blocks; in half tiles, where no
+// warp writes masks, consumers find it themselves.
 #pragma once
 
+#include "../common/ptx/global.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "arguments.h"
 #include "config.h"
@@ -22,9 +23,40 @@ class RowMasks {
         warp_(threadIdx.x / kWarp % 4),
         lane_(threadIdx.x % kWarp) {}
 
+  /// Asks memory for the bits of the step's tile, if they are its mask; `take` brings them to the
+  /// thread's columns. `row` is the thread's first one in the query tile.
+  __device__ __forceinline__ void ask(const StepInfo& info, int32_t row, int32_t slot) {
+    if (!C::kListed || info.mask != TileMask::kBits) return;
+    const int32_t in_row = args_.box_rows / 32, word = lane_ % 4;  // words of a box: 1, 2 or 4
+    const bool exists = 32 * word < C::BLOCK_KV;
+    const int32_t first = exists ? smem_.info[slot].bits[word >> in_row / 2] : kNotSeen;
+    const uint32_t* words =
+        args_.params.pattern.list.bits + (int64_t{first} + row) * in_row + (word & (in_row - 1));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      visible_[r] =
+          ptx::load_global_if(first >= 0, words + 8 * r * in_row, first == kSeenWhole ? ~0u : 0);
+    }
+  }
+
   /// `row` is the thread's first one in the query tile, `slot` that of the step's info.
   __device__ __forceinline__ void take(const StepInfo& info, int32_t row, const Work& work,
-                                       int32_t slot, uint32_t (&visible)[2]) {
+                                       int32_t slot) {
+    if (C::kListed && info.mask == TileMask::kBits) return exchange(visible_);
+    find_words(info, row, work, slot, visible_);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (C::kListed) visible_[r] = by_thread(visible_[r]);
+    }
+  }
+
+  /// What was taken: keys that the thread's rows see.
+  __device__ __forceinline__ const uint32_t (&visible() const)[2] { return visible_; }
+
+ private:
+  /// The masks that are no bits.
+  __device__ __forceinline__ void find_words(const StepInfo& info, int32_t row, const Work& work,
+                                             int32_t slot, uint32_t (&visible)[2]) {
     if (C::kPlain || info.mask == TileMask::kSliding) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -40,52 +72,28 @@ class RowMasks {
     const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
     const RowMask* mask = smem_.mask[mask_.index][consumer_];
     ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
-    if (C::kListed && info.mask == TileMask::kCopied) {
-      take_bits(reinterpret_cast<const uint32_t*>(mask), own_row, visible);
-    } else {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) visible[r] = mask[own_row + 8 * r].word[lane_ % 4];
-    }
+    for (int r = 0; r < 2; ++r) visible[r] = mask[own_row + 8 * r].word[lane_ % 4];
     __syncwarp();
     if (lane_ == 0)
       ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer_]));
     mask_.advance();
   }
 
- private:
-  /// Brings the thread's columns of 32 keys behind those that were seen before.
-  __device__ __forceinline__ uint32_t join(uint32_t seen, uint32_t keys) const {
-    return __byte_perm(seen, top_of_thread(keys, lane_ % 4), 0x7321);
-  }
-
-  /// Copied bits: those of a box after those of the box before, row by row.
-  __device__ __forceinline__ void take_bits(const uint32_t* boxes, int32_t row,
-                                            uint32_t (&visible)[2]) const {
-    if (C::BLOCK_KV == 32 * RowMask::kWords && args_.boxes == 1) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowMask keys = reinterpret_cast<const RowMask*>(boxes)[row + 8 * r];
-        uint32_t seen = 0;
-#pragma unroll
-        for (int32_t w = 0; w < RowMask::kWords; ++w) {
-          seen = join(seen, keys.word[w]);
-        }
-        visible[r] = seen;
-      }
-      return;
-    }
-    const int32_t in_row = args_.box_rows / 32;  // words of a box: 1, 2 or 4
-    const int32_t shift = in_row / 2;
-    boxes += row * in_row;
+  /// Words of the thread's two rows, one for each 32 keys of the tile, of which each thread of a
+  /// quad has read one: the bits of its own columns, in the order of by_thread. A quad's pairs of
+  /// bits are transposed as matrices of 4 x 4, by two exchanges.
+  __device__ __forceinline__ void exchange(uint32_t (&words)[2]) const {
+    const bool odd = lane_ & 1, high = lane_ & 2;
+    const uint32_t own_pairs = odd ? 0xccccccccu : 0x33333333u, pair_shift = odd ? 30 : 2;
+    const uint32_t own_halves = high ? 0xf0f0f0f0u : 0x0f0f0f0fu, half_shift = high ? 28 : 4;
+    auto join = [](uint32_t own, int other, uint32_t kept, uint32_t shift) {
+      const uint32_t theirs = __shfl_xor_sync(~0u, own, other);
+      return (own & kept) | (__funnelshift_l(theirs, theirs, shift) & ~kept);
+    };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      uint32_t seen = 0;
-#pragma unroll
-      for (int32_t w = 0; w < RowMask::kWords; ++w) {
-        const int32_t at = (w >> shift) * kConsumerRows * in_row + (w & (in_row - 1));
-        seen = join(seen, boxes[at + 8 * r * in_row]);
-      }
-      visible[r] = seen;
+      words[r] = join(join(words[r], 1, own_pairs, pair_shift), 2, own_halves, half_shift);
     }
   }
 
@@ -141,6 +149,7 @@ class RowMasks {
   SharedStorage<C>& smem_;
   const int consumer_, warp_, lane_;
   Ring<C::kMasks> mask_;
+  uint32_t visible_[2];
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -45,16 +45,19 @@ __device__ __forceinline__ float inverse_of(float m, float l, const float* sink_
   return 1.0f / l;
 }
 
-/// Drops the scores of keys that a row does not see: bit j of its word is column j of the thread.
-/// In the order of the bits, which one instruction turns into seven predicates.
-template <int kCount>
+/// Drops the scores of keys that a row does not see: bit j of its word is column j of the thread,
+/// or, where kByThread, the words have been through `by_thread`. In the order of the bits, which
+/// one instruction turns into seven predicates.
+template <bool kByThread, int kCount>
 __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (&visible)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int j = 0; j < kCount / 2; ++j) {
+    for (int bit = 0; bit < 32; ++bit) {
+      const int j = kByThread ? bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2 : bit;
+      if (j >= kCount / 2) continue;
       float& own = s[j / 2 * 4 + 2 * r + j % 2];
-      own = visible[r] & (1u << j) ? own : -INFINITY;
+      own = visible[r] & (1u << bit) ? own : -INFINITY;
     }
   }
 }
@@ -133,6 +136,13 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& s
     odd += b;
   }
   state.l[r] += even + odd;
+}
+
+/// Both rows.
+template <int kCount>
+__device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
+  exponentiate<0>(s, state, scale);
+  exponentiate<1>(s, state, scale);
 }
 
 /// Which of a thread's two rows count where the scores of a tile choose a way for it: all, or those

@@ -15,7 +15,8 @@ struct Step {
   bool narrow = false;       // the last tile, of which rows see kNarrowKeys keys at most
   int32_t key = kUnlimited;  // first element of this lane's box in its view; kUnlimited loads zeros
   TileMask need = TileMask::kNone;  // of a list's tile; kWritten: any that is not of bits
-  int32_t bits = -1;  // of this lane's partial block: the row of bits, in half tiles the run
+  int32_t bits = -1;  // of this lane's partial block, the row of bits; -1: it is seen whole
+  int32_t run = -1;   // of this lane's box in the list; -1: none, or no half tile
 };
 
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
@@ -27,8 +28,11 @@ struct StepMask {
 /// Whether TileSource may name a written mask for one of the tiles.
 template <class C>
 __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Tiles& tiles) {
-  if (C::kListed && (args.box_rows < C::BLOCK_KV || args.params.pattern.list.has_bits())) {
-    return true;
+  const BlockList& list = args.params.pattern.list;
+  if (C::kListed && (args.box_rows < C::BLOCK_KV || list.has_bits())) {
+    // Of a list that no row sees a part of, only bits that consumers cannot read are written.
+    const bool cuts = !tiles.full_keys.holds({0, list.num_kv * list.block_kv});
+    return cuts || (list.has_bits() && !args.reads_bits);
   }
   const Interval main = {tiles.main.begin * C::BLOCK_KV, tiles.main.end * C::BLOCK_KV};
   return !tiles.slides(main) || !tiles.full_lead.holds(tiles.seen_lead);
@@ -50,8 +54,8 @@ __device__ __forceinline__ bool claims_late(const Arguments& args) {
 /// Key tiles in whose time the next query tile is claimed and planned.
 constexpr int32_t kPlanningTiles = 4;
 
-/// `kMasks`: for a warp that asks for masks; `kBits`: and for bits of partial blocks.
-template <class C, bool kMasks, bool kBits = kMasks && C::kHalf>
+/// `kMasks`: for a warp that asks for masks, and in lists for bits of partial blocks.
+template <class C, bool kMasks>
 class TileSource {
  public:
   __device__ __forceinline__ TileSource(const Arguments& args, const Work& work)
@@ -60,7 +64,7 @@ class TileSource {
         runs_(work.runs),
         box_rows_(args.box_rows),
         boxes_(args.boxes),
-        copies_bits_(args.copies_bits),
+        reads_bits_(args.reads_bits),
         main_begin_(work.tiles.main.begin),
         full_keys_(work.tiles.full_keys),
         main_left_(C::kListed ? work.runs.count : work.tiles.main.size()),
@@ -125,7 +129,8 @@ class TileSource {
            (tiles.seen_lead.end - 1) / kNarrowKeys == narrow_keys(tiles);
   }
 
-  __device__ __forceinline__ bool has_bits() const { return kMasks && list_.has_bits(); }
+  static constexpr bool kBits = kMasks && C::kListed;
+  __device__ __forceinline__ bool has_bits() const { return kBits && list_.has_bits(); }
 
   // ---- Lists ------------------------------------------------------------------------------------
 
@@ -143,9 +148,10 @@ class TileSource {
     if (first >= 0 && (candidates_ & neighbours) == neighbours) {
       const int32_t key = __shfl_sync(~0u, candidate_, first + box);
       if (box < boxes_) step.key = key;
-      step.need = need(cut_ & neighbours, partial_ & neighbours);
+      step.need = need(cut_ & neighbours, false, partial_ & neighbours);
       const int32_t bits = kBits ? __shfl_sync(~0u, bits_, first + box) : -1;
       if (box < boxes_) step.bits = bits;
+      if (C::kHalf && box < boxes_) step.run = main_left_ + first + box;
       candidates_ ^= neighbours;
     } else {
       gather(step);
@@ -165,17 +171,18 @@ class TileSource {
       if (i == box) step.key = key;
       const int32_t bits = kBits ? __shfl_sync(~0u, bits_, from) : -1;
       if (i == box) step.bits = bits;
+      if (C::kHalf && i == box) step.run = main_left_ + from;
       taken |= 1u << from;
       candidates_ ^= 1u << from;
     }
     const bool missing = boxes < boxes_;
-    step.need = need((cut_ & taken) | missing, partial_ & taken);
+    step.need = need(cut_ & taken, missing, partial_ & taken);
   }
 
-  /// What boxes need that are cut by what rows see of a range, or have bits of their own.
-  __device__ __forceinline__ TileMask need(uint32_t cut, uint32_t partial) const {
-    if (partial == 0) return cut == 0 ? TileMask::kNone : TileMask::kWritten;
-    return C::kMaskWriter && copies_bits_ && cut == 0 ? TileMask::kCopied : TileMask::kPartial;
+  /// What boxes need that are cut by what rows see of a range, too few, or have bits of their own.
+  __device__ __forceinline__ TileMask need(uint32_t cut, bool missing, uint32_t partial) const {
+    if (partial == 0) return cut == 0 && !missing ? TileMask::kNone : TileMask::kWritten;
+    return reads_bits_ && cut == 0 ? TileMask::kBits : TileMask::kPartial;
   }
 
   /// The window of candidates: a lane holds a box of the list, and bits say whether it is visited,
@@ -195,7 +202,6 @@ class TileSource {
     candidates_ = __ballot_sync(~0u, visited);
     cut_ = __ballot_sync(~0u, cut);
     if (has_bits()) partial_ = __ballot_sync(~0u, bits_ >= 0);
-    if (C::kHalf) bits_ = at;
     main_left_ = first;
   }
 
@@ -237,7 +243,7 @@ class TileSource {
   const Tiles& tiles_;
   const ListedRuns& runs_;
   const int32_t box_rows_, boxes_;  // keys of a box, boxes of a tile
-  const bool copies_bits_;
+  const bool reads_bits_;
   const int32_t main_begin_;
   const Interval full_keys_;
   int32_t main_left_;  // tiles of the range, or boxes of the list, that are still to come

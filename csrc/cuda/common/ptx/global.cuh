@@ -2,6 +2,8 @@
 // compiler waits for wgmma before lanes part.
 #pragma once
 
+#include <cstdint>
+
 namespace sparse_attn::cuda::ptx {
 
 __device__ __forceinline__ void store_global_if(bool stores, float* to, float x) {
@@ -10,6 +12,16 @@ __device__ __forceinline__ void store_global_if(bool stores, float* to, float x)
           static_cast<int>(stores)),
       "l"(to), "f"(x)
       : "memory");
+}
+
+/// A word of read-only memory where it `loads`, else `otherwise`.
+__device__ __forceinline__ uint32_t load_global_if(bool loads, const uint32_t* from,
+                                                   uint32_t otherwise) {
+  asm volatile(
+      "{\n.reg .pred loads;\nsetp.ne.b32 loads, %1, 0;\n@loads ld.global.nc.b32 %0, [%2];\n}"
+      : "+r"(otherwise)
+      : "r"(static_cast<int>(loads)), "l"(from));
+  return otherwise;
 }
 
 }  // namespace sparse_attn::cuda::ptx

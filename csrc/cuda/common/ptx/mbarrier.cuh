@@ -30,12 +30,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                : "memory");
 }
 
-/// Lets the phase, which this thread has yet to arrive at, wait for `bytes` more.
-__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
 /// Waits until the phase of this parity has completed.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -30,15 +30,9 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
-/// Copies `bytes` consecutive bytes to shared memory, where they count on `barrier`; addresses and
-/// bytes are multiples of 16.
-__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes,
-                                          uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(destination),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
+/// Brings `bytes` consecutive bytes to L2; address and bytes are multiples of 16.
+__device__ __forceinline__ void prefetch_to_l2(const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
 /// Copies a box from shared memory, in this thread's open group of stores.
