@@ -143,6 +143,16 @@ def draw_blocks(picture: torch.Tensor, name: str, share: str, ax: Any = None) ->
     return ax
 
 
+def _colors(count: int) -> list[str]:
+    """Return as many colours, no two alike."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count <= 10:
+        return [to_hex(colormaps["tab10"](i)) for i in range(count)]
+    return [to_hex(colormaps["turbo"](i / (count - 1))) for i in range(count)]
+
+
 def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence[str]) -> Any:
     """Draw what runs where: a row for each layer, a column for each head, a colour for each name.
 
@@ -154,11 +164,8 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     columns : sequence of str
         Labels of the columns.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
     names = sorted({name for row in cells for name in row if name is not None and name != "dense"})
-    color = {name: to_hex(colormaps["tab10"](i % 10)) for i, name in enumerate(names)}
+    color = dict(zip(names, _colors(len(names)), strict=True))
     if any("dense" in row for row in cells):
         color["dense"] = _DENSE
     ax = _axes(ax, 7, min(max(2.5, 0.22 * len(cells) + 1), _TALLEST))

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -99,6 +100,17 @@ def test_report_and_tables(llama, ids, tmp_path):
     assert set(advice.times) == {64, 128} and "64 positions:" in str(advice)
     axes = advice.plot().axes
     assert axes[0].get_xlabel().startswith("pairs") and axes[1].get_ylabel() == "layer"
+
+
+def test_names_in_the_picture_stand_apart(llama, ids):
+    advice = advise(llama, ids, patterns=None)
+    drawn = advice.plot()
+    drawn.canvas.draw()
+    names = {text.get_text(): text.get_window_extent() for text in drawn.axes[0].texts}
+    assert advice.chosen.name.removesuffix(", everywhere") in names
+    assert 3 < len(names) < len(advice.tried)
+    for one, other in combinations(names.values(), 2):
+        assert not one.shrunk(0.9, 0.9).overlaps(other.shrunk(0.9, 0.9))
 
 
 def test_texts_are_held_out(llama, ids):

@@ -72,6 +72,14 @@ def test_nothing_is_cut_off(name):
     assert_nothing_is_cut_off(ax)
 
 
+@pytest.mark.parametrize("count", [3, 17, 30])
+def test_no_two_patterns_share_a_colour(count):
+    policy = sa.Policy(sa.Full(), layers={layer: sa.Band((layer, 0)) for layer in range(count)})
+    ax = policy.plot(count)
+    shades = {patch.get_facecolor() for patch in ax.get_legend().get_patches()}
+    assert len(shades) == len(colors(ax)) == count
+
+
 def test_tiles_show_what_is_computed_and_masked_out():
     pytest.importorskip("sparse_attn._info", reason="the info module is not built")
     ax = sa.Band((199, 0), sinks=4).plot(512, is_causal=True, tiles=64)
