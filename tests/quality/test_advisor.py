@@ -351,7 +351,7 @@ def test_wrong_arguments_are_refused(llama, ids, options, sentence):
     [
         (lambda ids: dict(input_ids=ids, attention_mask=torch.zeros_like(ids)), "not padding"),
         (lambda ids: ids[:, :0], r"got input_ids of shape \(2, 0\)"),
-        (lambda ids: ids[0], r"got input_ids of shape \(24,\)"),
+        (lambda ids: ids[0], r"got shape \(24,\); ids of one text go in as ids\[None\]"),
     ],
     ids=["padding", "empty", "no batch"],
 )
