@@ -21,6 +21,7 @@ __all__ = [
     "allowed_keys",
     "choice_of",
     "math_attention",
+    "reference_and_math",
     "reference_and_sizes",
     "reference_attention",
     "repeated",
@@ -131,10 +132,21 @@ def _top_keys(
     return torch.where(undecided, choice, top)
 
 
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left @ right``, float32 sums rounded once to the inputs' dtype.
+
+    GPUs do so by themselves. A CPU without 16-bit products takes thirty times as long for them as
+    for those of float32, to the same error.
+    """
+    if left.device.type == "cpu" and left.dtype in (torch.float16, torch.bfloat16):
+        return (left.float() @ right.float()).to(left.dtype)
+    return left @ right
+
+
 def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, common: Common) -> torch.Tensor:
     """Scores of all pairs, with one key head for each query head."""
     softcap = common.get("softcap", 0.0)
-    scores = (query @ key.mT) * scale
+    scores = _product(query, key.mT) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     for bias in _biases(query, key, common):
@@ -154,16 +166,15 @@ def _biases(query: torch.Tensor, key: torch.Tensor, common: Common) -> Iterator[
 
 
 def _softmax(
-    scores: torch.Tensor,
-    allowed: torch.Tensor,
-    sink_logits: torch.Tensor | None,
-    dtype: torch.dtype,
+    scores: torch.Tensor, allowed: torch.Tensor, sink_logits: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Softmax over the allowed keys, a sink in the denominator; rows without keys are zero."""
-    scores = scores.to(dtype).masked_fill(~allowed, -torch.inf)
+    """Softmax of scores that are -inf where not allowed, a sink in the denominator.
+
+    Rows without keys are zero.
+    """
     if sink_logits is None:
         return torch.softmax(scores, -1).masked_fill(~allowed.any(-1, keepdim=True), 0)
-    sink = sink_logits.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    sink = sink_logits.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
     weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
     return weights.masked_fill(~allowed, 0)
 
@@ -240,18 +251,60 @@ def reference_and_sizes(
     the mean over the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
     """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    return _reference(query, key, value, allowed, scale, common)
+
+
+def reference_and_math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None = None,
+    *,
+    choice: torch.Tensor | None = None,
+    **common: Unpack[Common],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `reference_and_sizes` and `math_attention` of one call, whose keys are found once."""
+    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    reference = _reference(query, key, value, allowed, scale, common)
+    return (*reference, _math(query, key, value, allowed, scale, common))
+
+
+def _reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    allowed: torch.Tensor,
+    scale: float,
+    common: Common,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output, lse and sizes in float64, of the allowed keys."""
     q = query.double()
     k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
-    scores = _scores(q, k, scale, common)
-    weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float64)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    lse = scores.logsumexp(-1)
+    scores = _scores(q, k, scale, common).masked_fill(~allowed, -torch.inf)
+    sinks = common.get("sink_logits")
+    weights = shares = _softmax(scores, allowed, sinks)
+    if sinks is not None:
+        shares = _softmax(scores, allowed)
     terms = (q.abs() @ k.abs().mT) * abs(scale)
     for bias in _biases(q, k, common):
         terms = terms + bias.double().abs()
-    shares = (scores - lse[..., None]).exp()
     sizes = (shares * terms).masked_fill(~allowed, 0).sum(-1)
-    return weights @ v, lse, sizes.nan_to_num(0, 0, 0)
+    return weights @ v, scores.logsumexp(-1), sizes.nan_to_num(0, 0, 0)
+
+
+def _math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    allowed: torch.Tensor,
+    scale: float,
+    common: Common,
+) -> torch.Tensor:
+    """Output in the input's dtype, of the allowed keys."""
+    k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
+    scores = _scores(query, k, scale, common).float().masked_fill(~allowed, -torch.inf)
+    weights = _softmax(scores, allowed, common.get("sink_logits"))
+    return _product(weights.to(value.dtype), v)
 
 
 def math_attention(
@@ -286,7 +339,4 @@ def math_attention(
     torch.bfloat16
     """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
-    k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
-    scores = _scores(query, k, scale, common)
-    weights = _softmax(scores, allowed, common.get("sink_logits"), torch.float32)
-    return weights.to(value.dtype) @ v
+    return _math(query, key, value, allowed, scale, common)

@@ -23,7 +23,7 @@ from ._reference import (
     allowed_keys,
     choice_of,
     math_attention,
-    reference_and_sizes,
+    reference_and_math,
     reference_attention,
     repeated,
 )
@@ -140,8 +140,9 @@ def assert_close_to_reference(
     choice = None
     if isinstance(pattern, TopK):
         choice = choice_of(pattern, query, key, value, common)
-    out64, lse64, sizes = reference_and_sizes(query, key, value, pattern, choice=choice, **common)
-    math = math_attention(query, key, value, pattern, choice=choice, **common)
+    out64, lse64, sizes, math = reference_and_math(
+        query, key, value, pattern, choice=choice, **common
+    )
     _assert_output(out, out64, math)
     if lse is not None:
         _assert_lse(lse, lse64, sizes)
