@@ -232,8 +232,8 @@ def reference_attention(
     >>> reference_attention(q, k, v)[0].dtype
     torch.float64
     """
-    out, lse, _ = reference_and_sizes(query, key, value, pattern, choice=choice, **common)
-    return out, lse
+    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    return _reference(query, key, value, allowed, scale, common)
 
 
 def reference_and_sizes(
@@ -251,7 +251,8 @@ def reference_and_sizes(
     the mean over the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
     """
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
-    return _reference(query, key, value, allowed, scale, common)
+    sizes = _sizes(query, key, allowed, scale, common)
+    return (*_reference(query, key, value, allowed, scale, common), sizes)
 
 
 def reference_and_math(
@@ -262,11 +263,11 @@ def reference_and_math(
     *,
     choice: torch.Tensor | None = None,
     **common: Unpack[Common],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `reference_and_sizes` and `math_attention` of one call, whose keys are found once."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `reference_attention` and `math_attention` of one call, whose keys are found once."""
     allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
-    reference = _reference(query, key, value, allowed, scale, common)
-    return (*reference, _math(query, key, value, allowed, scale, common))
+    out, lse = _reference(query, key, value, allowed, scale, common)
+    return out, lse, _math(query, key, value, allowed, scale, common)
 
 
 def _reference(
@@ -276,20 +277,25 @@ def _reference(
     allowed: torch.Tensor,
     scale: float,
     common: Common,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, lse and sizes in float64, of the allowed keys."""
-    q = query.double()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output and lse in float64, of the allowed keys."""
     k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
+    scores = _scores(query.double(), k, scale, common).masked_fill(~allowed, -torch.inf)
+    weights = _softmax(scores, allowed, common.get("sink_logits"))
+    return weights @ v, scores.logsumexp(-1)
+
+
+def _sizes(
+    query: torch.Tensor, key: torch.Tensor, allowed: torch.Tensor, scale: float, common: Common
+) -> torch.Tensor:
+    """Return the sizes of `reference_and_sizes`."""
+    q, k = query.double(), repeated(key, query.shape[1]).double()
     scores = _scores(q, k, scale, common).masked_fill(~allowed, -torch.inf)
-    sinks = common.get("sink_logits")
-    weights = shares = _softmax(scores, allowed, sinks)
-    if sinks is not None:
-        shares = _softmax(scores, allowed)
     terms = (q.abs() @ k.abs().mT) * abs(scale)
     for bias in _biases(q, k, common):
         terms = terms + bias.double().abs()
-    sizes = (shares * terms).masked_fill(~allowed, 0).sum(-1)
-    return weights @ v, scores.logsumexp(-1), sizes.nan_to_num(0, 0, 0)
+    sizes = (_softmax(scores, allowed) * terms).masked_fill(~allowed, 0).sum(-1)
+    return sizes.nan_to_num(0, 0, 0)
 
 
 def _math(
@@ -300,7 +306,7 @@ def _math(
     scale: float,
     common: Common,
 ) -> torch.Tensor:
-    """Output in the input's dtype, of the allowed keys."""
+    """Return the output in the input's dtype, of the allowed keys."""
     k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
     scores = _scores(query, k, scale, common).float().masked_fill(~allowed, -torch.inf)
     weights = _softmax(scores, allowed, common.get("sink_logits"))
