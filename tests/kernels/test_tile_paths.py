@@ -70,7 +70,7 @@ def test_added_masks_of_wide_heads(attend, device, head_dim, dtype):
 @pytest.mark.parametrize("block_q", [64, 128])
 def test_biases_of_lists(attend, device, block_q, block_kv, head_dim, dtype):
     """Masks and slopes of keys that a tile gathers from several blocks, the last one cut."""
-    queries, keys = 300, 406
+    queries, keys = 200, 406
     tensors = Shape(2, 4, 2, queries, keys, head_dim).make(device, dtype)
     blocks = torch.rand(1, 4, -(-queries // block_q), -(-keys // block_kv), device=device) < 0.5
     blocks[..., 0, :] = False  # rows without keys
