@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (!grid.merged && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
     partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = chunks;
   }
-  if (!grid.merged) return;
+  if (!ptx::kHasClusters || !grid.merged) return;
   ptx::sync_cluster();
   // A row of its own for each thread block, or several at once.
   constexpr int kWide = 4;

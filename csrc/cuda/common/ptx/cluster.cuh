@@ -6,6 +6,12 @@
 
 namespace sparse_attn::cuda::ptx {
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasClusters = true;
+#else
+constexpr bool kHasClusters = false;
+#endif
+
 /// Thread blocks of the cluster, and this one's place among them.
 __device__ __forceinline__ uint32_t cluster_size() {
   uint32_t size = 1;
