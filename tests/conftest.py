@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 # Threads that spin between small ops crawl on a machine that others use; read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Memory that a test gave back goes to the next one instead of to the system, page by page: an eighth
-# of a run's time. Read when the processes of a parallel run start.
+# Memory that a test gave back goes to the next one instead of to the system, page by page: that
+# takes an eighth of a run's time. Read when the processes of a parallel run start.
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
 # What the advisor keeps for a device stays out of the user's folder.

@@ -84,11 +84,11 @@ def test_biases_of_lists(attend, device, block_q, block_kv, head_dim, dtype):
         {"alibi_slopes": torch.tensor([0.5, 0.25, -0.125, 0.0], device=device)},
         {"alibi_slopes": torch.rand(2, 4, device=device), "attn_mask": seen < 0.7, "softcap": 5.0},
     )
-    for bias in biases:
-        for causal in (False, True):
-            common = {"is_causal": causal, **bias}
-            result = attend(sa.BlockSparse(layout), *tensors, return_lse=True, **common)
-            assert_close_to_reference(result, *tensors, sa.BlockSparse(layout), **common)
+    for turn, bias in enumerate(biases):
+        causal = (turn + block_kv // 16) % 2 == 0  # each bias with two heights of key blocks
+        common = {"is_causal": causal, **bias}
+        result = attend(sa.BlockSparse(layout), *tensors, return_lse=True, **common)
+        assert_close_to_reference(result, *tensors, sa.BlockSparse(layout), **common)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

@@ -20,7 +20,7 @@ def test_a_list_for_each_query(attend, device, block_q, Sq, lists, head_dim, dty
     heads = 1 if lists == "one" else 2
     layout = random_layout(Sq, 2100, block_q, 128, device, shape.B, heads, density=0.3)
     for pattern in (BlockSparse(layout), BlockSparse(with_bits(layout))):
-        for common in ({}, {"is_causal": True, "query_offset": 1900}, {"softcap": 4.0}):
+        for common in ({}, {"is_causal": True, "query_offset": 1900, "softcap": 4.0}):
             result = attend(pattern, *tensors, return_lse=True, **common)
             assert_close_to_reference(result, *tensors, pattern, **common)
 
