@@ -100,7 +100,10 @@ def on_device(device: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # where it would note the stack for a device that never comes, in 5 ms
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
