@@ -1,4 +1,4 @@
-// The split kernels of one dtype, a file each so that they compile side by side.
+// The split kernels of one head dim, a file each so that they compile side by side.
 #pragma once
 
 #include <cuda_bf16.h>

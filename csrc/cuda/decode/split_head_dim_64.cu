@@ -1,4 +1,4 @@
-// The split kernels of float16, by the head dims that are compiled.
+// The split kernels of head dim 64.
 #include "launch.cuh"
 
 namespace sparse_attn::cuda::decode {
@@ -8,7 +8,6 @@ bool has_clusters() {
 }
 
 template Status launch<__half, 64>(const AttentionParams&, const LaunchPlan&);
-template Status launch<__half, 128>(const AttentionParams&, const LaunchPlan&);
-template Status launch<__half, 256>(const AttentionParams&, const LaunchPlan&);
+template Status launch<__nv_bfloat16, 64>(const AttentionParams&, const LaunchPlan&);
 
 }  // namespace sparse_attn::cuda::decode
