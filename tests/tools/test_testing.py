@@ -141,6 +141,17 @@ def test_rounded_reference_and_math_pass(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_math_errs_as_much_as_torch(dtype):
+    """A CPU's products are of float32 and rounded once, as torch's own of 16 bits are."""
+    query, key, value = Shape(1, 4, 4, 34, 67, 64).make("cpu", dtype)
+    out64, _ = reference_attention(query, key, value)
+    weights = torch.softmax((query @ key.mT) * 64**-0.5, -1, dtype=torch.float32).to(dtype)
+    errors = (weights @ value - out64).abs(), (math_attention(query, key, value) - out64).abs()
+    assert errors[1].max() <= 1.1 * errors[0].max()
+    assert float(errors[1].mean()) == pytest.approx(float(errors[0].mean()), rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_small_errors_fail(dtype):
     tensors, out, lse = case(dtype)
     step = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
