@@ -8,6 +8,7 @@
 
 #include "../../divisor.h"
 #include "../common/radix_select.cuh"
+#include "deal.h"
 #include "key_split.h"
 #include "padding.h"
 #include "partials.cuh"
@@ -89,10 +90,12 @@ struct Arguments {
   int32_t* order = nullptr;    // [num_tiles], those after the first wave; null: by number
 
   // Where sequences differ in length: rows of tiles, of as many problems as a section has.
+  int32_t most_tile_rows = 0;
   TileRow* tile_rows = nullptr;      // in the order in which they are dealt out; null: by number
   int32_t* sequences = nullptr;      // [B], those with the most keys first
   int32_t* sequence_ends = nullptr;  // [B + 2], 0, the tile rows up to the end of each, and
                                      // whether some have chunks
+  Deal deal;  // of few query tiles, pieces of which take the place of tile rows
 
   Divisor by_heads, by_group;  // divide by problem.heads_q and by group
 

@@ -58,6 +58,37 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   args->num_tiles = args->split_items + (args->split.all ? 0 : args->num_tiles);
 }
 
+/// What the device deals out of sequences that differ in length, and where partial results lie: as
+/// many as any deal has room for, or fewer where no call has so many.
+void arrange_deal(KernelTile tile, Arena* arena, Arguments* args) {
+  const AttentionParams& params = args->params;
+  KeySplit split;
+  split.all = true;
+  args->packing = pack_heads(params, tile, split);
+  args->by_packs = Divisor(args->packs());
+  args->folds = true;
+  const int32_t rows = args->most_tile_rows;
+  const int32_t width = args->grid.section / args->group * args->packs();
+  Deal& deal = args->deal;
+  deal.by_width = Divisor(width);
+  deal.strips = tile.block_q / kStripRows;
+  deal.slots = static_cast<int32_t>(std::min<int64_t>(
+      int64_t{kSlotsOfBlock} * args->multiprocessors, int64_t{rows} * width * kMostChunks));
+  deal.most_pieces = rows + deal.slots / width;
+  deal.most_merged = std::min(rows, deal.slots / (2 * width));
+  deal.tiles = arena->take<Piece>(rows);
+  deal.pieces = arena->take<Piece>(deal.most_pieces);
+  deal.merged = arena->take<int32_t>(deal.most_merged);
+  deal.counts = arena->take<int32_t>(2);
+  Partials& partials = args->partials;
+  partials.columns = tile.head_dim;
+  const int64_t states = int64_t{deal.slots} * tile.block_q;
+  partials.out = arena->take<float4>(states * partials.columns / 4);
+  partials.state = arena->take<float2>(states);
+  args->num_tiles =
+      static_cast<int32_t>(std::min<int64_t>(int64_t{deal.most_pieces} * width, kUnlimited));
+}
+
 /// Whether the bits that a tile needs of a partial block lie in one piece, of rows that have
 /// numbers.
 bool reads_bits(const BlockList& list, KernelTile tile, int32_t box_rows) {
@@ -113,6 +144,25 @@ void arrange_order(KernelTile tile, Arguments* args) {
 
 }  // namespace
 
+bool may_deal(const AttentionParams& params, int32_t multiprocessors) {
+  constexpr int32_t kFewRows = 512;             // that a split sequence has, at most
+  constexpr int64_t kManyTiles = 8, kMany = 4;  // of a multiprocessor, which end evenly
+  const Wanted wanted = {params.features, Split::kAll};
+  const Entry entry = find_kernel(params.problem.widest_dim(), wanted);
+  // Kernels of other head dims have other tiles.
+  if (entry.head_dim != find_kernel(params.problem.widest_dim(), {params.features}).head_dim ||
+      !may_split(params)) {
+    return false;
+  }
+  const KernelTile tile = tile_of(entry);
+  KeySplit split;
+  split.all = true;
+  if (pack_heads(params, tile, split).heads > 1) return true;
+  const RaggedOrder order = ragged_order(params, tile.block_q);
+  const int64_t many = params.problem.seq_q <= kFewRows ? kManyTiles : kMany;
+  return order.most_rows * order.section <= many * multiprocessors;
+}
+
 void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
   const AttentionParams& params = args->params;
   const Pattern& pattern = params.pattern;
@@ -132,11 +182,16 @@ void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
     grid.section = order.section;
     args->num_tiles =
         static_cast<int32_t>(std::min<int64_t>(order.most_rows * order.section, kUnlimited));
-    args->tile_rows = arena->take<TileRow>(order.most_rows);
+    args->most_tile_rows = args->num_tiles / grid.section;
+    if (!tile.splits) args->tile_rows = arena->take<TileRow>(order.most_rows);
     args->sequences = arena->take<int32_t>(params.problem.batch);
     args->sequence_ends = arena->take<int32_t>(params.problem.batch + 2);
   }
-  arrange_chunks(tile, arena, args);
+  if (ragged && tile.splits) {
+    arrange_deal(tile, arena, args);
+  } else {
+    arrange_chunks(tile, arena, args);
+  }
   arrange_copies(tile, args);
   if (!ragged) arrange_order(tile, args);
 }

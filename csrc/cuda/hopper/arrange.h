@@ -8,6 +8,10 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// Whether thread blocks are to share the keys of sequences, some of which may be long and have few
+/// query tiles: where these may not fill the device, or heads share them.
+bool may_deal(const AttentionParams& params, int32_t multiprocessors);
+
 /// Fills what Arguments say about tiles of the chosen kernel, and takes their memory.
 void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args);
 

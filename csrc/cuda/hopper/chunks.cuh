@@ -25,7 +25,9 @@ __device__ __forceinline__ Tiles part_of(Tiles tiles, int32_t first, int32_t cou
 template <class C>
 __device__ __forceinline__ bool folds(const Arguments& args,
                                       const typename SharedStorage<C>::Work& work) {
-  if constexpr (C::kRagged) {
+  if constexpr (C::kDeals) {
+    return true;
+  } else if constexpr (C::kRagged) {
     return C::kFolds && work.chunks > 0;
   } else {
     return C::kFolds && args.folds;

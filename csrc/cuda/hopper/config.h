@@ -36,9 +36,10 @@ struct Config {
   static constexpr bool kPlain = kOwn.is_plain();
   static constexpr bool kRagged = kOwn.is_ragged();  // sequences of any length, keys in pages
   static constexpr bool kListed = kOwn.is_listed();
-  static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
-  static constexpr bool kPacks = kTile.packs;     // several heads a tile
-  static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
+  static constexpr bool kHalf = kConsumers == 1;      // half tiles, for lists of low query blocks
+  static constexpr bool kPacks = kTile.packs;         // several heads a tile
+  static constexpr bool kSplits = kTile.splits;       // takes chunks of keys
+  static constexpr bool kDeals = kRagged && kSplits;  // that are dealt on the device
   // The kernel of few queries: its start is much of its time, so Q has a loader of its own; and a
   // tile most often holds all rows that read its keys, so L2 need not keep those.
   static constexpr bool kFewQueries = kPacks && kPlain;
@@ -163,6 +164,11 @@ struct RaggedWork : Work {
   int32_t sequence_row = 0, sequence_key = 0;  // its first ones
 };
 
+/// The same of a piece of a deal.
+struct DealtWork : RaggedWork {
+  int32_t slot = -1;  // of its partial results; -1: it is a whole tile
+};
+
 /// The factor of a query tile's keys or values; 1 where there are no scales.
 __device__ __forceinline__ float scale_of(const ScaleView& scales, const Work& work) {
   return scales.data == nullptr ? 1.0f : scales.at(work.batch, work.head_kv, 1);
@@ -243,7 +249,8 @@ struct SharedStorage : MaskTiles<C>, BoxKeys<C> {
     RowMask mask[C::kMasks][C::kConsumers][C::kMaskWriter ? kConsumerRows : 1];  // the next ones
     int32_t boxes[kInfoSlots][C::kMostBoxes];  // of a tile whose mask consumers find: keys or runs
   };
-  using Work = std::conditional_t<C::kRagged, RaggedWork, hopper::Work>;
+  using Work = std::conditional_t<C::kDeals, DealtWork,
+                                  std::conditional_t<C::kRagged, RaggedWork, hopper::Work>>;
   Work work[kWorkSlots];
   Interval there[kWorkSlots][C::kLeads ? 2 : 1];  // those of ExistingKeys that views have
   StepInfo info[kInfoSlots];

@@ -51,9 +51,10 @@ bool has_raw_values(const AttentionParams& params) {
 }
 
 /// The kernel of a call.
-Entry choose(const AttentionParams& params) {
+Entry choose(const AttentionParams& params, int32_t multiprocessors) {
   const KeySplit plan = plan_key_split(params, split_tile(params));
-  const Split split = plan.chunks == 0 ? Split::kNone : plan.all ? Split::kAll : Split::kGlobalRows;
+  const bool all = plan.chunks > 0 ? plan.all : may_deal(params, multiprocessors);
+  const Split split = all ? Split::kAll : plan.chunks > 0 ? Split::kGlobalRows : Split::kNone;
   const Wanted wanted = {params.features, split, has_raw_values(params),
                          params.pattern.list.block_q};
   const Entry entry = find_kernel(params.problem.widest_dim(), wanted);
@@ -112,9 +113,9 @@ struct CallPlan {
 /// counter is the first piece.
 CallPlan plan_call(Arena* arena, Arguments* args) {
   const AttentionParams& params = args->params;
-  CallPlan plan = {choose(params)};
-  if (!plan.kernel.exists()) return plan;
   args->multiprocessors = multiprocessors_of(params.device);
+  CallPlan plan = {choose(params, args->multiprocessors)};
+  if (!plan.kernel.exists()) return plan;
   args->counter = arena->take<int32_t>(1);
   if (is_padding(params)) plan.padding = arena->take<int32_t>(padding_entries(params));
   if (params.pattern.topk > 0) {

@@ -60,6 +60,13 @@ class Epilogue {
     if (folds<C>(args_, work)) {
       fold(o, inverse, work, strip, !more);
       if (more) return;
+      if constexpr (C::kDeals) {
+        if (is_dealt(work)) {
+          write_piece(o, work, strip);
+          __syncwarp();  // before lane 0 gives the work's slot back
+          return;
+        }
+      }
     } else if (is_chunk(work)) {
       write_partial(o, work, strip);
       if (!C::kCrossTile) release_query();
@@ -109,6 +116,15 @@ class Epilogue {
 
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
     return C::kSplits && work.chunk >= 0;
+  }
+
+  /// Whether the merge joins what is summed here with other pieces of the tile.
+  __device__ __forceinline__ static bool is_dealt(const Work& work) {
+    if constexpr (C::kDeals) {
+      return __any_sync(~0u, work.slot >= 0);  // a vote: uniform to the compiler
+    } else {
+      return false;
+    }
   }
 
   /// m in log2 units; under masks of the lowest float it would overflow.
@@ -172,12 +188,31 @@ class Epilogue {
   __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2], const Work& work,
                                                 const Strip& strip) {
     if (strip.rows > 0) {
-      const Partials& partials = args_.partials;
-      float4* out = partials.out_at(partials.at(number_of(strip, work), work.chunk), 0, lane_);
+      store_out(o, args_.partials.at(number_of(strip, work), work.chunk));
+    }
+  }
+
+  /// Of a piece of a tile: the sum of its chunks.
+  __device__ __forceinline__ void write_piece(const float (&o)[C::HEAD_DIM / 2], const Work& work,
+                                              const Strip& strip) {
+    if (strip.rows <= 0) return;
+    const Partials& partials = args_.partials;
+    const int64_t at = int64_t{work.slot} * args_.deal.strips + row_ / kStripRows;
+    if (lane_ % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
-        out[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+      for (int r = 0; r < 2; ++r) {
+        partials.state[at * kStripRows + lane_ / 4 + 8 * r] = {sum_m_[r], sum_l_[r]};
       }
+    }
+    store_out(o, at);
+  }
+
+  /// The rows' output, where a strip's lies.
+  __device__ __forceinline__ void store_out(const float (&o)[C::HEAD_DIM / 2], int64_t at) {
+    float4* out = args_.partials.out_at(at, 0, lane_);
+#pragma unroll
+    for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
+      out[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
     }
   }
 
@@ -194,7 +229,7 @@ class Epilogue {
       const float l = join[r].sum(begun_ ? sum_l_[r] : 0.0f, inverse[r]);
       sum_m_[r] = join[r].m;
       sum_l_[r] = l;
-      if (last) inverse[r] = finish_row(join[r].m, l, r, work, strip);
+      if (last && !is_dealt(work)) inverse[r] = finish_row(join[r].m, l, r, work, strip);
     }
     if (!begun_) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before

@@ -81,6 +81,10 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.split.all = true;
     all.partials.tile_rows = 0;
   }
+  if (C::kDeals) {
+    pattern.dilation = 1;
+    all.classes = 1;
+  }
   if (!C::kFolds) all.folds = false;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
   if (!C::kBounds) all.params.scores.bounds = {};

@@ -40,7 +40,7 @@ template <class C>
 Status launch_tiles(const TensorMaps& maps, Arguments args) {
   const AttentionParams& params = args.params;
   const int32_t blocks = imin(args.multiprocessors * C::kBlocksPerSm, args.num_tiles);
-  if (blocks == args.num_tiles && args.tile_rows == nullptr) {
+  if (blocks == args.num_tiles && params.sequences.same_lengths()) {
     args.counter = args.order = nullptr;  // one each
   }
   cudaStream_t stream = to_stream(params.stream);
@@ -55,6 +55,9 @@ Status launch_tiles(const TensorMaps& maps, Arguments args) {
   } else {
     attention<C><<<blocks, C::kThreads, kSharedBytes, stream>>>(maps, args);
     status = launched();
+  }
+  if (status.ok() && args.deal.most_merged > 0) {
+    return merge_pieces(params, args.partials, args.deal, args.packing, args.multiprocessors);
   }
   const bool merges = args.split.chunks > 0 && !args.folds;
   return status.ok() && merges ? merge_chunks(params, args.partials) : status;

@@ -1,6 +1,8 @@
 // The merge of chunks: a thread block takes 32 columns of a strip, and a thread the four results
 // that a thread of the kernel left in each chunk. Launched as a dependent of that kernel, which
 // hides its launch under that one's end.
+#include <algorithm>
+
 #include "../common/launch.cuh"
 #include "../common/ptx/cp_async.cuh"
 #include "../common/ptx/grid.cuh"
@@ -39,45 +41,51 @@ struct alignas(16) Factor {
   float l;
 };
 
-// Short loops: each byte of code is fetched for the first time.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
-  ptx::launch_dependents();
-  // For the most chunks that there may be: blocks that took less would crowd the multiprocessors
-  // that are free first.
-  __shared__ float4 parts[kMostChunks][kThreads];
-  __shared__ Factor factors[kMostChunks][kStripRows];
-  const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
-  const int32_t strip = static_cast<int32_t>(blockIdx.x) / column_blocks;
-  const int32_t column_block = static_cast<int32_t>(blockIdx.x) - strip * column_blocks;
-  const int32_t lane = threadIdx.x % kLanes;
-  const int32_t i = column_block * (kColumns / 8) + threadIdx.x / kLanes;
-  const bool exists = i * 8 < call.value_dim;
-  const int32_t problem = strip / partials.strips, class_idx = problem % call.classes;
-  const int32_t head_index = partials.first_head + problem / call.classes;
-  const int32_t batch = head_index / call.heads_q, head = head_index - batch * call.heads_q;
-  const float4* from = partials.out_at(partials.at(strip, 0), exists ? i : 0, lane);
-  const int32_t chunk_threads = partials.columns / 8 * kLanes;
-  uint32_t to = ptx::shared_address(&parts[0][threadIdx.x]);
-  ptx::wait_for_primary();
-  const Sequence sequence = call.sequences.of(batch);
-  const int32_t first = partials.first_query(sequence.origin, sequence.offset) +
-                        (strip - problem * partials.strips) * kStripRows;
-  if (class_idx + first * call.dilation >= sequence.rows) return;  // of no query
+/// A strip of the results of a query head.
+struct Strip {
+  int32_t batch, head;
+  int32_t first, class_idx;  // row 0 of its class
+};
 
+/// What a thread reads of a strip's chunks: its own results, from a chunk to the next so many
+/// further on, and the rows' states.
+struct Parts {
+  const float4* out;
+  const float2* states;
+  int32_t out_step, state_step;
+};
+
+/// A thread block's memory, for the most chunks that there may be: blocks that took less would
+/// crowd the multiprocessors that are free first.
+struct Memory {
+  float4 parts[kMostChunks][kThreads];
+  Factor factors[kMostChunks][kStripRows];
+};
+
+/// Copies this thread's results of `chunks` chunks to shared memory.
+__device__ __forceinline__ void fetch_parts(Memory& memory, const Parts& parts, int32_t chunks) {
+  const float4* from = parts.out;
+  uint32_t to = ptx::shared_address(&memory.parts[0][threadIdx.x]);
 #pragma unroll 1
-  for (int32_t c = 0; c < partials.max_chunks; ++c) {
+  for (int32_t c = 0; c < chunks; ++c) {
     ptx::cp_async_16(to, from, true);
-    to += sizeof(parts[0]);
-    from += chunk_threads;
+    to += sizeof(memory.parts[0]);
+    from += parts.out_step;
   }
   ptx::cp_async_commit();
-  const int32_t chunks = __ldcg(partials.chunks + strip);
+}
 
+/// Joins the chunks of a strip and stores its rows; `i` are 8 columns, of which this thread has two
+/// in two rows. Short loops: each byte of code is fetched for the first time.
+template <typename T>
+__device__ __forceinline__ void join_parts(const Call& call, Memory& memory, const Parts& parts,
+                                           int32_t chunks, const Sequence& sequence,
+                                           const Strip& strip, int32_t i) {
+  const int32_t lane = threadIdx.x % kLanes;
+  const bool exists = i * 8 < call.value_dim;
   // Half a warp finds the factors of a row, a lane those of a chunk: the last one comes first.
   const int32_t own = threadIdx.x % kMostChunks;
-  const float2* states = partials.state + partials.at(strip, own) * kStripRows;
+  const float2* states = parts.states + own * parts.state_step;
 #pragma unroll 1
   for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows; row += kThreads / kMostChunks) {
     float2 state = {-INFINITY, 0.0f};
@@ -90,8 +98,8 @@ __global__ void __launch_bounds__(kThreads)
       if (own + step < kMostChunks) top = fmaxf(top, later);
     }
     const float before = __shfl_down_sync(~0u, top, 1, kMostChunks);
-    factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m, state.y),
-                         state.y};
+    memory.factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m, state.y),
+                                state.y};
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -99,10 +107,10 @@ __global__ void __launch_bounds__(kThreads)
   float l[2] = {}, even[2] = {}, odd[2] = {};
 #pragma unroll 2
   for (int32_t c = chunks - 1; c >= 0; --c) {
-    const float4 part = parts[c][threadIdx.x];
+    const float4 part = memory.parts[c][threadIdx.x];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Factor factor = factors[c][lane / 4 + 8 * r];
+      const Factor factor = memory.factors[c][lane / 4 + 8 * r];
       l[r] = factor.join.sum(l[r], factor.l);
       even[r] = factor.join.sum(even[r], r == 0 ? part.x : part.z);
       odd[r] = factor.join.sum(odd[r], r == 0 ? part.y : part.w);
@@ -113,37 +121,127 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int32_t in_strip = lane / 4 + 8 * r;
-    const int32_t row =
-        tensor_row(call, sequence, batch, class_idx + (first + in_strip) * call.dilation);
+    const int32_t row = tensor_row(call, sequence, strip.batch,
+                                   strip.class_idx + (strip.first + in_strip) * call.dilation);
     if (row < 0) continue;
-    const float m = factors[0][in_strip].join.m;
+    const float m = memory.factors[0][in_strip].join.m;
     if (out.lse != nullptr && i == 0 && lane % 4 == 0) {
-      out.lse[batch * out.lse_stride_b + head * out.lse_stride_h + row * out.lse_stride_s] =
-          log_sum(m, l[r]);
+      out.lse[strip.batch * out.lse_stride_b + strip.head * out.lse_stride_h +
+              row * out.lse_stride_s] = log_sum(m, l[r]);
     }
     if (!exists) continue;
-    float inverse = inverse_of(m, l[r], call.sink_logits, head);
-    if (call.value_scale.data != nullptr) inverse *= call.value_scale.at(batch, head, call.group);
-    T* to = static_cast<T*>(out.out.data) + batch * out.out.stride_b + head * out.out.stride_h +
-            row * out.out.stride_s + i * 8 + lane % 4 * 2;
+    float inverse = inverse_of(m, l[r], call.sink_logits, strip.head);
+    if (call.value_scale.data != nullptr) {
+      inverse *= call.value_scale.at(strip.batch, strip.head, call.group);
+    }
+    T* to = static_cast<T*>(out.out.data) + strip.batch * out.out.stride_b +
+            strip.head * out.out.stride_h + row * out.out.stride_s + i * 8 + lane % 4 * 2;
     *reinterpret_cast<uint32_t*>(to) = pack<T>(even[r] * inverse, odd[r] * inverse);
   }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
+  ptx::launch_dependents();
+  __shared__ Memory memory;
+  const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
+  const int32_t number = static_cast<int32_t>(blockIdx.x) / column_blocks;
+  const int32_t column_block = static_cast<int32_t>(blockIdx.x) - number * column_blocks;
+  const int32_t i = column_block * (kColumns / 8) + threadIdx.x / kLanes;
+  const int32_t problem = number / partials.strips;
+  Strip strip;
+  strip.class_idx = problem % call.classes;
+  const int32_t head_index = partials.first_head + problem / call.classes;
+  strip.batch = head_index / call.heads_q;
+  strip.head = head_index - strip.batch * call.heads_q;
+  const Parts parts = {
+      partials.out_at(partials.at(number, 0), i * 8 < call.value_dim ? i : 0, threadIdx.x % kLanes),
+      partials.state + partials.at(number, 0) * kStripRows, partials.columns / 8 * kLanes,
+      kStripRows};
+  ptx::wait_for_primary();
+  const Sequence sequence = call.sequences.of(strip.batch);
+  strip.first = partials.first_query(sequence.origin, sequence.offset) +
+                (number - problem * partials.strips) * kStripRows;
+  if (strip.class_idx + strip.first * call.dilation >= sequence.rows) return;  // of no query
+  fetch_parts(memory, parts, partials.max_chunks);
+  join_parts<T>(call, memory, parts, __ldcg(partials.chunks + number), sequence, strip, i);
+}
+
+/// The same of the pieces of a deal, as many as the device knows of.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    merge_pieces_kernel(const __grid_constant__ Call call,
+                        const __grid_constant__ Partials partials,
+                        const __grid_constant__ Deal deal,
+                        const __grid_constant__ HeadPacking packing) {
+  ptx::launch_dependents();
+  __shared__ Memory memory;
+  const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
+  const int32_t packs = ceil_div(call.group, packing.heads);
+  const int32_t of_tile = deal.strips * column_blocks;
+  const int32_t of_piece = of_tile * deal.by_width.divisor;
+  ptx::wait_for_primary();
+  const int32_t items = __ldcg(deal.counts + 1) * of_piece;
+  for (auto item = static_cast<int32_t>(blockIdx.x); item < items; item += gridDim.x) {
+    const int32_t at = item / of_piece, in_piece = (item - at * of_piece) / of_tile;
+    const int32_t in_tile = item % of_tile;
+    const int32_t strip_idx = in_tile / column_blocks;
+    const int32_t i = in_tile % column_blocks * (kColumns / 8) + threadIdx.x / kLanes;
+    const auto* from = reinterpret_cast<const int4*>(deal.pieces + __ldcg(deal.merged + at));
+    const int4 whole = __ldcg(from), part = __ldcg(from + 1);  // a Piece
+    const int32_t pieces = part.w;
+    const int32_t group = in_piece / packs, pack = in_piece - group * packs;
+    const int32_t row = strip_idx * kStripRows;
+    const int32_t in_group = pack * packing.heads + packing.head(row);
+    const int32_t problem = whole.x + group * call.group + in_group;
+    Strip strip = {problem / call.heads_q, 0, 0, 0};
+    strip.head = problem - strip.batch * call.heads_q;
+    strip.first = whole.y * deal.strips * kStripRows + packing.row(row);
+    const Sequence sequence = call.sequences.of(strip.batch);
+    if (in_group >= call.group || strip.first >= sequence.rows) continue;  // of no query
+    const int64_t first = (int64_t{part.z} + in_piece * pieces) * deal.strips + strip_idx;
+    const Parts parts = {
+        partials.out_at(first, i * 8 < call.value_dim ? i : 0, threadIdx.x % kLanes),
+        partials.state + first * kStripRows, deal.strips * partials.columns / 8 * kLanes,
+        deal.strips * kStripRows};
+    fetch_parts(memory, parts, pieces);
+    join_parts<T>(call, memory, parts, pieces, sequence, strip, i);
+    __syncthreads();  // before the memory is written again
+  }
+}
+
+Call call_of(const AttentionParams& params) {
+  const Problem& problem = params.problem;
+  return {params.outputs,          params.sequences,        params.scores.sink_logits,
+          params.keys.value_scale, problem.heads_q,         problem.group(),
+          problem.value_dim,       params.pattern.dilation, params.pattern.classes(problem.seq_q)};
 }
 
 }  // namespace
 
 Status merge_chunks(const AttentionParams& params, const Partials& partials) {
   const Problem& problem = params.problem;
-  const Call call = {
-      params.outputs,          params.sequences,        params.scores.sink_logits,
-      params.keys.value_scale, problem.heads_q,         problem.group(),
-      problem.value_dim,       params.pattern.dilation, params.pattern.classes(problem.seq_q)};
+  const Call call = call_of(params);
   const int64_t strips = int64_t{partials.heads} * call.classes * partials.strips;
   const LaunchShape shape = {static_cast<uint32_t>(strips * ceil_div(problem.value_dim, kColumns)),
                              kThreads, 0, to_stream(params.stream)};
   const bool half = problem.dtype == Dtype::kFloat16;
   return launch_dependent(half ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>, shape, call,
                           partials);
+}
+
+Status merge_pieces(const AttentionParams& params, const Partials& partials, const Deal& deal,
+                    const HeadPacking& packing, int32_t multiprocessors) {
+  constexpr int32_t kResident = 6;  // thread blocks of a multiprocessor
+  const Problem& problem = params.problem;
+  const int64_t items = int64_t{deal.most_merged} * deal.by_width.divisor * deal.strips *
+                        ceil_div(problem.value_dim, kColumns);
+  const int64_t blocks = std::min<int64_t>(items, int64_t{kResident} * multiprocessors);
+  const LaunchShape shape = {static_cast<uint32_t>(blocks), kThreads, 0, to_stream(params.stream)};
+  const bool half = problem.dtype == Dtype::kFloat16;
+  return launch_dependent(half ? merge_pieces_kernel<__half> : merge_pieces_kernel<__nv_bfloat16>,
+                          shape, call_of(params), partials, deal, packing);
 }
 
 }  // namespace sparse_attn::cuda::hopper

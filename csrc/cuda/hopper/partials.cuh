@@ -7,6 +7,7 @@
 
 #include "../../params.h"
 #include "../common/ptx/math.cuh"
+#include "deal.h"
 #include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -66,5 +67,9 @@ struct Join {
 
 /// Merges the partial results into out and lse.
 Status merge_chunks(const AttentionParams& params, const Partials& partials);
+
+/// The same of the pieces of a deal, on so many multiprocessors.
+Status merge_pieces(const AttentionParams& params, const Partials& partials, const Deal& deal,
+                    const HeadPacking& packing, int32_t multiprocessors);
 
 }  // namespace sparse_attn::cuda::hopper

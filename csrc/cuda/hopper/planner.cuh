@@ -26,7 +26,9 @@ class Planner {
     int32_t num_tiles = args_.num_tiles;
     // All else in the block waits for a plan. The kernel that writes the counter has waited itself.
     if (C::kRagged || args_.counter == nullptr) ptx::wait_for_primary();
-    if (C::kRagged) {
+    if constexpr (C::kDeals) {
+      num_tiles = imin(__ldcg(args_.deal.counts) * args_.deal.by_width.divisor, num_tiles);
+    } else if (C::kRagged) {
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
       folds_ = C::kFolds && args_.folds &&
@@ -47,7 +49,9 @@ class Planner {
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
       if (C::kSplits && work.chunk >= 0 && !args_.folds && !take_chunk(work)) continue;
-      if (C::kRagged && folds_) {
+      if constexpr (C::kDeals) {
+        work.tiles = part_of(work.tiles, dealt_.begin, dealt_.size());
+      } else if (C::kRagged && folds_) {
         const int32_t length = imax(1, own_.chunk_tiles(work.tiles.count()));
         work.chunks = static_cast<uint16_t>(imin(length, UINT16_MAX));
       }
@@ -61,6 +65,7 @@ class Planner {
 
  private:
   __device__ __forceinline__ Work decode(int32_t tile) {
+    if constexpr (C::kDeals) return decode_piece(tile);
     if (C::kRagged) return decode_in_row(tile);
     if (!C::kSplits) return decode_whole(tile);
     if (C::kFewQueries || tile < args_.split_items) return decode_split(tile);
@@ -101,6 +106,26 @@ class Planner {
     work.chunks = static_cast<uint16_t>(imax(1, __popc(begun)));
     work.tiles = part_of(work.tiles, work.chunk * length, length);
     return true;
+  }
+
+  /// A tile of a piece: that of a head, or of several of its group.
+  __device__ __forceinline__ Work decode_piece(int32_t tile) {
+    const int32_t at = args_.deal.by_width.divide(tile);
+    const int32_t in_piece = args_.deal.by_width.remainder(tile);
+    const auto* piece = reinterpret_cast<const int4*>(args_.deal.pieces + at);  // a Piece
+    const int4 whole = __ldcg(piece);
+    const int4 part = __ldcg(piece + 1);
+    dealt_ = {part.x * whole.z, (part.x + part.y) * whole.z};
+    const int32_t group = args_.by_packs.divide(in_piece);
+    const int32_t head = args_.by_packs.remainder(in_piece) * args_.packing.heads;
+    Work work = place(whole.x + group * args_.group + head);
+    work.heads = static_cast<int8_t>(imin(args_.packing.heads, args_.group - head));
+    work.first_row = whole.y * C::BLOCK_Q;
+    work.chunks = static_cast<uint16_t>(imin(whole.z, UINT16_MAX));
+    if constexpr (C::kDeals) {
+      if (part.z >= 0) work.slot = part.z + in_piece * part.w + part.x;
+    }
+    return work;
   }
 
   /// A tile of a section of problems.
@@ -261,6 +286,7 @@ class Planner {
   uint32_t loaded_parity_ = 0;  // of the next tile that is waited for
   bool folds_ = false;
   KeySplit own_;            // of a tile of a sequence among others
+  Interval dealt_;          // of what the tile visits, the piece
   int32_t class_idx_ = -1;  // of the slice, none yet
   int32_t origin_ = 0;
   int32_t rows_ = 0;

@@ -51,6 +51,7 @@ constexpr Features kTopCalls =
 /// Sequences that differ in length, whose keys may lie in pages.
 constexpr Features kLengths = Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
 constexpr Features kPlainRaggedCalls = kPlainCalls.with(kLengths);
+constexpr Features kFewRaggedCalls = kPlainRaggedCalls.without(Features::of(Feature::kDilation));
 constexpr Features kRaggedCalls = kPlainRaggedCalls.with(
     Features::of(Feature::kKeyOrigins, Feature::kLead, Feature::kOddScale, Feature::kFloat8Keys));
 constexpr Features kScoredRaggedCalls =
@@ -154,6 +155,8 @@ constexpr Kernel kKernels[] = {
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     // With the tiles of plain calls. At 192 and 256 they win 0 to 2 %; at 160 none was timed.
     {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 112, 112, 0, 128, 0, 0, 96, 0}},
+    // Few query tiles, whose chunks thread blocks share.
+    {2, kFewRaggedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},

@@ -5,6 +5,7 @@
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/sum_before.cuh"
+#include "deal.h"
 #include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
@@ -77,11 +78,25 @@ __global__ void __launch_bounds__(kThreads)
                 [&](int32_t tile) { return class_of(args, block_q, tile); });
 }
 
-/// Sorts the sequences and writes their tile rows.
+/// Sums over the threads of a block, all of which call it.
+struct SumsOfBlock {
+  __device__ __forceinline__ Sums operator()(int32_t value) const {
+    __shared__ int32_t all;
+    __syncthreads();
+    const int32_t before = sum_before<kThreads>(value);
+    if (threadIdx.x == kThreads - 1) all = before + value;
+    __syncthreads();
+    return {before, all};
+  }
+};
+
+/// Sorts the sequences and writes their tile rows; or, of few, the pieces of a deal.
+template <bool kDeals>
 __global__ void __launch_bounds__(kThreads)
     sequences_kernel(const __grid_constant__ Arguments args, KernelTile tile) {
   ptx::launch_dependents();
   __shared__ int32_t longest, some_split;
+  __shared__ unsigned long long visited;  // key tiles of all query tiles
   const AttentionParams& params = args.params;
   const int32_t batch = params.problem.batch;
   const int32_t problems = params.problem.heads_q * args.classes;  // of a sequence
@@ -90,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t rows = params.sequences.of(args.sequences[i]).rows;
     return ceil_div(ceil_div(rows, args.classes), tile.block_q);
   };
-  if (threadIdx.x == 0) *args.counter = longest = some_split = 0;
+  if (threadIdx.x == 0) *args.counter = longest = some_split = visited = 0;
   __syncthreads();
   const Interval own = stretch_of({0, batch});
   for (int32_t b = own.begin; b < own.end; ++b) {
@@ -108,7 +123,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   // Malformed sequences may overlap, and have more rows than there is room for.
-  const int32_t all = imin(args.sequence_ends[batch], args.num_tiles / args.grid.section);
+  const int32_t all = imin(args.sequence_ends[batch], args.most_tile_rows);
   for (int32_t at = threadIdx.x; at < all; at += kThreads) {
     int32_t i = 0;  // the sequence that has the row: the first one that ends past it
     for (int32_t step = 1 << 30; step > 0; step /= 2) {
@@ -119,6 +134,14 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t row_block = in_sequence - section * row_blocks(i);
     TileRow row = {args.sequences[i] * problems + section * args.grid.section,
                    args.last_first ? row_blocks(i) - 1 - row_block : row_block};
+    if constexpr (kDeals) {
+      const Sequence sequence = params.sequences.of(args.sequences[i]);
+      const Piece whole = whole_tile(params, sequence, row.problem, row.row_block, tile);
+      args.deal.tiles[at] = whole;
+      atomicAdd(&visited,
+                static_cast<unsigned long long>(whole.visited) * args.deal.by_width.divisor);
+      continue;
+    }
     if (args.folds) {
       const Sequence sequence = params.sequences.of(args.sequences[i]);
       const KeySplit split = split_of_sequence(
@@ -132,7 +155,16 @@ __global__ void __launch_bounds__(kThreads)
     args.tile_rows[at] = row;
   }
   __syncthreads();
-  if (threadIdx.x == 0) args.sequence_ends[batch + 1] = some_split;
+  if constexpr (kDeals) {
+    const DealRule rule = DealRule::of(static_cast<int64_t>(visited), args.multiprocessors);
+    const Dealt dealt = deal_pieces(args.deal, rule, all, stretch_of({0, all}), SumsOfBlock());
+    if (threadIdx.x == 0) {
+      args.deal.counts[0] = dealt.pieces;
+      args.deal.counts[1] = dealt.merged;
+    }
+  } else {
+    if (threadIdx.x == 0) args.sequence_ends[batch + 1] = some_split;
+  }
 }
 
 __global__ void zero_kernel(int32_t* counter) {
@@ -144,8 +176,10 @@ __global__ void zero_kernel(int32_t* counter) {
 
 Status order_tiles(const Arguments& args, KernelTile tile, int32_t dealt) {
   cudaStream_t stream = to_stream(args.params.stream);
-  if (args.tile_rows != nullptr) {
-    sequences_kernel<<<1, kThreads, 0, stream>>>(args, tile);
+  if (args.deal.pieces != nullptr) {
+    sequences_kernel<true><<<1, kThreads, 0, stream>>>(args, tile);
+  } else if (args.tile_rows != nullptr) {
+    sequences_kernel<false><<<1, kThreads, 0, stream>>>(args, tile);
   } else if (args.order != nullptr) {
     order_kernel<<<1, kThreads, 0, stream>>>(args, tile.block_q, dealt);
   } else {

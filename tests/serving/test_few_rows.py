@@ -1,0 +1,178 @@
+"""Few rows on long caches, packed and in pages: an engine may share the keys of a sequence out to
+thread blocks, which changes no bit of what a call of its own gives."""
+
+import pytest
+import torch
+from engines import main_dtype
+from ragged import Ragged, Serving, make_pages, packed, split, split_lse
+
+import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
+
+#: Rows and keys of sequences: alone, alike, so many that most tiles stay whole, of all lengths, and
+#: with more rows than are few.
+BATCHES = {
+    "one": ((17,), (5000,)),
+    "four-alike": ((64,) * 4, (3000,) * 4),
+    "many": ((40,) * 33, (1100,) * 33),
+    "of-all-lengths": ((33, 1, 0, 50, 64, 17, 20), (9000, 700, 30, 1024, 2500, 20, 0)),
+    "one-is-long": ((100, 300, 17, 512, 128), (2100, 2500, 9000, 3000, 15)),
+    "beside-many-rows": ((900, 20, 70), (900, 9000, 4000)),
+}
+#: A pattern, and whether the call is causal.
+CASES = {
+    "full": (sa.Full(), False),
+    "causal": (sa.Full(), True),
+    "band": (sa.Band((1700, 0)), True),
+    "both-sides": (sa.Band((3000, 40)), False),
+}
+#: Query heads and key heads.
+HEADS = {"alone": (3, 3), "group": (10, 2)}
+
+
+@pytest.fixture
+def serving(device, engine):
+    return Serving(device, engine)
+
+
+def make(name, heads, engine, device, head_dim=64, value_dim=None):
+    """A batch; shorter on the CPU, which shares nothing out."""
+    rows, keys = BATCHES[name]
+    if engine == "decode":
+        rows = tuple(min(n, 16) for n in rows)
+    if device == "cpu":
+        rows, keys = (tuple(-(-n // 6) for n in lengths) for lengths in (rows, keys))
+    return Ragged(rows, keys, *HEADS[heads], head_dim, value_dim)
+
+
+def call(serving, ragged, sequences, holding, **common):
+    """One call, with bounds above all lengths."""
+    queries, keys, values = zip(*sequences, strict=True)
+    starts = [ragged.starts(queries[0].device, n) for n in (ragged.rows, ragged.keys)]
+    query = packed(list(queries), gap=3)
+    most = max(ragged.rows)
+    bound = most if most in (16, 64, 512) else ragged.bound(3)
+    if holding == "packed":
+        tensors = (query, packed(list(keys), gap=200), packed(list(values), gap=200), *starts)
+        return serving(sa.varlen_attention, *tensors, bound, max(ragged.keys) + 300, **common)
+    pages = make_pages(keys, values, int(holding))
+    caches = (pages.key, pages.value, pages.table, pages.used)
+    given = {"cu_seq_q": starts[0], "max_q": bound, **common}
+    return serving(sa.paged_attention, query, *caches, **given)
+
+
+def assert_own_bits(result, ragged, sequences, **common):
+    """Every sequence has the bits of a contiguous call of its own."""
+    parts = zip(split(result[0], ragged.rows), split_lse(result[1], ragged.rows), strict=True)
+    for part, sequence in zip(parts, sequences, strict=True):
+        want = sa.sparse_attention(*sequence, **common)
+        for mine, other in zip(part, want, strict=True):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("holding", ["packed", "48", "256"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_bits_of_own_calls(serving, engine, device, batch, holding, heads, case):
+    ragged = make(batch, heads, engine, device)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    pattern, is_causal = CASES[case]
+    common = {
+        "pattern": pattern,
+        "is_causal": is_causal,
+        "sink_logits": torch.randn(ragged.Hq, device=device),
+        "return_lse": True,
+    }
+    result = call(serving, ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, engine=engine, **common)
+
+
+@pytest.mark.parametrize("value_dim", [None, 64])
+@pytest.mark.parametrize("holding", ["packed", "64"])
+@pytest.mark.parametrize("batch", ["one", "of-all-lengths", "one-is-long"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_head_dim_128(serving, engine, device, dtype, batch, holding, value_dim):
+    ragged = make(batch, "group", engine, device, 128, value_dim)
+    sequences = ragged.sequences(device, dtype)
+    common = {"pattern": sa.Full(), "is_causal": True, "return_lse": True}
+    result = call(serving, ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, engine=engine, **common)
+    parts = zip(split(result[0], ragged.rows), split_lse(result[1], ragged.rows), strict=True)
+    for part, sequence in zip(parts, sequences, strict=True):
+        assert_close_to_reference(part, *sequence, sa.Full(), is_causal=True)
+
+
+@pytest.mark.parametrize("holding", ["packed", "16"])
+def test_positions_of_each_sequence(serving, engine, device, holding):
+    """Queries that stand before keys of theirs, and far past them, visit fewer."""
+    ragged = make("of-all-lengths", "group", engine, device)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    offsets = torch.tensor([4000, 0, 3, 200, 9000, -5, 0], dtype=torch.int32, device=device)
+    common = {"pattern": sa.Band((2000, 0)), "is_causal": True, "return_lse": True}
+    result = call(serving, ragged, sequences, holding, query_offset=offsets, **common)
+    parts = zip(split(result[0], ragged.rows), split_lse(result[1], ragged.rows), strict=True)
+    for b, (part, sequence) in enumerate(zip(parts, sequences, strict=True)):
+        own = {"query_offset": offsets[b : b + 1], "engine": engine, **common}
+        want = sa.sparse_attention(*sequence, **own)
+        for mine, other in zip(part, want, strict=True):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("holding", ["packed", "16"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_graph_follows_lengths(serving, device, engine, heads, holding):
+    """Captured once: which sequence is long, and so which is shared out, changes at each replay."""
+    if device != "cuda":
+        pytest.skip("CUDA graphs need a GPU")
+    ragged = make("of-all-lengths", heads, engine, device)
+    sequences = ragged.sequences(device, torch.float16)
+    queries, keys, values = (list(parts) for parts in zip(*sequences, strict=True))
+    query, key, value = packed(queries), packed(keys), packed(values)
+    starts, starts_k = (ragged.starts(device, n) for n in (ragged.rows, ragged.keys))
+    pages = make_pages(keys, values, int(holding)) if holding != "packed" else None
+    bounds = (max(ragged.rows), max(ragged.keys))
+
+    def run():
+        if pages is None:
+            tensors = (query, key, value, starts, starts_k, *bounds)
+            return serving(sa.varlen_attention, *tensors, is_causal=True)
+        caches = (pages.key, pages.value, pages.table, pages.used)
+        given = {"cu_seq_q": starts, "max_q": bounds[0], "is_causal": True}
+        return serving(sa.paged_attention, query, *caches, **given)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for shift in (0, 1, 3):
+        order = [(b + shift) % ragged.batch for b in range(ragged.batch)]
+        rows, lengths = ([n[b] for b in order] for n in (ragged.rows, ragged.keys))
+        query.copy_(packed([queries[b] for b in order]))
+        starts.copy_(ragged.starts(device, rows))
+        starts_k.copy_(ragged.starts(device, lengths))
+        key.copy_(packed([keys[b] for b in order]))
+        value.copy_(packed([values[b] for b in order]))
+        if pages is not None:
+            turn = (0, 1, 2)[(0, 1, 3).index(shift)]
+            pages.table.copy_(pages.table.roll(-turn, 0))
+            pages.used.copy_(pages.used.roll(-turn, 0))
+        graph.replay()
+        for part, b in zip(split(out, rows), order, strict=True):
+            want = sa.fused_attention(*sequences[b], is_causal=True, engine=engine)
+            assert torch.equal(part, want)
+
+
+@pytest.mark.parametrize("holding", ["packed", "64"])
+def test_the_same_bits_each_time(serving, engine, device, holding):
+    ragged = make("of-all-lengths", "group", engine, device)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    common = {"is_causal": True, "return_lse": True}
+    torch.manual_seed(5)  # of the pages' places
+    first = call(serving, ragged, sequences, holding, **common)
+    for _ in range(5):
+        again = call(serving, ragged, sequences, holding, **common)
+        rows = sum(ragged.rows)
+        assert torch.equal(again[0][:rows], first[0][:rows])
+        assert torch.equal(again[1][:, :rows], first[1][:, :rows])
