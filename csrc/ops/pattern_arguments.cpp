@@ -32,8 +32,7 @@ void fill_window(const std::string& op, const CallArguments& args, Pattern* patt
 /// int64 positions as int32, those beyond 32 bits as ones that name no key.
 Tensor narrowed(const Tensor& positions) {
   auto limit = [&](double value) {
-    Tensor one = empty(positions, ScalarType::Long, {1});
-    return torch::stable::fill_(one, value);
+    return torch::stable::fill_(empty(positions, ScalarType::Long, {1}), value);
   };
   std::array<StableIValue, 3> stack = {
       torch::stable::detail::from(positions), torch::stable::detail::from(MaybeTensor(limit(-1))),
