@@ -69,7 +69,9 @@ Lists deal_out(const Tiles& tiles, int32_t threads, int32_t slots = kSlotsOfBloc
       int32_t call = 0;
       auto sums = [&](int32_t value) {
         values[t][call] = value;
-        Sums sum = {0, 0};
+        struct {
+          int32_t before, all;
+        } sum = {0, 0};
         for (int32_t other = 0; other < threads; ++other) {
           if (other < t) sum.before += values[other][call];
           sum.all += values[other][call];

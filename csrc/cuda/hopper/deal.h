@@ -112,18 +112,14 @@ SPARSE_ATTN_HD Piece whole_tile(const AttentionParams& params, const Sequence& s
   return piece;
 }
 
-/// What a sum over threads is: that of those before this one, and of all.
-struct Sums {
-  int32_t before, all;
-};
-
 /// How many of the lists of a deal there are.
 struct Dealt {
   int32_t pieces, merged;
 };
 
 /// Cuts the first `all` of deal.tiles and writes pieces and merged. Called by each of some threads
-/// that look after those of `own`, one stretch after the other; `sums` adds a number over them.
+/// that look after those of `own`, one stretch after the other; `sums` adds a number over those
+/// before one, and over all.
 /// Long pieces come first, then chunks of cut tiles, which fill the gaps, then short tiles.
 template <typename SumsOf>
 SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t all, Interval own,
@@ -159,7 +155,7 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
     chunks += tile.first;
     merged += tile.first > 0;
   }
-  const Sums long_sums = sums(longs), chunk_sums = sums(chunks), merged_sums = sums(merged);
+  const auto long_sums = sums(longs), chunk_sums = sums(chunks), merged_sums = sums(merged);
   int32_t long_at = long_sums.before, chunk_at = long_sums.all + chunk_sums.before;
   int32_t short_at = long_sums.all + chunk_sums.all + own.begin - long_sums.before;
   int32_t merged_at = merged_sums.before;

@@ -1,10 +1,11 @@
 // Sorts query tiles by the lengths of their lists, coarsely, so that tiles of one head stay
 // together: class c holds lists of up to 1 / 2^c of the longest that may be. Sequences that differ
-// in length are sorted by their keys in the same way. One thread block; each thread counts the
-// classes in its stretch of items, a prefix sum over (class, thread) says where its items go.
+// in length are sorted by their keys in the same way. One thread block; each warp counts the
+// classes in its stretch of items, a prefix sum over (class, warp) says where its items go. The
+// kernel after it waits, so what counts is how often threads wait for memory and for each other.
+#include "../common/block_sums.cuh"
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
-#include "../common/sum_before.cuh"
 #include "deal.h"
 #include "tile_order.h"
 
@@ -32,19 +33,6 @@ __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block
   return length_class(count, list.max_count);
 }
 
-/// Replaces the thread's `kClasses` entries of an array of the block's by the sums of all before.
-__device__ __forceinline__ void prefix_sums(int32_t* entries) {
-  int32_t* own = entries + threadIdx.x * kClasses;
-  int32_t sum = 0;
-  for (int i = 0; i < kClasses; ++i) sum += own[i];
-  int32_t before = sum_before<kThreads>(sum);
-  for (int i = 0; i < kClasses; ++i) {
-    const int32_t entry = own[i];
-    own[i] = before;
-    before += entry;
-  }
-}
-
 /// The part of `items` that the thread looks after.
 __device__ __forceinline__ Interval stretch_of(Interval items) {
   const int32_t size = ceil_div(items.size(), kThreads);
@@ -56,17 +44,34 @@ __device__ __forceinline__ Interval stretch_of(Interval items) {
 template <typename ClassOf>
 __device__ __forceinline__ void sort_by_class(Interval items, int32_t* sorted,
                                               const ClassOf& class_of) {
-  __shared__ int32_t next[kClasses * kThreads];  // [class, thread]
-  const Interval own_items = stretch_of(items);
-  int32_t* own = next + threadIdx.x;
-  for (int c = 0; c < kClasses; ++c) own[c * kThreads] = 0;
-  for (int32_t i = own_items.begin; i < own_items.end; ++i) ++own[class_of(i) * kThreads];
+  constexpr int kLanes = 32, kWarps = kThreads / kLanes, kEntries = kClasses * kWarps;
+  static_assert(kEntries <= kThreads, "a thread sums one entry");
+  __shared__ int32_t next[kEntries];  // [class, warp]
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  const int32_t size = ceil_div(ceil_div(items.size(), kLanes), kWarps) * kLanes;
+  const int32_t begin = items.begin + thread / kLanes * size;
+  const int32_t end = imin(begin + size, items.end);
+  // Calls f(item, where it goes), 32 items at a time, and counts them.
+  auto each = [&](const auto& f) {
+    for (int32_t first = begin; first < end; first += kLanes) {
+      const int32_t i = first + lane, c = i < end ? class_of(i) : kClasses;
+      const uint32_t alike = __match_any_sync(~0u, c);
+      int32_t* own = next + c * kWarps + thread / kLanes;
+      const int32_t at = c < kClasses ? *own + __popc(alike & ((1u << lane) - 1)) : 0;
+      __syncwarp();
+      if (c < kClasses && lane == 31 - __clz(static_cast<int>(alike))) *own = at + 1;
+      __syncwarp();
+      if (c < kClasses) f(i, at);
+    }
+  };
+  if (thread < kEntries) next[thread] = 0;
   __syncthreads();
-  prefix_sums(next);
+  each([](int32_t, int32_t) {});
   __syncthreads();
-  for (int32_t i = own_items.begin; i < own_items.end; ++i) {
-    sorted[own[class_of(i) * kThreads]++] = i;
-  }
+  const int32_t before = sums_of_block<kThreads>(thread < kEntries ? next[thread] : 0).before;
+  if (thread < kEntries) next[thread] = before;
+  __syncthreads();
+  each([&](int32_t i, int32_t at) { sorted[at] = i; });
   __syncthreads();
 }
 
@@ -81,14 +86,16 @@ __global__ void __launch_bounds__(kThreads)
 /// Sums over the threads of a block, all of which call it.
 struct SumsOfBlock {
   __device__ __forceinline__ Sums operator()(int32_t value) const {
-    __shared__ int32_t all;
     __syncthreads();
-    const int32_t before = sum_before<kThreads>(value);
-    if (threadIdx.x == kThreads - 1) all = before + value;
-    __syncthreads();
-    return {before, all};
+    return sums_of_block<kThreads>(value);
   }
 };
+
+/// Adds to a sum of the block's what the threads of a warp have, all of which call it.
+__device__ __forceinline__ void add_of_warp(unsigned long long* sum, unsigned long long value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  if (threadIdx.x % 32 == 0 && value > 0) atomicAdd(sum, value);
+}
 
 /// Sorts the sequences and writes their tile rows; or, of few, the pieces of a deal.
 template <bool kDeals>
@@ -116,7 +123,7 @@ __global__ void __launch_bounds__(kThreads)
                 [&](int32_t b) { return length_class(params.sequences.of(b).keys, longest); });
   int32_t sum = 0;
   for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
-  int32_t end = sum_before<kThreads>(sum);
+  int32_t end = sums_of_block<kThreads>(sum).before;
   if (threadIdx.x == 0) args.sequence_ends[0] = 0;
   for (int32_t i = own.begin; i < own.end; ++i) {
     args.sequence_ends[i + 1] = end += row_blocks(i) * sections;
@@ -124,6 +131,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   // Malformed sequences may overlap, and have more rows than there is room for.
   const int32_t all = imin(args.sequence_ends[batch], args.most_tile_rows);
+  unsigned long long own_visited = 0;
   for (int32_t at = threadIdx.x; at < all; at += kThreads) {
     int32_t i = 0;  // the sequence that has the row: the first one that ends past it
     for (int32_t step = 1 << 30; step > 0; step /= 2) {
@@ -138,8 +146,7 @@ __global__ void __launch_bounds__(kThreads)
       const Sequence sequence = params.sequences.of(args.sequences[i]);
       const Piece whole = whole_tile(params, sequence, row.problem, row.row_block, tile);
       args.deal.tiles[at] = whole;
-      atomicAdd(&visited,
-                static_cast<unsigned long long>(whole.visited) * args.deal.by_width.divisor);
+      own_visited += static_cast<unsigned long long>(whole.visited) * args.deal.by_width.divisor;
       continue;
     }
     if (args.folds) {
@@ -154,6 +161,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     args.tile_rows[at] = row;
   }
+  if constexpr (kDeals) add_of_warp(&visited, own_visited);
   __syncthreads();
   if constexpr (kDeals) {
     const DealRule rule = DealRule::of(static_cast<int64_t>(visited), args.multiprocessors);

@@ -1,8 +1,8 @@
 // A bit per key and a list of key tiles from an index tensor, by one thread block: the list is
 // short and its kernel is one of several of a call.
 #include "../../arena.h"
+#include "../common/block_sums.cuh"
 #include "../common/launch.cuh"
-#include "../common/sum_before.cuh"
 #include "global_tokens.h"
 
 namespace sparse_attn::cuda {
@@ -56,8 +56,9 @@ __global__ void __launch_bounds__(kMarkThreads)
   const Interval own = {imin(thread * each, all), imin((thread + 1) * each, all)};
   int32_t count = 0;
   each_tile(to.bits, keys, block, own, [&](int32_t) { ++count; });
-  int32_t at = sum_before<kMarkThreads>(count);
-  if (thread == kMarkThreads - 1) *to.num_tiles = at + count;
+  const Sums sums = sums_of_block<kMarkThreads>(count);
+  if (thread == 0) *to.num_tiles = sums.all;
+  int32_t at = sums.before;
   each_tile(to.bits, keys, block, own, [&](int32_t tile) { to.tiles[at++] = tile; });
 }
 
