@@ -40,8 +40,7 @@ struct Config {
   static constexpr bool kPacks = kTile.packs;         // several heads a tile
   static constexpr bool kSplits = kTile.splits;       // takes chunks of keys
   static constexpr bool kDeals = kRagged && kSplits;  // that are dealt on the device
-  // The kernel of few queries: its start is much of its time, so Q has a loader of its own; and a
-  // tile most often holds all rows that read its keys, so L2 need not keep those.
+  // The kernel of few queries: its start is much of its time, so Q has a loader of its own.
   static constexpr bool kFewQueries = kPacks && kPlain;
   static constexpr bool kFolds = kTile.folds;                  // sums the chunks of a tile itself
   static constexpr bool kRawValues = kOwn.takes_raw_values();  // V may hold rows of no key
@@ -63,8 +62,9 @@ struct Config {
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
   // The next query tile is claimed when one is almost loaded, not when it begins: faster for
-  // windows and lists, slower for full and causal tiles. Others have no room for the barrier.
-  static constexpr bool kClaimsLate = !kHalf && !kRagged;
+  // windows and lists, slower for full and causal tiles; and else a long piece of a deal would
+  // claim another as it begins. Others have no room for the barrier.
+  static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals);
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   // Products read the first HEAD_DIM columns alone.
@@ -85,7 +85,7 @@ struct Config {
   // of long products that comes by itself. Ragged kernels of more than plain calls lose 1 to 5 %
   // without turns.
   static constexpr bool kPingPong =
-      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || kFewQueries || (kRagged && !kPlain));
+      kConsumers > 1 && !kWide && (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries));
   static constexpr int kKeyStages = kHalf && kKeyBytes > 128 * 96 * 2 ? 1 : 2;  // V is held longer
   static constexpr int kValueStages = 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.

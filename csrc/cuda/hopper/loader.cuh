@@ -309,6 +309,7 @@ class Loader {
     const int32_t copies = narrow ? 1 : few ? C::BLOCK_KV / kNarrowKeys : args_.copies;
     const int32_t slabs = few ? args_.at.lead_copies : args_.at.key_copies;
     const uint32_t box = ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
+    const uint64_t eviction = read_once() ? ptx::kEvictFirst : ptx::kEvictLast;
     MapRow at = place_of_copy(keys, place, copy_key(step), entry);
     if (few) at.row += lane_ * kNarrowKeys;
     ptx::mbarrier_wait(empty, ring_.parity);
@@ -321,9 +322,16 @@ class Loader {
         ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
                       {slab * args_.at.slab_columns, at.row,
                        place.class_at + slab * args_.at.slab_step, place.head, at.batch},
-                      full, C::kFewQueries ? ptx::kEvictFirst : ptx::kEvictLast);
+                      full, eviction);
       }
     }
+  }
+
+  /// Whether L2 need not keep keys: a tile holds all rows that read them, as it mostly does in the
+  /// contiguous kernel of few queries.
+  __device__ __forceinline__ bool read_once() const {
+    if (!C::kDeals) return C::kFewQueries;
+    return args_.packs() == 1 && args_.params.problem.seq_q <= args_.packing.rows;
   }
 
   /// The map's batch entry, or the page, and the row of the copy that begins with element `key`;

@@ -237,18 +237,18 @@ class Planner {
 
   /// The next tile is claimed when the one before `work` is finished, or `work` almost loaded,
   /// since a queue would unbalance the end; after a short one, which ends before the next is
-  /// planned, as soon as there is room for it.
+  /// planned, as soon as there is room for it. Pieces of a deal are few, so one waits for each.
   __device__ __forceinline__ void wait_turn(const Work& work) {
     auto wait = [&](const auto& slot) {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);
     };
     wait(slot_);
     const int32_t visits = most_visits<C>(args_, work);
-    if (claims_late<C>(args_)) {
-      if (visits <= kPlanningTiles) return;
+    const bool late = claims_late<C>(args_);
+    if (late && visits > kPlanningTiles) {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.event[kAlmostLoaded]), loaded_parity_);
       loaded_parity_ ^= 1;
-    } else if (visits > kShortTile) {
+    } else if (late ? C::kDeals && visits > 1 : visits > kShortTile) {
       auto before = slot_;
       before.advance();
       wait(before);

@@ -45,10 +45,10 @@ __device__ __forceinline__ int32_t most_visits(const Arguments& args, const Work
   return ceil_div(work.runs.count * args.box_rows, C::BLOCK_KV);
 }
 
-/// Whether the call is one whose query tiles are claimed late.
+/// Whether the call is one whose query tiles are claimed late: where they differ much in length.
 template <class C>
 __device__ __forceinline__ bool claims_late(const Arguments& args) {
-  return C::kClaimsLate && (C::kListed || args.params.pattern.left != kUnlimited);
+  return C::kClaimsLate && (C::kListed || C::kDeals || args.params.pattern.left != kUnlimited);
 }
 
 /// Key tiles in whose time the next query tile is claimed and planned.
