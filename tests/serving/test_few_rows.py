@@ -164,6 +164,23 @@ def test_a_graph_follows_lengths(serving, device, engine, heads, holding):
             assert torch.equal(part, want)
 
 
+@pytest.mark.parametrize("case", ["plain", "window", "softcap", "sinks"])
+@pytest.mark.parametrize("holding", ["packed", "16"])
+@pytest.mark.parametrize("rows", [8, 9, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_fastest_engine_has_the_bits_of_own_calls(device, head_dim, rows, holding, case):
+    """Whichever engine serves 8 to 16 rows, it is the same wherever keys lie."""
+    keys = (1500, 9000, 2000, 70 + 1024) if device == "cuda" else (50, 170, 33, 64)
+    ragged = Ragged((rows,) * 4, keys, 8, 2, head_dim)
+    sequences = ragged.sequences(device, torch.float16)
+    patterns = {"window": sa.Band((1200, 0)), "sinks": sa.Band((1200, 0), sinks=4)}
+    common = {"pattern": patterns.get(case, sa.Full()), "is_causal": True, "return_lse": True}
+    if case == "softcap":
+        common["softcap"] = 30.0
+    result = call(Serving(device, "auto"), ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, **common)
+
+
 @pytest.mark.parametrize("holding", ["packed", "64"])
 def test_the_same_bits_each_time(serving, engine, device, holding):
     ragged = make("of-all-lengths", "group", engine, device)
