@@ -247,6 +247,22 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   return "";
 }
 
+/// Whether hopper is at least as fast as decode on any number of keys: from 9 queries on, where the
+/// kernels of few queries serve the call, contiguous or not, so that pages have the engine of
+/// contiguous keys (docs/kernels/decode.md).
+bool suits_few_rows_of_hopper(const Case& c) {
+  constexpr int32_t kLeast = 9;
+  const Features own = c.features.without(hopper::kLengths);
+  if (c.problem.seq_q < kLeast || !own.within(hopper::kFewRaggedCalls)) return false;
+  const int32_t head_dim = c.problem.widest_dim();
+  const Features packed = own.with(Features::of(F::kPacked));
+  const hopper::Entry alone = hopper::find_kernel(head_dim, {own, hopper::Split::kAll});
+  const hopper::Entry shared = hopper::find_kernel(head_dim, {packed, hopper::Split::kAll});
+  return alone.exists() && hopper::kKernels[alone.kernel].is_plain() && shared.exists() &&
+         shared.head_dim == alone.head_dim &&
+         shared.head_dim == hopper::find_kernel(head_dim, {packed}).head_dim;
+}
+
 /// Keys from which on decode, which splits them, is faster than hopper, whose products take the
 /// same time for one query and 16 (docs/kernels/decode.md).
 int32_t many_keys(int32_t seq_q) {
@@ -271,7 +287,7 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
            " queries on keys of float8 to decode, which reads them in place";
   }
   const int32_t many = many_keys(c.problem.seq_q);
-  if (c.problem.seq_kv < many) return "";
+  if (c.problem.seq_kv < many || suits_few_rows_of_hopper(c)) return "";
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
          std::to_string(many) + " keys or more to decode, which splits the keys";
 }

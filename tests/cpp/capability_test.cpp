@@ -2,6 +2,8 @@
 // nobody has listed is refused by all of them.
 #include "capability.cpp"
 
+#include <vector>
+
 #include "check.h"
 
 using namespace sparse_attn;
@@ -55,13 +57,13 @@ void test_few_queries_on_many_keys_are_split() {
     int32_t rows, keys;
   };
   for (const Least least :
-       {Least{1, 256}, {2, 256}, {3, 384}, {4, 512}, {8, 1024}, {16, 1024}, {17, kNever}}) {
+       {Least{1, 256}, {2, 256}, {3, 384}, {4, 512}, {8, 1024}, {9, kNever}, {17, kNever}}) {
     for (int32_t keys : {64, least.keys - 1, least.keys}) {
       const int32_t rows = least.rows;
       Case c = plain_case(90, 128);
       c.problem.seq_q = rows;
       c.problem.seq_kv = std::min(keys, 1 << 17);
-      const bool split = keys == least.keys && rows <= 16;
+      const bool split = keys == least.keys && rows <= 8;
       const Choice choice = choose_engine(c, "auto");
       CHECK(choice.engine == (split ? "decode" : "hopper"), choice.engine);
       CHECK(choice.reasons.size() == (split ? 1u : 0u), std::to_string(choice.reasons.size()));
@@ -75,6 +77,50 @@ void test_few_queries_on_many_keys_are_split() {
   CHECK(engine_of(c) == "decode", "on 8.0");
   c.sm = 75;
   CHECK(engine_of(c) == "portable", "on 7.5");
+}
+
+/// From 9 queries on plain calls stay where thread blocks share keys; all others are split from
+/// 1024 keys on. Of contiguous, packed and paged keys alike.
+void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
+  struct Kind {
+    std::vector<Feature> features;
+    bool plain;
+  };
+  const Kind kinds[] = {{{}, true},
+                        {{Feature::kWindow}, true},
+                        {{Feature::kSinkLogits, Feature::kQueryOffsets}, true},
+                        {{Feature::kWindow, Feature::kDilation}, false},
+                        {{Feature::kSoftcap}, false},
+                        {{Feature::kOddScale}, false},
+                        {{Feature::kWindow, Feature::kLead}, false},
+                        {{Feature::kKeyOrigins}, false},
+                        {{Feature::kWindow, Feature::kGlobalRows}, false}};
+  const std::vector<std::vector<Feature>> holdings = {
+      {},
+      {Feature::kPacked},
+      {Feature::kUsedKeys},
+      {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}};
+  for (const Kind& kind : kinds) {
+    for (int32_t head_dim : {32, 56, 64, 72, 80, 96, 112, 120, 128, 136, 256}) {
+      for (int32_t rows : {8, 9, 16}) {
+        for (int32_t keys : {1023, 1024, 1 << 17}) {
+          for (const auto& holding : holdings) {
+            Case c = plain_case(90, head_dim);
+            c.problem.seq_q = rows;
+            c.problem.seq_kv = keys;
+            for (Feature feature : kind.features) c.features.add(feature);
+            for (Feature feature : holding) c.features.add(feature);
+            const bool served =
+                (head_dim > 48 && head_dim <= 64) || (head_dim > 112 && head_dim <= 128);
+            const bool stays = keys < 1024 || (rows > 8 && kind.plain && served);
+            CHECK(
+                engine_of(c) == (stays ? "hopper" : "decode"),
+                std::to_string(head_dim) + " " + std::to_string(rows) + " " + std::to_string(keys));
+          }
+        }
+      }
+    }
+  }
 }
 
 void test_keys_of_float8_are_read_in_place_by_few_queries() {
@@ -210,6 +256,7 @@ int main() {
   test_a_feature_that_nobody_has_listed_is_refused();
   test_every_feature_has_words();
   test_few_queries_on_many_keys_are_split();
+  test_few_rows_of_hopper_have_one_engine_wherever_keys_lie();
   test_keys_of_float8_are_read_in_place_by_few_queries();
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();
