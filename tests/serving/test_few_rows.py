@@ -4,7 +4,7 @@ thread blocks, which changes no bit of what a call of its own gives."""
 import pytest
 import torch
 from engines import main_dtype
-from ragged import Ragged, Serving, make_pages, packed, split, split_lse
+from ragged import Ragged, Serving, make_pages, malformed, packed, split, split_lse
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
@@ -86,6 +86,64 @@ def test_bits_of_own_calls(serving, engine, device, batch, holding, heads, case)
     }
     result = call(serving, ragged, sequences, holding, **common)
     assert_own_bits(result, ragged, sequences, engine=engine, **common)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("holding", ["packed", "48"])
+def test_hundreds_of_sequences(serving, engine, device, holding, heads):
+    """More than the kernel that sorts them holds at once."""
+    ragged = Ragged((16, 3) * 300, (100, 41, 7) * 200, *HEADS[heads], 64)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    common = {"pattern": sa.Full(), "is_causal": True, "return_lse": True}
+    result = call(serving, ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, engine=engine, **common)
+
+
+#: Where sequences begin, of 300 queries or 9000 keys.
+MALFORMED = {
+    "decreasing": [0, 250, 20, 260, 10, 300],
+    "negative": [-7, -3, 4, 4, -20, 300],
+    "beyond": [0, 3, 50000, 2**31 - 1, -(2**31), 2**31 - 1],
+    "overlapping": [0, 300, 0, 300, 0, 300],
+}
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("which", ["queries", "keys", "used"])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_lengths_stay_inside_the_tensors(serving, engine, device, name, which, heads):
+    """Also where they have more query tiles than there is room for."""
+    scale = 1 if device == "cuda" else 10
+    most = 16 if engine == "decode" else 60
+    ragged = Ragged(
+        (most,) * 5, tuple(n // scale for n in (1800, 100, 5000, 1700, 400)), *HEADS[heads], 64
+    )
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    query, key, value = (packed(list(parts)) for parts in zip(*sequences, strict=True))
+    starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
+    bounds = (most, 9000 // scale)
+    wrong = torch.tensor(MALFORMED[name], dtype=torch.int32, device=device)
+    given = list(starts)
+    used = wrong[:5] if which == "used" else None
+    if which != "used":
+        given[which == "keys"] = wrong
+    guarded = torch.full((len(query) + 2, *query.shape[1:]), 7.0, device=device, dtype=query.dtype)
+    own = {"is_causal": True, "return_lse": True}
+    names = {"queries": "cu_seq_q", "keys": "cu_seq_k", "used": "seqused_k"}
+    with malformed(device, rf"{names[which]}[\[ ]|max_q of|max_k of"):
+        serving(
+            sa.varlen_attention,
+            query,
+            key,
+            value,
+            *given,
+            *bounds,
+            seqused_k=used,
+            out=guarded[1:-1],
+        )
+    assert (guarded[[0, -1]] == 7).all()
+    result = serving(sa.varlen_attention, query, key, value, *starts, *bounds, **own)
+    assert_own_bits(result, ragged, sequences, engine=engine, pattern=sa.Full(), **own)
 
 
 @pytest.mark.parametrize("value_dim", [None, 64])

@@ -145,8 +145,9 @@ void arrange_order(KernelTile tile, Arguments* args) {
 }  // namespace
 
 bool may_deal(const AttentionParams& params, int32_t multiprocessors) {
-  constexpr int32_t kFewRows = 512;             // that a split sequence has, at most
-  constexpr int64_t kManyTiles = 8, kMany = 4;  // of a multiprocessor, which end evenly
+  constexpr int32_t kFewRows = 512;                    // that a split sequence has, at most
+  constexpr int64_t kManyTiles = 8, kMany = 4;         // of a multiprocessor, which end evenly
+  constexpr int32_t kHighRows = 64, kManyKeys = 4096;  // more rows on fewer keys: a merge is more
   const Wanted wanted = {params.features, Split::kAll};
   const Entry entry = find_kernel(params.problem.widest_dim(), wanted);
   // Kernels of other head dims have other tiles.
@@ -158,6 +159,7 @@ bool may_deal(const AttentionParams& params, int32_t multiprocessors) {
   KeySplit split;
   split.all = true;
   if (pack_heads(params, tile, split).heads > 1) return true;
+  if (params.problem.seq_q > kHighRows && params.problem.seq_kv < kManyKeys) return false;
   const RaggedOrder order = ragged_order(params, tile.block_q);
   const int64_t many = params.problem.seq_q <= kFewRows ? kManyTiles : kMany;
   return order.most_rows * order.section <= many * multiprocessors;
