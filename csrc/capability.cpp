@@ -247,13 +247,15 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   return "";
 }
 
-/// Whether hopper is at least as fast as decode on any number of keys: from 9 queries on, where the
-/// kernels of few queries serve the call, contiguous or not, so that pages have the engine of
-/// contiguous keys (docs/kernels/decode.md).
-bool suits_few_rows_of_hopper(const Case& c) {
-  constexpr int32_t kLeast = 9;
+/// Whether hopper's kernels of few queries serve a call of so many that its tiles, which heads
+/// share, are worth more than decode's, contiguous or not, so that pages have the engine of
+/// contiguous keys; but where the device alone knows where queries stand, which decode serves
+/// better (docs/kernels/decode.md).
+bool fills_tiles_of_hopper(const Case& c) {
+  constexpr int32_t kLeastQueries = 9;
   const Features own = c.features.without(hopper::kLengths);
-  if (c.problem.seq_q < kLeast || !own.within(hopper::kFewRaggedCalls)) return false;
+  if (c.problem.seq_q < kLeastQueries || !own.within(hopper::kFewRaggedCalls)) return false;
+  if (own.has(F::kQueryOffsets)) return false;
   const int32_t head_dim = c.problem.widest_dim();
   const Features packed = own.with(Features::of(F::kPacked));
   const hopper::Entry alone = hopper::find_kernel(head_dim, {own, hopper::Split::kAll});
@@ -263,11 +265,13 @@ bool suits_few_rows_of_hopper(const Case& c) {
          shared.head_dim == hopper::find_kernel(head_dim, {packed}).head_dim;
 }
 
-/// Keys from which on decode, which splits them, is faster than hopper, whose products take the
-/// same time for one query and 16 (docs/kernels/decode.md).
-int32_t many_keys(int32_t seq_q) {
-  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024;
-  return std::min(std::max(kOfQuery * seq_q, kLeast), kMost);
+/// Keys for which decode, which splits them, is faster than hopper: from where products for 16
+/// queries take longer than a merge, to where a deal of pages costs less than what heads save by
+/// sharing tiles (docs/kernels/decode.md).
+Interval keys_of_decode(const Case& c) {
+  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024, kShared = 4096;
+  const int32_t from = std::min(std::max(kOfQuery * c.problem.seq_q, kLeast), kMost);
+  return {from, fills_tiles_of_hopper(c) ? kShared : kUnlimited};
 }
 
 /// Why `auto` skips a supported engine for one that is faster here.
@@ -286,10 +290,12 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
     return "hopper leaves up to " + std::to_string(kFewQueries) +
            " queries on keys of float8 to decode, which reads them in place";
   }
-  const int32_t many = many_keys(c.problem.seq_q);
-  if (c.problem.seq_kv < many || suits_few_rows_of_hopper(c)) return "";
+  const Interval keys = keys_of_decode(c);
+  if (!keys.contains(c.problem.seq_kv)) return "";
+  const std::string last =
+      keys.end == kUnlimited ? " keys or more" : " to " + std::to_string(keys.end - 1) + " keys";
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
-         std::to_string(many) + " keys or more to decode, which splits the keys";
+         std::to_string(keys.begin) + last + " to decode, which splits the keys";
 }
 
 /// What slows the engine that serves the case; mostly nothing.
