@@ -46,7 +46,7 @@ def stage(level: str) -> Path:
     """Return a folder with the package, its tests and the CUDA library of `level`."""
     tree = STAGED / level
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("sparse_attn", "tests", "benchmarks", "scripts"):
+    for name in ("sparse_attn", "tests", "benchmarks", "scripts", "docs"):  # whose code tests run
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("_C_cuda.so"))
     shutil.copy(ROOT / "pyproject.toml", tree)
     given = os.environ.get("SPARSE_ATTN_OLDER")

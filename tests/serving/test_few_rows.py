@@ -226,11 +226,11 @@ def test_a_graph_follows_lengths(serving, device, engine, heads, holding):
 @pytest.mark.parametrize("holding", ["packed", "16"])
 @pytest.mark.parametrize("rows", [8, 9, 16])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("keys", [(1500, 1100, 2000, 1024), (4500, 9000, 5000, 4096)], ids=max)
+@pytest.mark.parametrize("keys", [(1100, 1024), (4500, 9000, 5000, 4096)], ids=max)
 def test_the_fastest_engine_has_the_bits_of_own_calls(device, keys, head_dim, rows, holding, case):
     """Whichever engine serves 8 to 16 rows of so many keys, it is the same wherever keys lie."""
     keys = keys if device == "cuda" else tuple(n // 30 for n in keys)
-    ragged = Ragged((rows,) * 4, keys, 8, 2, head_dim)
+    ragged = Ragged((rows,) * len(keys), keys, 8, 2, head_dim)
     sequences = ragged.sequences(device, torch.float16)
     patterns = {"window": sa.Band((1200, 0)), "sinks": sa.Band((1200, 0), sinks=4)}
     common = {"pattern": patterns.get(case, sa.Full()), "is_causal": True, "return_lse": True}
