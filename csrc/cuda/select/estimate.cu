@@ -8,7 +8,6 @@
 #include "../common/mask.cuh"
 #include "../common/ptx/math.cuh"
 #include "estimate_hopper.h"
-#include "extremes_hopper.h"
 #include "slices_hopper.h"
 #include "vector_product.cuh"
 
@@ -335,16 +334,11 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
     return launch_estimate(params, estimate, workspace);
   }
   if (params.selector == Selector::kMinMax) {
-    const bool by_wgmma = serves_extremes_hopper(params);
-    Status status = launch_extremes(params, by_wgmma, workspace);
+    Status status = launch_extremes(params, workspace);
     if (!status.ok()) return status;
     estimate.kind = Vectors::kExtremes;
     estimate.key =
         packed(workspace.key_vectors, params, params.problem.heads_kv, 2ll * params.num_kv);
-    if (by_wgmma) {
-      estimate.key.stride_s *= 2;
-      return launch_extremes_hopper(params, estimate.key, workspace);
-    }
     estimate.keys = params.block_kv;
     estimate.slices = 2;
     return launch_estimate(params, estimate, workspace);
