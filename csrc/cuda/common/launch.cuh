@@ -24,17 +24,12 @@ Status allow_shared_bytes(Kernel* kernel, int bytes) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-/// The architecture of the code that the device runs a kernel by, as 80; 0 where it runs none.
-template <typename Kernel>
-int32_t code_level(Kernel* kernel) {
-  cudaFuncAttributes code;
-  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess ? code.ptxVersion : 0;
-}
-
-/// Whether that code knows dependent launches and clusters.
+/// Whether the code that the device runs a kernel by knows dependent launches and clusters.
 template <typename Kernel>
 bool knows_clusters(Kernel* kernel) {
-  return code_level(kernel) >= 90;
+  constexpr int kLeastLevel = 90;
+  cudaFuncAttributes code;
+  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= kLeastLevel;
 }
 
 /// A one-dimensional launch.

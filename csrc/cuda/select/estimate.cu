@@ -254,7 +254,6 @@ template <typename Product>
 __global__ void __launch_bounds__(Product::kThreads)
     estimate_blocks(const SelectParams params, const Estimate estimate, const int32_t* marks,
                     int32_t blocks_at_once, bool aligned, float* masses, float* shares) {
-  if (!Product::kIsLaunched) return;
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ EstimateStorage storage;

@@ -139,7 +139,6 @@ struct RowTotals {
 template <typename Product, bool kSums>
 __global__ void __launch_bounds__(Product::kThreads)
     walk_lines(const SelectParams params, const LineWorkspace lines, bool aligned) {
-  if (!Product::kIsLaunched) return;
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ float products[kLastRows * kProductPitch];
