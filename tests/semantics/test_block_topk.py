@@ -120,6 +120,24 @@ def test_more_keys_than_a_tile(device, pattern, Sq, Skv, scoring, dtype, is_caus
     check_selection(pattern, 2 * query, key, is_causal, error=error, **scoring)
 
 
+TILES = {
+    "one-query": (Shape(2, 6, 6, 1, 100, 64), BLOCK),
+    "one-tile": (Shape(1, 6, 6, 65, 90, 64), (64, 16)),
+    "three-tiles": (Shape(1, 3, 3, 260, 280, 40), (64, 32)),
+    "two-columns": (Shape(1, 3, 3, 20, 4250, 16), BLOCK),
+    "wide-heads": (Shape(1, 3, 3, 20, 2100, 192), BLOCK),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("shape, block", TILES.values(), ids=TILES)
+def test_tiles_of_many_key_heads(device, shape, block, is_causal):
+    """Some tiles of a key head have no other for the second warpgroup."""
+    query, key, _ = shape.make(device, torch.bfloat16)
+    error = DTYPE_ERRORS[torch.bfloat16] if device == "cuda" else 1e-5
+    check_selection(pattern_of("minmax", block), 2 * query, key, is_causal, error=error)
+
+
 @pytest.mark.parametrize("dtype", DTYPE_ERRORS, ids=str)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
@@ -182,6 +200,18 @@ def test_a_nan_in_a_key_keeps_what_it_reaches(device):
     for selector in ("mixed", "mean", "antidiagonal", "vertical_slash"):
         pattern = pattern_of(selector, mass=0.01, sink_blocks=0)
         assert sa.select_blocks(query, key, pattern).to_mask()[..., 40 // BLOCK].all()
+
+
+def test_bounds_of_queries_that_are_no_numbers_change_no_other_block(device):
+    """By minmax, whose signs choose among the keys' extremes; zeros have both."""
+    query, key, _ = Shape(1, 1, 1, 64, 160, 64).make(device, torch.float16)
+    query[..., 40, :], query[..., 41, :] = 0.0, -0.0
+    pattern = pattern_of("minmax", mass=0.3)
+    clean = sa.select_blocks(query, key, pattern).to_mask()
+    query[..., 3, 5], query[..., 20, :] = torch.nan, torch.inf
+    dirty = sa.select_blocks(query, key, pattern).to_mask()
+    assert dirty[..., 1, :].all() and not clean.all(-1).any()  # infinities keep every block
+    assert torch.equal(dirty[..., 2:, :], clean[..., 2:, :])
 
 
 @pytest.mark.parametrize("selector", SELECTORS)

@@ -24,12 +24,17 @@ Status allow_shared_bytes(Kernel* kernel, int bytes) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-/// Whether the code that the device runs a kernel by knows dependent launches and clusters.
+/// The architecture of the code that the device runs a kernel by, as 80; 0 where it runs none.
+template <typename Kernel>
+int32_t code_level(Kernel* kernel) {
+  cudaFuncAttributes code;
+  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess ? code.ptxVersion : 0;
+}
+
+/// Whether that code knows dependent launches and clusters.
 template <typename Kernel>
 bool knows_clusters(Kernel* kernel) {
-  constexpr int kLeastLevel = 90;
-  cudaFuncAttributes code;
-  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= kLeastLevel;
+  return code_level(kernel) >= 90;
 }
 
 /// A one-dimensional launch.

@@ -3,6 +3,8 @@
 Run by CMake with the header's path. ``Wgmma<type, N>`` computes D (64 x N) += A (64 x 16) B (16 x
 N) in float32. ``ss`` takes A from shared memory and overwrites D unless `accumulate`; ``rs`` takes
 A from registers. ``kTransposed`` says that the rows of B in shared memory are the summed dimension.
+``WgmmaSparse<type, N>`` computes D (64 x N) += A (64 x 32) B (32 x N), where of every four elements
+of a row of A two are stored, and ``places`` says which ones (PTX ISA, "Sparse matrix storage").
 The fragment layouts are those of PTX ISA, "Register Fragments and Shared Memory Matrix Layouts".
 """
 
@@ -10,6 +12,7 @@ import sys
 from pathlib import Path
 
 WIDTHS = range(16, 257, 16)
+SPARSE_WIDTHS = (128, 256)
 TYPES = (("kBFloat16", "bf16"), ("kFloat16", "f16"))
 
 HEADER = """// Written by generate_wgmma.py.
@@ -23,6 +26,9 @@ namespace sparse_attn::cuda::ptx {
 
 template <Dtype kDtype, int N>
 struct Wgmma;
+
+template <Dtype kDtype, int N>
+struct WgmmaSparse;
 """
 
 FOOTER = """
@@ -54,12 +60,29 @@ struct Wgmma<Dtype::{dtype}, {n}> {{
 }};
 """
 
+SPARSE_WRAPPER = """
+template <>
+struct WgmmaSparse<Dtype::{dtype}, {n}> {{
+  /// kPair says which two lanes of every four have the places: the first two, or the last two.
+  template <int kPair>
+  __device__ __forceinline__ static void ss(float (&d)[{count}], uint64_t a, uint64_t b,
+                                            uint32_t places, bool accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{i4}, 0;\\n"
+        "wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{ptx}.{ptx} {{{registers}}}, %{i0}, %{i1}, "
+        "%{i2}, %{i3}, p, 1, 1, 0, 0;\\n}}"
+        : {outputs}
+        : "l"(a), "l"(b), "r"(places), "n"(kPair), "r"(static_cast<int32_t>(accumulate)));
+  }}
+}};
+"""
 
-def wrapper(dtype: str, ptx: str, n: int) -> str:
+
+def wrapper(template: str, dtype: str, ptx: str, n: int) -> str:
     """Return the struct of one element type and width."""
     count = n // 2
     inputs = {f"i{k}": count + k for k in range(6)}
-    return WRAPPER.format(
+    return template.format(
         dtype=dtype,
         ptx=ptx,
         n=n,
@@ -72,7 +95,8 @@ def wrapper(dtype: str, ptx: str, n: int) -> str:
 
 def main(path: str) -> None:
     """Write the header to `path`."""
-    wrappers = [wrapper(dtype, ptx, n) for dtype, ptx in TYPES for n in WIDTHS]
+    wrappers = [wrapper(WRAPPER, *names, n) for names in TYPES for n in WIDTHS]
+    wrappers += [wrapper(SPARSE_WRAPPER, *names, n) for names in TYPES for n in SPARSE_WIDTHS]
     Path(path).write_text(HEADER + "".join(wrappers) + FOOTER)
 
 

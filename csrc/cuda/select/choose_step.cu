@@ -182,6 +182,7 @@ __device__ __forceinline__ void write_entries(const uint32_t (&keys)[kOfLane], i
 template <int MEMBERS>
 __global__ void __launch_bounds__(32 * kMostWarps, 1)
     choose_step(const __grid_constant__ SelectParams params, const float* scores) {
+  if (!ptx::kHasClusters) return;  // serves_choose_step asks for them
   __shared__ StepStorage storage;
   ptx::launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,5 +1,6 @@
 // choose.cu for lists of up to kMostWarpBlocks blocks, a head each, of calls without bounds: a warp
-// a list, whose keys and weights its lanes hold in registers.
+// a list, whose keys and weights its lanes hold in registers. Lists of more than kFewWarpBlocks
+// blocks fill so many that they pay only where there are lists enough.
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
 #include "bisect.cuh"
@@ -9,17 +10,24 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kWarpsAtOnce = 4;
-constexpr int32_t kMostWarpBlocks = 1024;
+constexpr int32_t kFewWarpBlocks = 1024, kMostWarpBlocks = 2048;
+constexpr int64_t kManyLists = 1024;  // up to which a thread block takes the larger ones
 
 /// A list; lane l has the blocks l, l + 32, ... of those that are visible.
 template <int kBlocksOfLane>
 struct WarpList {
-  static constexpr Weight kOne = 1ull << 48;  // above all weights: counts blocks beside them
+  // Weights have 24 significant bits, so that a float holds each, and a double the sum of a list.
+  static constexpr bool kHoldsFloats = kBlocksOfLane > 32;
+  using Held = std::conditional_t<kHoldsFloats, float, Weight>;
+  using Sum = std::conditional_t<kHoldsFloats, double, Weight>;
+  using Bits = std::conditional_t<kHoldsFloats, uint64_t, uint32_t>;
+  // Above all weights: counts blocks beside them.
+  static constexpr Weight kOne = kHoldsFloats ? 0 : 1ull << 48;
 
   int32_t size = 0;
-  uint32_t forced = 0;            // bits of the lane's blocks
-  uint32_t keys[kBlocksOfLane];   // 0 where a block is forced or there is none
-  Weight weights[kBlocksOfLane];  // and kOne
+  Bits forced = 0;               // of the lane's blocks
+  uint32_t keys[kBlocksOfLane];  // 0 where a block is forced or there is none
+  Held weights[kBlocksOfLane];   // and kOne
 
   /// Calls visit(i) for the lane's blocks, while the warp has some.
   template <typename Visit>
@@ -31,11 +39,13 @@ struct WarpList {
     }
   }
   __device__ __forceinline__ Reached reach(uint32_t key) const {
-    Weight sum = 0;
+    Sum sum = 0;
+    int32_t count = 0;
     uint32_t least = kForced, below = 0;
     for_each([&](int i) {
       const bool taken = keys[i] >= key;
       sum += taken ? weights[i] : 0;
+      if (kHoldsFloats) count += taken;
       least = taken ? umin(least, keys[i]) : least;
       below = taken ? below : umax(below, keys[i]);
     });
@@ -43,8 +53,13 @@ struct WarpList {
       sum += __shfl_xor_sync(~0u, sum, step);
       least = umin(least, __shfl_xor_sync(~0u, least, step));
       below = umax(below, __shfl_xor_sync(~0u, below, step));
+      if (kHoldsFloats) count += __shfl_xor_sync(~0u, count, step);
     }
-    return {sum % kOne, static_cast<int32_t>(sum / kOne), least, below};
+    if constexpr (kHoldsFloats) {
+      return {static_cast<Weight>(sum), count, least, below};
+    } else {
+      return {sum % kOne, static_cast<int32_t>(sum / kOne), least, below};
+    }
   }
 };
 
@@ -87,9 +102,10 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
     all += weight;
     of_forced += forced ? weight : 0;
     num_forced += __popc(__ballot_sync(~0u, forced));
-    list.forced |= forced ? 1u << i : 0;
+    list.forced |= static_cast<typename WarpList<kBlocksOfLane>::Bits>(forced) << i;
     list.keys[i] = forced || at >= list.size ? 0 : key;
-    list.weights[i] = weight + WarpList<kBlocksOfLane>::kOne;
+    list.weights[i] =
+        static_cast<typename WarpList<kBlocksOfLane>::Held>(weight + WarpList<kBlocksOfLane>::kOne);
   }
   for (int step = 16; step > 0; step /= 2) {
     all += __shfl_xor_sync(~0u, all, step);
@@ -105,7 +121,7 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
   list.for_each([&](int i) {
     const uint32_t same = __ballot_sync(~0u, list.keys[i] == lowest.key);
     const bool first = equal + __popc(same & before) < lowest.equal;
-    const bool kept = (list.forced >> i & 1u) || list.keys[i] > lowest.key ||
+    const bool kept = (list.forced >> i & 1) || list.keys[i] > lowest.key ||
                       (list.keys[i] == lowest.key && lowest.key > 0 && first);
     const uint32_t lanes = __ballot_sync(~0u, kept);
     if (kept) indices[count + __popc(lanes & before)] = rule.visible.begin + i * 32 + lane;
@@ -129,12 +145,17 @@ Status launch_warps(const SelectParams& params, const float* values, bool scores
 
 bool serves_choose_warp(const SelectParams& params) {
   return !params.by_group && params.scores.bounds.data == nullptr &&
-         params.num_kv <= kMostWarpBlocks;
+         (params.num_kv <= kFewWarpBlocks ||
+          (params.num_kv <= kMostWarpBlocks &&
+           int64_t{params.problem.batch} * params.lists() * params.num_q > kManyLists));
 }
 
 Status launch_choose_warp(const SelectParams& params, const float* values, bool scores) {
   if (params.num_kv <= 128) return launch_warps<4>(params, values, scores);
   if (params.num_kv <= 512) return launch_warps<16>(params, values, scores);
+  if (params.num_kv <= kFewWarpBlocks) {
+    return launch_warps<kFewWarpBlocks / 32>(params, values, scores);
+  }
   return launch_warps<kMostWarpBlocks / 32>(params, values, scores);
 }
 

@@ -8,6 +8,7 @@
 #include "../common/mask.cuh"
 #include "../common/ptx/math.cuh"
 #include "estimate_hopper.h"
+#include "extremes_hopper.h"
 #include "slices_hopper.h"
 #include "vector_product.cuh"
 
@@ -254,6 +255,7 @@ template <typename Product>
 __global__ void __launch_bounds__(Product::kThreads)
     estimate_blocks(const SelectParams params, const Estimate estimate, const int32_t* marks,
                     int32_t blocks_at_once, bool aligned, float* masses, float* shares) {
+  if (!Product::kIsLaunched) return;
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ EstimateStorage storage;
@@ -333,11 +335,16 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
     return launch_estimate(params, estimate, workspace);
   }
   if (params.selector == Selector::kMinMax) {
-    Status status = launch_extremes(params, workspace);
+    const bool by_wgmma = serves_extremes_hopper(params);
+    Status status = launch_extremes(params, by_wgmma, workspace);
     if (!status.ok()) return status;
     estimate.kind = Vectors::kExtremes;
     estimate.key =
         packed(workspace.key_vectors, params, params.problem.heads_kv, 2ll * params.num_kv);
+    if (by_wgmma) {
+      estimate.key.stride_s *= 2;
+      return launch_extremes_hopper(params, estimate.key, workspace);
+    }
     estimate.keys = params.block_kv;
     estimate.slices = 2;
     return launch_estimate(params, estimate, workspace);

@@ -31,19 +31,32 @@ struct LineSums {
 struct LineTile {
   const SelectParams& params;
   const LineWorkspace& lines;
-  float* products;  // [kLastRows, kProductPitch]
-  int64_t index, batch, head;
+  float* products;       // [kLastRows, kProductPitch]
+  const Interval* keys;  // [kLastRows], that a row sees
+  int64_t index;
   int32_t tile;
+  float factor;  // from a product to its score
 
+  /// The keys of a row, counted from the tile's first.
   __device__ Interval keys_of(int row) const {
-    const int32_t i = first_row(params, batch) + row, j0 = tile * kVectorTile;
-    if (i >= params.rows(batch)) return {};
-    const Interval keys = params.keys_of_row(batch, head, i);
-    return intersect({keys.begin - j0, keys.end - j0}, {0, kVectorTile});
+    const int32_t j0 = tile * kVectorTile;
+    return {keys[row].begin - j0, keys[row].end - j0};
   }
   __device__ float score(int row, int column) const {
-    return capped(params.scores.scale * products[row * kProductPitch + column],
-                  params.scores.softcap);
+    return factor * products[row * kProductPitch + column];
+  }
+
+  /// Puts capped scores in the products' places: apart, since the code of tanh, which few calls
+  /// need, would crowd the loops out of the instruction cache.
+  __device__ void cap() {
+    if (params.scores.softcap == 0.0f) return;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kLastRows * kVectorTile; i += blockDim.x) {
+      float& product = products[i / kVectorTile * kProductPitch + i % kVectorTile];
+      product = capped(factor * product, params.scores.softcap);
+    }
+    factor = 1.0f;
+    __syncthreads();
   }
 
   /// Puts each probability in its product's place, as an integer.
@@ -54,7 +67,7 @@ struct LineTile {
       const Interval keys = keys_of(row);
       const float lse = lines.lse[index * kLastRows + row];
       for (int c = lane; c < kVectorTile; c += 32) {
-        const float probability = keys.contains(c) ? expf(score(row, c) - lse) : 0.0f;
+        const float probability = keys.contains(c) ? __expf(score(row, c) - lse) : 0.0f;
         // All of the row's are no numbers then; it poisons the head.
         if (isnan(probability)) lines.lse[index * kLastRows + row] = NAN;
         products[row * kProductPitch + c] = __uint_as_float(__float2uint_rn(probability * kUnit));
@@ -115,9 +128,9 @@ struct RowTotals {
         top = fmaxf(top, x[part]);
       }
       const float base = top == -INFINITY ? 0.0f : top;
-      sum[i] *= expf(highest[i] - base);
+      sum[i] *= __expf(highest[i] - base);
 #pragma unroll
-      for (float score : x) sum[i] += expf(score - base);
+      for (float score : x) sum[i] += __expf(score - base);
       highest[i] = top;
     }
   }
@@ -139,9 +152,11 @@ struct RowTotals {
 template <typename Product, bool kSums>
 __global__ void __launch_bounds__(Product::kThreads)
     walk_lines(const SelectParams params, const LineWorkspace lines, bool aligned) {
+  if (!Product::kIsLaunched) return;
   using T = typename Product::T;
   extern __shared__ __align__(128) char smem[];
   __shared__ float products[kLastRows * kProductPitch];
+  __shared__ Interval keys[kLastRows];
   const int32_t tiles = ceil_div(params.problem.seq_kv, kVectorTile);
   const int32_t spans = ceil_div(params.problem.seq_kv, kLineKeys);
   const int64_t index = blockIdx.x / spans;
@@ -161,6 +176,11 @@ __global__ void __launch_bounds__(Product::kThreads)
                         {}};
   const Product product = {ptx::shared_address(smem), aligned};
   product.start(tile);
+  if (threadIdx.x < kLastRows) {
+    const int32_t i = tile.query_vectors.begin + threadIdx.x;
+    keys[threadIdx.x] =
+        i < tile.query_vectors.end ? params.keys_of_row(batch, head, i) : Interval{};
+  }
   RowTotals<Product::kThreads / 32> totals;
   totals.clear();
   constexpr int32_t kTiles = kLineKeys / kVectorTile;
@@ -168,7 +188,8 @@ __global__ void __launch_bounds__(Product::kThreads)
     tile.key_vectors = {t * kVectorTile, imin((t + 1) * kVectorTile, params.problem.seq_kv)};
     product.compute(tile, products);
     __syncthreads();
-    const LineTile work = {params, lines, products, index, batch, head, t};
+    LineTile work = {params, lines, products, keys, index, t, params.scores.scale};
+    work.cap();
     if constexpr (kSums) {
       work.weigh();
       __syncthreads();

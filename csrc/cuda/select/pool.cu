@@ -99,10 +99,11 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-/// The greatest and the least elements of a key block's keys that exist, [B, Hkv, num_kv, 2, D].
+/// The greatest and the least elements of a key block's keys that exist: [B, Hkv, num_kv, 2, D], or
+/// side by side as [B, Hkv, num_kv, D, 2].
 template <typename T>
 __global__ void __launch_bounds__(kPoolThreads)
-    pool_extremes(const SelectParams params, const Pools pools, T* extremes) {
+    pool_extremes(const SelectParams params, const Pools pools, bool side_by_side, T* extremes) {
   const PoolPart<T> part(params, pools);
   if (!part.exists()) return;
   constexpr int kElements = PoolPart<T>::kElements;
@@ -116,11 +117,12 @@ __global__ void __launch_bounds__(kPoolThreads)
     greatest[e] = exists ? fmaxf(greatest[e], x) : greatest[e];
     least[e] = exists ? fminf(least[e], x) : least[e];
   });
-  T* to = extremes + part.pool * 2 * params.problem.head_dim + part.column;
+  T* to = extremes + part.pool * 2 * params.problem.head_dim;
+  const int32_t step = side_by_side ? 2 : 1, apart = side_by_side ? 1 : params.problem.head_dim;
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
-    to[e] = from_float<T>(greatest[e]);
-    to[params.problem.head_dim + e] = from_float<T>(least[e]);
+    to[(part.column + e) * step] = from_float<T>(greatest[e]);
+    to[(part.column + e) * step + apart] = from_float<T>(least[e]);
   }
 }
 
@@ -214,12 +216,13 @@ Status launch_group_means(const SelectParams& params, const SelectWorkspace& wor
   });
 }
 
-Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace) {
+Status launch_extremes(const SelectParams& params, bool side_by_side,
+                       const SelectWorkspace& workspace) {
   const Pools pools = pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks);
   return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     pool_extremes<T><<<pool_grid(params, pools), kPoolThreads, 0, to_stream(params.stream)>>>(
-        params, pools, static_cast<T*>(workspace.key_vectors));
+        params, pools, side_by_side, static_cast<T*>(workspace.key_vectors));
     return launched();
   });
 }

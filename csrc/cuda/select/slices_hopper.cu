@@ -1,11 +1,8 @@
-// The walk of estimate.cu by wgmma, for estimates of several slices: `antidiagonal` and `minmax`.
-// Their products are as deep as the slices together, so that a tile's run much longer than its
-// exponentials; what counts is that few bytes come from L2. A thread block is a warp that loads and
-// two warpgroups with 64 query vectors each, on tiles of 256 key vectors; slices of both come in
-// stages of 64 columns.
-//   antidiagonal  one launch writes the masses of key blocks by query vector, the next one shares
-//   minmax        a key block is one vector: one launch writes the tiles' masses by query vector,
-//                 the next one joins them, the last one multiplies again and sums shares by column
+// The walk of estimate.cu by wgmma, for estimates of several slices: `antidiagonal`. Its products
+// are as deep as the slices together, so that a tile's run much longer than its exponentials; what
+// counts is that few bytes come from L2. A thread block is a warp that loads and two warpgroups
+// with 64 query vectors each, on tiles of 256 key vectors; slices of both come in stages of 64
+// columns. One launch writes the masses of key blocks by query vector, the next one shares.
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/ptx/tma.cuh"
@@ -18,7 +15,6 @@ namespace {
 
 __device__ void load(const Arguments& args, Storage& storage) {
   const Estimate& estimate = args.estimate;
-  const bool antidiagonal = estimate.kind == Vectors::kAntidiagonal;
   const int slabs = ceil_div(args.params.problem.head_dim, kSlabColumns);
   int stage = 0;
   uint32_t parity = 0;
@@ -34,15 +30,13 @@ __device__ void load(const Arguments& args, Storage& storage) {
     const int32_t key_head = head / args.params.problem.group();
     for (int slab = 0; slab < slabs; ++slab) {
       for (int slice = 0; slice < estimate.slices; ++slice) {
-        const int query_slice = antidiagonal ? slice : 0;
-        const int key_slice = antidiagonal ? estimate.slices - 1 - slice : slice;
+        const int key_slice = estimate.slices - 1 - slice;
         ptx::mbarrier_wait(ptx::smem_address(&storage.empty[stage]), parity ^ 1);
         const uint32_t full = ptx::smem_address(&storage.full[stage]);
         ptx::mbarrier_arrive_expect(full, kQueryBytes + kKeyBytes);
-        ptx::tma_load(ptx::smem_address(storage.query[stage]),
-                      &args.query[query_slice >= args.last_query],
-                      {slab * kSlabColumns, query_slice, tile.row * kTileRows, head, batch}, full,
-                      ptx::kEvictLast);
+        ptx::tma_load(
+            ptx::smem_address(storage.query[stage]), &args.query[slice >= args.last_query],
+            {slab * kSlabColumns, slice, tile.row * kTileRows, head, batch}, full, ptx::kEvictLast);
         ptx::tma_load(ptx::smem_address(storage.key[stage]), &args.key[key_slice >= args.last_key],
                       {slab * kSlabColumns, key_slice, tile.column * kSliceKeys, key_head, batch},
                       full, ptx::kEvictLast);
@@ -55,7 +49,7 @@ __device__ void load(const Arguments& args, Storage& storage) {
   }
 }
 
-template <Dtype kDtype, Pass kPass>
+template <Dtype kDtype>
 __global__ void __launch_bounds__(kThreads, 1)
     multiply_slices(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(1024) char memory[];
@@ -78,29 +72,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     ptx::take_registers<kConsumerRegisters>();
     const int consumer = threadIdx.x / kWarpgroup - 1;
-    Consumer<kDtype, kPass>{args, storage, consumer}.run();
+    Consumer<kDtype>{args, storage, consumer}.run();
   }
 }
 
 constexpr int kShareThreads = 256;
 constexpr int32_t kMostVectors = 256;  // of a query block
-
-/// Writes what a query vector's shares are relative to in the place of its first tile's mass.
-__global__ void __launch_bounds__(kShareThreads)
-    join_tiles(const __grid_constant__ Arguments args) {
-  const int64_t row = blockIdx.x * int64_t{kShareThreads} + threadIdx.x;
-  if (row >= int64_t{args.heads} * args.num_queries) return;
-  const int32_t head = static_cast<int32_t>(row / args.num_queries);
-  const int32_t vector = static_cast<int32_t>(row % args.num_queries);
-  if (vector >= args.queries(head).vectors) return;
-  const int32_t tiles = ceil_div(args.seen(head, vector), kSliceKeys);
-  float* masses = args.masses + row * args.pitch;
-  float highest = -INFINITY, sum = 0.0f;
-  for (int32_t t = 0; t < tiles; ++t) highest = fmaxf(highest, masses[t]);
-  if (highest == -INFINITY) highest = 0.0f;
-  for (int32_t t = 0; t < tiles; ++t) sum += ptx::exp2_approx(masses[t] - highest);
-  if (tiles > 0) masses[0] = highest + __log2f(sum);
-}
 
 /// The shares of a query block of a head, from the masses of its vectors.
 __global__ void __launch_bounds__(kShareThreads)
@@ -155,9 +132,9 @@ Status encode(const SelectParams& params, const TensorView& view, int32_t slices
                            map);
 }
 
-template <Dtype kDtype, Pass kPass>
-Status launch_pass(const Arguments& args) {
-  auto* kernel = multiply_slices<kDtype, kPass>;
+template <Dtype kDtype>
+Status launch_passes(const Arguments& args) {
+  auto* kernel = multiply_slices<kDtype>;
   Status status = allow_shared_bytes(kernel, sizeof(Storage));
   if (!status.ok()) return status;
   int32_t multiprocessors = 0;
@@ -168,20 +145,7 @@ Status launch_pass(const Arguments& args) {
       ceil_div64(args.num_queries, kTileRows) * ceil_div64(args.num_keys, kSliceKeys) * args.heads;
   const auto blocks = static_cast<uint32_t>(tiles < multiprocessors ? tiles : multiprocessors);
   kernel<<<blocks, kThreads, sizeof(Storage), to_stream(args.params.stream)>>>(args);
-  return launched();
-}
-
-template <Dtype kDtype>
-Status launch_passes(const Arguments& args) {
-  if (args.estimate.kind == Vectors::kExtremes) {
-    Status status = launch_pass<kDtype, Pass::kTotals>(args);
-    if (!status.ok()) return status;
-    const int64_t rows = int64_t{args.heads} * args.num_queries;
-    join_tiles<<<static_cast<uint32_t>(ceil_div64(rows, kShareThreads)), kShareThreads, 0,
-                 to_stream(args.params.stream)>>>(args);
-    return launch_pass<kDtype, Pass::kShares>(args);
-  }
-  Status status = launch_pass<kDtype, Pass::kMasses>(args);
+  status = launched();
   if (!status.ok()) return status;
   const auto lists = static_cast<uint32_t>(args.heads * args.params.num_q);
   share_masses<<<lists, kShareThreads, 0, to_stream(args.params.stream)>>>(args);
@@ -201,7 +165,6 @@ bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) 
       !begins_at_16_bytes(estimate.key, 2)) {
     return false;
   }
-  if (estimate.kind == Vectors::kExtremes) return kTileRows % params.block_q == 0;
   const int32_t per_block = estimate.per_block;
   return estimate.kind == Vectors::kAntidiagonal && per_block >= 4 &&
          kFragmentColumns % per_block == 0 &&
@@ -216,14 +179,11 @@ Status launch_slices_hopper(const SelectParams& params, const Estimate& estimate
   args.pitch = static_cast<int32_t>(slice_masses(params));
   args.masses = workspace.masses;
   args.shares = workspace.scores;
-  const bool extremes = estimate.kind == Vectors::kExtremes;
   const int32_t slices = estimate.slices, query_slices = estimate.rows;
-  // What was gathered has whole vectors, and extremes are there for every block; of other keys the
-  // host knows how many exist, since calls with offsets on the device are gathered.
+  // What was gathered has whole vectors; of other keys the host knows how many exist, since calls
+  // with offsets on the device are gathered.
   const bool gathered = params.used_rows != nullptr;
-  const int32_t num_keys = extremes   ? slices * params.num_kv
-                           : gathered ? params.problem.seq_kv
-                                      : params.num_keys(0);
+  const int32_t num_keys = gathered ? params.problem.seq_kv : params.num_keys(0);
   const Count queries = Count::of(params.problem.seq_q, query_slices);
   const Count keys = Count::of(num_keys, slices);
   args.num_queries = queries.vectors;

@@ -21,14 +21,6 @@ constexpr int kStages = 4;
 constexpr int kItems = 2;  // tiles claimed ahead
 constexpr int kBand = 16;  // tiles of queries that walk over the keys together, in L2
 constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
-constexpr int kConsumerBarrier = 1;  // 0 is __syncthreads
-
-/// What becomes of a tile's scores.
-enum class Pass {
-  kMasses,  // antidiagonal: the masses of key blocks, by query vector
-  kTotals,  // minmax: the mass of the tile, by query vector
-  kShares,  // minmax: shares, from the masses of all tiles
-};
 
 /// Vectors of so many rows, and how many of its slices the last one has.
 struct Count {
@@ -48,7 +40,6 @@ struct Tile {
 struct alignas(1024) Storage {
   uint8_t query[kStages][kQueryBytes];
   uint8_t key[kStages][kKeyBytes];
-  alignas(16) float sums[2][kWarps][kSliceKeys];  // of a warp's rows, by column
   Tile item[kItems];
   uint64_t item_full[kItems], item_empty[kItems];
   uint64_t full[kStages], empty[kStages];
@@ -81,7 +72,6 @@ struct Arguments {
     return Count::of(params.rows(batch(head)), estimate.rows);
   }
   __device__ Count keys(int32_t head) const {
-    if (estimate.kind == Vectors::kExtremes) return {params.num_kv, estimate.slices};
     return Count::of(params.num_keys(batch(head)), estimate.slices);
   }
   /// The tiles of keys that some of `vectors` vectors sees in these tiles: the last one, if any.

@@ -7,6 +7,7 @@
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "../sketch/sketch.h"
+#include "extremes_hopper.h"
 #include "gather.h"
 #include "slices_hopper.h"
 
@@ -14,6 +15,13 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int64_t kGatheredBytes = 512 << 20;  // of a call's workspace, or as one entry needs
+
+/// Masses of a query head that are kept for all its query vectors at once.
+int64_t masses_of_head(const SelectParams& params) {
+  if (params.selector == Selector::kMinMax) return extreme_masses(params) * params.problem.seq_q;
+  if (params.selector != Selector::kAntidiagonal) return 0;
+  return slice_masses(params) * ceil_div(params.problem.seq_q, params.stride);
+}
 
 void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspace) {
   auto take = [&](auto** pointer, int64_t elements) {
@@ -70,7 +78,7 @@ void lay_out(const SelectParams& params, Arena* arena, SelectWorkspace* workspac
         (heads_q * params.problem.seq_q + heads_kv * params.problem.seq_kv) * row_bytes;
     const int64_t bytes = std::max(kMassBytes, std::min(kWalkBytes, inputs / 2));
     const int64_t walks = std::max<int64_t>(3, std::min(room(bytes) / of_walk, most));
-    const int64_t of_head = std::max<int64_t>(slice_masses_of_head(params), 1);
+    const int64_t of_head = std::max<int64_t>(masses_of_head(params), 1);
     const int64_t heads = std::max<int64_t>(1, std::min(room(kMassBytes) / of_head, heads_q));
     workspace->walks = static_cast<int32_t>(walks);
     workspace->mass_heads = static_cast<int32_t>(heads);

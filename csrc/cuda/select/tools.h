@@ -34,10 +34,10 @@ struct SelectWorkspace {
   float* query_means = nullptr;   // mean: [B, Hq, num_q, D]
   float* key_means = nullptr;     // mean: [B, Hkv, num_kv, D]
   void* query_vectors = nullptr;  // mixed: [B, Hq, num_q * groups, D], of the inputs' type
-  void* key_vectors = nullptr;  // mixed: [B, Hkv, num_kv * groups, D]; minmax: [.., num_kv * 2, D]
-  float* masses = nullptr;      // [walks, num_kv, kEstimateRows], logarithms
+  void* key_vectors = nullptr;    // mixed: [B, Hkv, num_kv * groups, D]; minmax: launch_extremes
+  float* masses = nullptr;        // [walks, num_kv, kEstimateRows], logarithms
   int32_t walks = 0;
-  int32_t mass_heads = 0;        // query heads whose masses the same memory holds (slices_hopper.h)
+  int32_t mass_heads = 0;        // query heads whose masses the same memory holds
   int32_t* counter = nullptr;    // of the work that thread blocks have claimed
   LineWorkspace lines;           // vertical_slash
   SketchView sketch;             // sketch: the caller's, or one for the call
@@ -75,10 +75,13 @@ int64_t select_workspace_bytes(const SelectParams& params);
 
 /// Marks the keys that some row may see; with bounds only.
 Status launch_marks(const SelectParams& params, int32_t* marks);
-/// Means of blocks, means of groups, or extremes of key blocks, over the keys that exist.
+/// Means of blocks, means of groups, or extremes of key blocks, over the keys that exist: the
+/// greatest and least elements as [B, Hkv, num_kv, 2, D], or side by side as [B, Hkv, num_kv, D,
+/// 2].
 Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace);
 Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace);
-Status launch_extremes(const SelectParams& params, const SelectWorkspace& workspace);
+Status launch_extremes(const SelectParams& params, bool side_by_side,
+                       const SelectWorkspace& workspace);
 /// Shares by products of vectors (mixed, antidiagonal, minmax), or by lines (vertical_slash).
 Status launch_products(const SelectParams& params, const SelectWorkspace& workspace);
 Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace);

@@ -16,9 +16,19 @@ constexpr int kVectorTile = kEstimateRows;
 /// Rows of products in shared memory lie this far apart, so that a column's are in all banks.
 constexpr int kProductPitch = kVectorTile + 1;
 
+/// Whether this code multiplies half precision on tensor cores. Kernels of products that it does
+/// not take are left empty: with_vector_product launches none of them.
+#if __CUDA_ARCH__ >= 800
+constexpr bool kHasTensorCores = true;
+#else
+constexpr bool kHasTensorCores = false;
+#endif
+static __global__ void code_probe() {}
+
 template <typename T_, int HEAD_DIM>
 struct MmaVectorProduct {
   using T = T_;
+  static constexpr bool kIsLaunched = kHasTensorCores;
   static constexpr int kThreads = 128;
   static constexpr int kPitch = HEAD_DIM * sizeof(T);
   static constexpr int kTileBytes = kVectorTile * kPitch;
@@ -100,6 +110,7 @@ struct MmaVectorProduct {
 template <typename T_>
 struct FmaVectorProduct {
   using T = T_;
+  static constexpr bool kIsLaunched = !kHasTensorCores || std::is_same_v<T, float>;
   static constexpr int kThreads = kProductThreads;
   static constexpr int kSharedBytes = 0;
 
@@ -138,11 +149,7 @@ struct FmaVectorProduct {
 
 template <typename T, typename Function>
 Status with_tensor_cores(const SelectParams& params, const Function& function) {
-  int major = 0;
-  cudaError_t error =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  if (error != cudaSuccess) return to_status(error);
-  if (major < 8) return function(TypeTag<FmaVectorProduct<T>>{});
+  if (code_level(code_probe) < 80) return function(TypeTag<FmaVectorProduct<T>>{});
   if (params.problem.head_dim <= 64) return function(TypeTag<MmaVectorProduct<T, 64>>{});
   if (params.problem.head_dim <= 128) return function(TypeTag<MmaVectorProduct<T, 128>>{});
   return function(TypeTag<MmaVectorProduct<T, 256>>{});
