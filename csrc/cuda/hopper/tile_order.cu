@@ -12,8 +12,11 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kTileThreads = 1024;     // that sort tiles
+constexpr int kSequenceThreads = 512;  // that deal, for which each needs more registers
 constexpr int kClasses = 8;
+constexpr int kFewSequences = 512;  // whose numbers shared memory holds
+constexpr int kFewTileRows = 256;   // the same of a deal's
 
 /// The class of a length, where `longest` bounds them all.
 __device__ __forceinline__ int32_t length_class(int32_t length, int32_t longest) {
@@ -34,6 +37,7 @@ __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block
 }
 
 /// The part of `items` that the thread looks after.
+template <int kThreads>
 __device__ __forceinline__ Interval stretch_of(Interval items) {
   const int32_t size = ceil_div(items.size(), kThreads);
   const int32_t begin = items.begin + static_cast<int32_t>(threadIdx.x) * size;
@@ -41,7 +45,7 @@ __device__ __forceinline__ Interval stretch_of(Interval items) {
 }
 
 /// Writes the items to `sorted` by their classes, within a class in their order.
-template <typename ClassOf>
+template <int kThreads, typename ClassOf>
 __device__ __forceinline__ void sort_by_class(Interval items, int32_t* sorted,
                                               const ClassOf& class_of) {
   constexpr int kLanes = 32, kWarps = kThreads / kLanes, kEntries = kClasses * kWarps;
@@ -75,19 +79,19 @@ __device__ __forceinline__ void sort_by_class(Interval items, int32_t* sorted,
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kTileThreads)
     order_kernel(const __grid_constant__ Arguments args, int32_t block_q, int32_t dealt) {
   ptx::launch_dependents();
   if (threadIdx.x == 0) *args.counter = 0;
-  sort_by_class({dealt, args.num_tiles}, args.order,
-                [&](int32_t tile) { return class_of(args, block_q, tile); });
+  sort_by_class<kTileThreads>({dealt, args.num_tiles}, args.order,
+                              [&](int32_t tile) { return class_of(args, block_q, tile); });
 }
 
 /// Sums over the threads of a block, all of which call it.
 struct SumsOfBlock {
   __device__ __forceinline__ Sums operator()(int32_t value) const {
     __syncthreads();
-    return sums_of_block<kThreads>(value);
+    return sums_of_block<kSequenceThreads>(value);
   }
 };
 
@@ -99,58 +103,69 @@ __device__ __forceinline__ void add_of_warp(unsigned long long* sum, unsigned lo
 
 /// Sorts the sequences and writes their tile rows; or, of few, the pieces of a deal.
 template <bool kDeals>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSequenceThreads)
     sequences_kernel(const __grid_constant__ Arguments args, KernelTile tile) {
   ptx::launch_dependents();
+  __shared__ alignas(Sequence) unsigned char bytes[kFewSequences * sizeof(Sequence)];
+  auto* of_few = reinterpret_cast<Sequence*>(bytes);  // which has a constructor
+  __shared__ int32_t few_sorted[kFewSequences], few_ends[kFewSequences + 1];
   __shared__ int32_t longest, some_split;
   __shared__ unsigned long long visited;  // key tiles of all query tiles
   const AttentionParams& params = args.params;
   const int32_t batch = params.problem.batch;
   const int32_t problems = params.problem.heads_q * args.classes;  // of a sequence
   const int32_t sections = problems / args.grid.section;
+  const bool few = batch <= kFewSequences;
+  int32_t* sorted = few ? few_sorted : args.sequences;
+  int32_t* ends = few ? few_ends : args.sequence_ends;
+  auto sequence_of = [&](int32_t b) { return few ? of_few[b] : params.sequences.of(b); };
   auto row_blocks = [&](int32_t i) {
-    const int32_t rows = params.sequences.of(args.sequences[i]).rows;
-    return ceil_div(ceil_div(rows, args.classes), tile.block_q);
+    return ceil_div(ceil_div(sequence_of(sorted[i]).rows, args.classes), tile.block_q);
   };
   if (threadIdx.x == 0) *args.counter = longest = some_split = visited = 0;
   __syncthreads();
-  const Interval own = stretch_of({0, batch});
+  const Interval own = stretch_of<kSequenceThreads>({0, batch});
   for (int32_t b = own.begin; b < own.end; ++b) {
-    atomicMax(&longest, params.sequences.of(b).keys);
+    const Sequence sequence = params.sequences.of(b);
+    if (few) of_few[b] = sequence;
+    atomicMax(&longest, sequence.keys);
   }
   __syncthreads();
-  sort_by_class({0, batch}, args.sequences,
-                [&](int32_t b) { return length_class(params.sequences.of(b).keys, longest); });
+  sort_by_class<kSequenceThreads>(
+      {0, batch}, sorted, [&](int32_t b) { return length_class(sequence_of(b).keys, longest); });
   int32_t sum = 0;
   for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
-  int32_t end = sums_of_block<kThreads>(sum).before;
-  if (threadIdx.x == 0) args.sequence_ends[0] = 0;
+  int32_t end = sums_of_block<kSequenceThreads>(sum).before;
+  if (threadIdx.x == 0) ends[0] = 0;
   for (int32_t i = own.begin; i < own.end; ++i) {
-    args.sequence_ends[i + 1] = end += row_blocks(i) * sections;
+    ends[i + 1] = end += row_blocks(i) * sections;
+    if (few && i + 1 == batch) args.sequence_ends[batch] = end;
   }
   __syncthreads();
   // Malformed sequences may overlap, and have more rows than there is room for.
-  const int32_t all = imin(args.sequence_ends[batch], args.most_tile_rows);
+  const int32_t all = imin(ends[batch], args.most_tile_rows);
+  __shared__ Piece few_tiles[kDeals ? kFewTileRows : 1];
+  Deal deal = args.deal;
+  if (kDeals && all <= kFewTileRows) deal.tiles = few_tiles;
   unsigned long long own_visited = 0;
-  for (int32_t at = threadIdx.x; at < all; at += kThreads) {
+  for (int32_t at = threadIdx.x; at < all; at += kSequenceThreads) {
     int32_t i = 0;  // the sequence that has the row: the first one that ends past it
-    for (int32_t step = 1 << 30; step > 0; step /= 2) {
-      if (step <= batch - i && args.sequence_ends[i + step] <= at) i += step;
+    for (int32_t step = 1 << (31 - __clz(batch)); step > 0; step /= 2) {
+      if (step <= batch - i && ends[i + step] <= at) i += step;
     }
-    const int32_t in_sequence = at - args.sequence_ends[i];
-    const int32_t section = in_sequence / row_blocks(i);
-    const int32_t row_block = in_sequence - section * row_blocks(i);
-    TileRow row = {args.sequences[i] * problems + section * args.grid.section,
-                   args.last_first ? row_blocks(i) - 1 - row_block : row_block};
+    const int32_t in_sequence = at - ends[i];
+    const int32_t own_blocks = row_blocks(i), section = in_sequence / own_blocks;
+    const int32_t row_block = in_sequence - section * own_blocks;
+    TileRow row = {sorted[i] * problems + section * args.grid.section,
+                   args.last_first ? own_blocks - 1 - row_block : row_block};
+    const Sequence sequence = sequence_of(sorted[i]);
     if constexpr (kDeals) {
-      const Sequence sequence = params.sequences.of(args.sequences[i]);
       const Piece whole = whole_tile(params, sequence, row.problem, row.row_block, tile);
-      args.deal.tiles[at] = whole;
+      deal.tiles[at] = whole;
       own_visited += static_cast<unsigned long long>(whole.visited) * args.deal.by_width.divisor;
       continue;
     }
     if (args.folds) {
-      const Sequence sequence = params.sequences.of(args.sequences[i]);
       const KeySplit split = split_of_sequence(
           params.pattern, sequence, has_placed_globals(params.sequences), row.row_block, tile);
       if (split.chunks > 0) {
@@ -165,7 +180,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if constexpr (kDeals) {
     const DealRule rule = DealRule::of(static_cast<int64_t>(visited), args.multiprocessors);
-    const Dealt dealt = deal_pieces(args.deal, rule, all, stretch_of({0, all}), SumsOfBlock());
+    const Dealt dealt =
+        deal_pieces(deal, rule, all, stretch_of<kSequenceThreads>({0, all}), SumsOfBlock());
     if (threadIdx.x == 0) {
       args.deal.counts[0] = dealt.pieces;
       args.deal.counts[1] = dealt.merged;
@@ -185,11 +201,11 @@ __global__ void zero_kernel(int32_t* counter) {
 Status order_tiles(const Arguments& args, KernelTile tile, int32_t dealt) {
   cudaStream_t stream = to_stream(args.params.stream);
   if (args.deal.pieces != nullptr) {
-    sequences_kernel<true><<<1, kThreads, 0, stream>>>(args, tile);
+    sequences_kernel<true><<<1, kSequenceThreads, 0, stream>>>(args, tile);
   } else if (args.tile_rows != nullptr) {
-    sequences_kernel<false><<<1, kThreads, 0, stream>>>(args, tile);
+    sequences_kernel<false><<<1, kSequenceThreads, 0, stream>>>(args, tile);
   } else if (args.order != nullptr) {
-    order_kernel<<<1, kThreads, 0, stream>>>(args, tile.block_q, dealt);
+    order_kernel<<<1, kTileThreads, 0, stream>>>(args, tile.block_q, dealt);
   } else {
     zero_kernel<<<1, 1, 0, stream>>>(args.counter);
   }

@@ -205,6 +205,7 @@ struct Consumer {
       const int32_t end = unit.vectors.contains(v) ? unit.seen(args, v) : 0;
       every = imin(every, end);
     }
+    every = __shfl_sync(~0u, every, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t vector = unit.vectors.begin + row + 8 * r;
@@ -349,7 +350,8 @@ struct Consumer {
     }
     const Unit unit(args, storage.item, consumer);
     begin(unit, ptx::smem_address(storage.query[consumer]));
-    const int32_t own = unit.tiles(args);
+    const int32_t own = __shfl_sync(~0u, unit.tiles(args), 0);
+    tiles = __shfl_sync(~0u, tiles, 0);
     switch (args.estimate.per_block) {
       case 8:
         return walk<16>(own, tiles);

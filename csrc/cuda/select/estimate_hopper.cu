@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) load<C>(args, storage);
   } else {
     ptx::take_registers<kConsumerRegisters>();
-    const int consumer = threadIdx.x / kWarpgroup - 1;
+    const int consumer = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1;
     float* masses =
         args.masses + (int64_t{blockIdx.x} * kConsumers + consumer) * args.params.num_kv * kVectors;
     Consumer<C>{args, storage, consumer, masses}.run();

@@ -1,7 +1,8 @@
-// The shares of `minmax` by wgmma. A thread block is a warp that loads and two warpgroups. The
-// extremes of a tile of key blocks stay in shared memory while the rows that see some of them
-// stream past, 64 at a time. Scores are made twice, as storing them would move more bytes: one
-// launch writes every row's mass in each tile, the next one joins them, the last one sums shares.
+// The shares of `minmax` by wgmma. A thread block is four warpgroups, two above 128 columns, and a
+// warp that loads for each. The extremes of a tile of key blocks stay in shared memory while the
+// rows that see some of them stream past, 64 at a time. Scores are made twice, as storing them
+// would move more bytes: one launch writes every row's mass in each tile, the next one joins them,
+// the last one sums shares.
 #include "../common/launch.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/tensor_map.h"
@@ -11,44 +12,51 @@ namespace sparse_attn::cuda {
 namespace extremes {
 namespace {
 
-/// The thread that loads. A head's tiles are shared out evenly among the thread blocks, so that its
-/// queries meet all key blocks while L2 holds them, and most thread blocks keep their extremes from
-/// head to head.
+/// A thread that loads, one for each warpgroup; all walk over the thread block's tiles and take
+/// them in turn. A head's tiles are shared out evenly among the thread blocks, so that its queries
+/// meet all key blocks while L2 holds them, and most thread blocks keep their extremes from head to
+/// head.
 template <typename C>
 struct Loader {
   const Arguments& args;
   Storage<C>& storage;
-  int32_t items[kConsumers] = {}, halves[kConsumers] = {};  // that the warpgroups were given
-  int32_t fills = 0, key_head = -1, column = -1;            // extremes that are there
+  const int consumer;
+  int turn = 0;                                   // whose the next tile is
+  int32_t items = 0;                              // that the warpgroup was given
+  uint32_t some = 0, odd = 0;                     // halves of tiles of each warpgroup: a bit
+  int32_t fills = 0, key_head = -1, column = -1;  // extremes that are there
 
-  __device__ void give(int consumer, const Item& item) {
-    const int slot = items[consumer] % kItems;
+  __device__ void give(const Item& item) {
+    const int slot = items % kItems;
     ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty[consumer][slot]),
-                       items[consumer] / kItems % 2 ^ 1);
+                       items / kItems % 2 ^ 1);
     storage.item[consumer][slot] = item;
     ptx::mbarrier_arrive(ptx::smem_address(&storage.item_full[consumer][slot]));
-    ++items[consumer];
+    ++items;
   }
-  /// Waits until a warpgroup has read its half-tile number `half`.
-  __device__ void wait_read(int consumer, int32_t half) const {
-    ptx::mbarrier_wait(ptx::smem_address(&storage.query_empty[consumer][half % C::kStages]),
-                       half / C::kStages % 2);
+  /// Waits until a warpgroup has multiplied all halves of tiles that it was given.
+  __device__ void wait_read(int of) const {
+    if (some >> of & 1) {
+      ptx::mbarrier_wait(ptx::smem_address(&storage.query_empty[of]), (odd >> of & 1) ^ 1);
+    }
   }
-  /// Loads other extremes, once all that was given has been multiplied by those that are there.
+  /// Loads other extremes, once all that was given has been multiplied by those that are there. All
+  /// of the threads wait for them, so that none is two fills behind.
   __device__ void fill(int32_t batch, int32_t head, int32_t to_column) {
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      const int32_t given = halves[consumer];
-      for (int32_t half = imax(0, given - C::kStages); half < given; ++half) {
-        wait_read(consumer, half);
+    const uint32_t wanted = ptx::smem_address(&storage.key_wanted);
+    const uint32_t full = ptx::smem_address(&storage.key_full);
+    ptx::mbarrier_arrive(wanted);
+    if (consumer == 0) {
+      ptx::mbarrier_wait(wanted, fills % 2);
+      for (int other = 0; other < C::kConsumers; ++other) wait_read(other);
+      ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
+      for (int slab = 0; slab < C::HEAD_DIM / kKeySlab; ++slab) {
+        ptx::tma_load(ptx::smem_address(storage.key) + slab * C::kColumns * kRowBytes, &args.key,
+                      {slab * 2 * kKeySlab, to_column * C::kColumns, 0, head, batch}, full,
+                      ptx::kEvictLast);
       }
     }
-    const uint32_t full = ptx::smem_address(&storage.key_full);
-    ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
-    for (int slab = 0; slab < C::HEAD_DIM / kKeySlab; ++slab) {
-      ptx::tma_load(ptx::smem_address(storage.key) + slab * C::kColumns * kRowBytes, &args.key,
-                    {slab * 2 * kKeySlab, to_column * C::kColumns, 0, head, batch}, full,
-                    ptx::kEvictLast);
-    }
+    ptx::mbarrier_wait(full, fills % 2);
     ++fills;
   }
   __device__ void load(Item item, int32_t to_column, int32_t row) {
@@ -60,24 +68,27 @@ struct Loader {
       column = to_column;
       fill(batch, head / group, column);
     }
-    const int consumer = halves[1] < halves[0] ? 1 : 0;
     item.row = row;
     item.column = column;
     item.halves = item.rows - row * kTileRows > kRows ? 2 : 1;
     item.fill = fills;
-    give(consumer, item);
+    const int to = turn;
+    turn = to + 1 == C::kConsumers ? 0 : to + 1;
+    if (to == consumer) give(item);
     for (int half = 0; half < item.halves; ++half) {
-      const int32_t number = halves[consumer]++;
-      const int stage = number % C::kStages;
-      if (number >= C::kStages) wait_read(consumer, number - C::kStages);
-      const uint32_t full = ptx::smem_address(&storage.query_full[consumer][stage]);
-      ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
-      for (int slab = 0; slab < C::HEAD_DIM / kQuerySlab; ++slab) {
-        ptx::tma_load(ptx::smem_address(storage.query[consumer][stage]) + slab * kRows * kRowBytes,
-                      &args.query,
-                      {slab * kQuerySlab, row * kTileRows + half * kRows, 0, head, batch}, full,
-                      ptx::kEvictLast);
+      if (to == consumer) {
+        wait_read(to);
+        const uint32_t full = ptx::smem_address(&storage.query_full[to]);
+        ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
+        for (int slab = 0; slab < C::HEAD_DIM / kQuerySlab; ++slab) {
+          ptx::tma_load(ptx::smem_address(storage.query[to]) + slab * kRows * kRowBytes,
+                        &args.query,
+                        {slab * kQuerySlab, row * kTileRows + half * kRows, 0, head, batch}, full,
+                        ptx::kEvictLast);
+        }
       }
+      some |= 1u << to;
+      odd ^= 1u << to;
     }
   }
   __device__ void run() {
@@ -91,37 +102,36 @@ struct Loader {
                      ((blockIdx.x + 1) * length + shift) / blocks,
                      [&](int32_t to_column, int32_t row) { load(tiles.item, to_column, row); });
     }
-    for (int consumer = 0; consumer < kConsumers; ++consumer) give(consumer, {-1});
+    give({-1});
   }
 };
 
 template <typename C, Pass kPass>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(C::kThreads, 1)
     multiply_extremes(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(1024) char memory[];
   auto& storage = *reinterpret_cast<Storage<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
       for (int i = 0; i < kItems; ++i) {
         ptx::mbarrier_init(ptx::smem_address(&storage.item_full[consumer][i]), 1);
         ptx::mbarrier_init(ptx::smem_address(&storage.item_empty[consumer][i]), kWarps);
       }
-      for (int i = 0; i < C::kStages; ++i) {
-        ptx::mbarrier_init(ptx::smem_address(&storage.query_full[consumer][i]), 1);
-        ptx::mbarrier_init(ptx::smem_address(&storage.query_empty[consumer][i]), kWarps);
-      }
+      ptx::mbarrier_init(ptx::smem_address(&storage.query_full[consumer]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&storage.query_empty[consumer]), kWarps);
     }
+    ptx::mbarrier_init(ptx::smem_address(&storage.key_wanted), C::kConsumers);
     ptx::mbarrier_init(ptx::smem_address(&storage.key_full), 1);
     ptx::mbarrier_fence_init();
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers_back<kLoaderRegisters>();
-    if (threadIdx.x == 0) Loader<C>{args, storage}.run();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  if (warp < kWarps) {
+    ptx::give_registers_back<C::kLoaderRegisters>();
+    if (warp < C::kConsumers && threadIdx.x % 32 == 0) Loader<C>{args, storage, warp}.run();
   } else {
-    ptx::take_registers<kConsumerRegisters>();
-    const int consumer = threadIdx.x / kWarpgroup - 1;
-    Consumer<C, kPass>{args, storage, consumer}.run();
+    ptx::take_registers<C::kConsumerRegisters>();
+    Consumer<C, kPass>{args, storage, warp / kWarps - 1}.run();
   }
 }
 
@@ -157,7 +167,7 @@ Status launch_pass(const Arguments& args, int32_t multiprocessors) {
   const int64_t tiles = ceil_div64(args.params.problem.seq_q, kTileRows) *
                         ceil_div64(args.params.num_kv, C::kColumns) * args.heads;
   const auto blocks = static_cast<uint32_t>(tiles < multiprocessors ? tiles : multiprocessors);
-  kernel<<<blocks, kThreads, sizeof(Storage<C>), to_stream(args.params.stream)>>>(args);
+  kernel<<<blocks, C::kThreads, sizeof(Storage<C>), to_stream(args.params.stream)>>>(args);
   return launched();
 }
 

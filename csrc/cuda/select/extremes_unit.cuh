@@ -9,18 +9,17 @@
 
 namespace sparse_attn::cuda::extremes {
 
-constexpr int kWarpgroup = 128, kConsumers = 2, kWarps = kWarpgroup / 32;
-constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kWarpgroup = 128, kWarps = kWarpgroup / 32;
 constexpr int kRows = 64;             // of a product
 constexpr int kTileRows = 2 * kRows;  // of a tile, which a warpgroup has for itself
 constexpr int kRowBytes = 128;        // of a slab
 constexpr int kQuerySlab = 64;        // columns
 constexpr int kKeySlab = 32;          // columns, of two extremes each
+constexpr int kChunk = 128;           // key blocks of a product
 constexpr int kQuarter = 64;          // key blocks that are looked at together
 constexpr int kItems = 2;             // tiles claimed ahead
 constexpr int32_t kFillTiles = 3;     // as many tiles take as long as other extremes to come
-constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
-constexpr int kWarpgroupBarrier = 1;  // and one more; 0 is __syncthreads
+constexpr int kWarpgroupBarrier = 1;  // and one more for each warpgroup; 0 is __syncthreads
 
 /// What becomes of a tile's scores.
 enum class Pass {
@@ -33,10 +32,11 @@ struct Config {
   static constexpr Dtype kDtype = kDtype_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int kColumns = extreme_columns(HEAD_DIM);
-  static constexpr int kQuarters = kColumns / kQuarter;
+  static constexpr int kConsumers = HEAD_DIM <= 128 ? 4 : 2;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : 232, kLoaderRegisters = 32;
   static constexpr int kQueryBytes = kRows * HEAD_DIM * 2;
   static constexpr int kKeyBytes = kColumns * HEAD_DIM * 4;
-  static constexpr int kStages = HEAD_DIM <= 128 ? 2 : 1;
 };
 
 /// A tile, as the loader hands it to a warpgroup.
@@ -50,13 +50,13 @@ struct Item {
 
 template <typename C>
 struct alignas(1024) Storage {
-  uint8_t query[kConsumers][C::kStages][C::kQueryBytes];
+  uint8_t query[C::kConsumers][C::kQueryBytes];
   uint8_t key[C::kKeyBytes];
-  alignas(16) float sums[kConsumers][2][kWarps][C::kColumns];  // of a warp's rows
-  Item item[kConsumers][kItems];
-  uint64_t item_full[kConsumers][kItems], item_empty[kConsumers][kItems];
-  uint64_t query_full[kConsumers][C::kStages], query_empty[kConsumers][C::kStages];
-  uint64_t key_full;
+  alignas(16) float sums[C::kConsumers][2][kWarps][C::kColumns];  // of a warp's rows
+  Item item[C::kConsumers][kItems];
+  uint64_t item_full[C::kConsumers][kItems], item_empty[C::kConsumers][kItems];
+  uint64_t query_full[C::kConsumers], query_empty[C::kConsumers];
+  uint64_t key_wanted, key_full;
 };
 
 struct Arguments {

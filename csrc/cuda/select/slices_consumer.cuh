@@ -190,7 +190,7 @@ struct Consumer {
       tile = storage.item[slot];
       __syncwarp();
       arrive(storage.item_empty[slot]);
-      if (tile.head < 0) return;
+      if (__shfl_sync(~0u, tile.head, 0) < 0) return;
       begin();
       Scores scores;
       multiply_all(scores);

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) load(args, storage);
   } else {
     ptx::take_registers<kConsumerRegisters>();
-    const int consumer = threadIdx.x / kWarpgroup - 1;
+    const int consumer = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1;
     Consumer<kDtype>{args, storage, consumer}.run();
   }
 }
