@@ -168,6 +168,10 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> s
 
 def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | None, int | None]:
     """Return the two sides of `window`: an int is both sides, None a side without a limit."""
+    if type(window) is tuple and len(window) == 2:
+        left, right = window
+        if type(left) is type(right) is int and left >= 0 and right >= 0:
+            return window  # as most calls have it
     if isinstance(window, (tuple, list)):
         if len(window) != 2:
             raise refuse(owner, f"{name} with two sides (left, right)", tuple(window))
@@ -183,8 +187,8 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
 
 
 def _check_side(owner: str, name: str, side: str, value: Any) -> int | None:
-    if value is None or (type(value) is int and value >= 0):
-        return value
+    if value is None:
+        return None
     if isinstance(value, Integer) and value == -1:  # "no limit", as others write it
         what = f"{name}'s {side} side of at least 0"
         raise refuse(owner, what, f"{value}; None means no limit")

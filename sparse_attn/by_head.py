@@ -21,7 +21,8 @@ from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
 from ._tiles import TileRun
 from .ops import empty_output
-from .patterns import BlockSparse, BlockTopK, Full, Pattern
+from .patterns import BlockSparse, BlockTopK, Pattern
+from .windows import DENSE
 
 __all__ = ["ByHead", "ListsByHead", "attend_by_head", "parts_of"]
 
@@ -37,7 +38,6 @@ _KEY_HEADS = {"key_scale": -1, "value_scale": -1}
 
 #: Up to so many queries lists stay with their own op, which has an engine for them.
 _FEW_QUERIES = 16
-_DENSE = Full()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ByHead(Pattern):
     """
 
     patterns: Mapping[int, Pattern] = field(hash=False)
-    rest: Pattern = _DENSE
+    rest: Pattern = DENSE
 
     def __post_init__(self) -> None:
         check_kind("ByHead", "patterns", self.patterns, Mapping, "a mapping of head to pattern")

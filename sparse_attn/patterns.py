@@ -19,11 +19,9 @@ from ._tiles import TileRun, tile_runs
 from .block_topk import BlockTopK
 from .layout import BlockLayout
 from .layout_tiles import listed_blocks, listed_runs
-from .windows import Band, Dilated, Full, Strided
+from .windows import DENSE, Band, Dilated, Full, Strided
 
 __all__ = ["Band", "BlockSparse", "BlockTopK", "Dilated", "Full", "Pattern", "Strided", "TopK"]
-
-_ALL = Full()
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class TopK(Pattern):
 
     @property
     def _region(self) -> Pattern:
-        return self.inside if isinstance(self.inside, Pattern) else _ALL
+        return self.inside if isinstance(self.inside, Pattern) else DENSE
 
     @property
     def _device(self) -> torch.device | None:

@@ -25,7 +25,7 @@ from ._checks import (
 from ._pattern import Pattern
 from ._tiles import TileRun, tile_runs
 
-__all__ = ["Band", "Dilated", "Full", "Strided"]
+__all__ = ["DENSE", "Band", "Dilated", "Full", "Strided"]
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides
@@ -35,14 +35,24 @@ def _is_sink(key: torch.Tensor, sinks: int) -> torch.Tensor:
     return (key >= 0) & (key < clamped(sinks))
 
 
+def _check_window_and_sinks(owner: str, pattern: Band | Dilated) -> None:
+    """Check these fields, and write what comes of them where that is something else."""
+    window = check_window(owner, pattern.window)
+    sinks = check_integer(owner, "sinks", pattern.sinks, 0)
+    if window is not pattern.window:
+        object.__setattr__(pattern, "window", window)
+    if sinks is not pattern.sinks:
+        object.__setattr__(pattern, "sinks", sinks)
+
+
 def _window_arguments(sides: Sides, sinks: int) -> dict[str, Any]:
     """Arguments of the ops that take a window and sinks."""
     arguments = {}
     left, right = sides
     if left is not None:
-        arguments["left"] = clamped(left)
+        arguments["left"] = left if left <= LARGE else LARGE
     if right is not None:
-        arguments["right"] = clamped(right)
+        arguments["right"] = right if right <= LARGE else LARGE
     if sinks:
         arguments["sinks"] = clamped(sinks)
     return arguments
@@ -104,6 +114,10 @@ class Full(Pattern):
         return tile_runs(Sq, Skv, is_causal, tile)
 
 
+#: Every key, made once.
+DENSE = Full()
+
+
 @dataclass(frozen=True)
 class Band(Pattern):
     """Sliding window, with sink columns and global tokens (Longformer, Beltagy et al. 2020).
@@ -141,28 +155,28 @@ class Band(Pattern):
     _example: ClassVar[str | None] = "Band(128)"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window", check_window("Band", self.window))
-        object.__setattr__(self, "sinks", check_integer("Band", "sinks", self.sinks, 0))
+        _check_window_and_sinks("Band", self)
         tokens = self.global_tokens
+        if tokens is None:
+            return
         if isinstance(tokens, torch.Tensor):
-            copy = tokens.detach().clone()
-            small = (torch.int8, torch.uint8, torch.int16)  # the ops take int32 and int64
-            copy = copy.long() if copy.dtype in small else copy
-            object.__setattr__(self, "global_tokens", copy)
-        elif tokens is not None:
-            if isinstance(tokens, (list, tuple)):
-                raise TypeError(
-                    "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "
-                    f"{kind_of(tokens)}; write torch.tensor({list(tokens)!r:.40})"
-                )
+            tokens = tokens.detach().clone()
+            if tokens.dtype in (torch.int8, torch.uint8, torch.int16):
+                tokens = tokens.long()  # the ops take int32 and int64
+        elif isinstance(tokens, (list, tuple)):
+            raise TypeError(
+                "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "
+                f"{kind_of(tokens)}; write torch.tensor({list(tokens)!r:.40})"
+            )
+        else:
             check_kind("Band", "global_tokens", tokens, Integer, "an int or a tensor")
             tokens = check_integer("Band", "global_tokens", tokens, 0)
-            object.__setattr__(self, "global_tokens", tokens)
+        object.__setattr__(self, "global_tokens", tokens)
 
     @property
     def sides(self) -> Sides:
         """The window's ``(left, right)``, None without a limit."""
-        return cast(Sides, self.window)
+        return self.window  # type: ignore[return-value]  # checked
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Band):
@@ -184,11 +198,11 @@ class Band(Pattern):
     def _arguments(self) -> dict[str, Any]:
         arguments = _window_arguments(self.sides, self.sinks)
         tokens = self.global_tokens
+        if tokens is None:
+            return arguments
         if isinstance(tokens, torch.Tensor):
-            arguments["global_tokens"] = tokens
-        elif tokens is not None:
-            arguments["num_global"] = clamped(tokens)
-        return arguments
+            return arguments | {"global_tokens": tokens}
+        return arguments | {"num_global": clamped(tokens)}
 
     @property
     def _ahead(self) -> int | None:
@@ -260,10 +274,9 @@ class Dilated(Pattern):
     _example: ClassVar[str | None] = "Dilated(128, 2)"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window", check_window("Dilated", self.window))
+        _check_window_and_sinks("Dilated", self)
         dilation = check_integer("Dilated", "dilation", self.dilation, 1)
         object.__setattr__(self, "dilation", dilation)
-        object.__setattr__(self, "sinks", check_integer("Dilated", "sinks", self.sinks, 0))
 
     @property
     def sides(self) -> Sides:
