@@ -6,7 +6,7 @@ function's own; this script puts in, for
 
     {tensors} {sdpa} {common}   alone in a line of a signature: parameters
     {tensors} {common}          alone in a line of a docstring: their words, Returns and Raises
-    {given}                     in the body: those of a call that are not the defaults
+    {given}                     alone in a line of a body: puts into `common` what a call gives
 
 and the overloads by ``return_lse``. A new common argument is a row below and one in
 ``sparse_attn/_common.py``.
@@ -207,6 +207,16 @@ def _indented(words: str) -> str:
     return re.sub(r"^(?=.)", "    ", words, flags=re.MULTILINE)
 
 
+def _given(arguments: tuple[Argument, ...]) -> str:
+    """Return the lines that tell which arguments a call gives: a call pays for what it says."""
+    lines = ["common: dict[str, Any] = {}"]
+    for name, _, default, _ in arguments:
+        same = "!=" if default.startswith('"') else "is not"
+        default = "ZERO" if default == "0" else default  # Python warns of `is` beside a literal
+        lines += [f"if {name} {same} {default}:", f'    common["{name}"] = {name}']
+    return "\n".join(lines)
+
+
 def _overloads(name: str, parameters: str) -> str:
     """Return a function's overloads; `parameters` are the lines between its parentheses."""
     blocks = []
@@ -220,7 +230,6 @@ def expanded(template: str) -> str:
     """Return a template's file."""
     signature = {"tensors": TENSORS, "sdpa": SDPA, "common": COMMON}
     words = "\n".join(argument.words for argument in (*SDPA, *COMMON)) + "\n" + OUTCOME_WORDS
-    given = "".join(f"        {argument.name},\n" for argument in (*SDPA, *COMMON))
 
     def function(match: re.Match[str]) -> str:
         decorators, name, parameters = match.groups()
@@ -233,7 +242,7 @@ def expanded(template: str) -> str:
     text = re.sub(r"^((?:@.*\n)*)def (\w+)\(\n(.*?)\n\) -> ", function, template, flags=re.M | re.S)
     text = text.replace("    {tensors}", _indented(TENSOR_WORDS))
     text = text.replace("    {common}", _indented(words))
-    return text.replace("{given}", f"given(\n{given}    )")
+    return text.replace("    {given}", _indented(_given((*SDPA, *COMMON))))
 
 
 def files() -> dict[Path, str]:

@@ -31,7 +31,7 @@ def _wants_gradient(arguments: Iterable[Any]) -> bool:
     )
 
 
-def is_tracked(arguments: Iterable[Any]) -> bool:
+def is_tracked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether differentiation of any kind looks at a call with these arguments.
 
     No other call needs the autograd kernels, which in Python cost as much as the op's own way down.
@@ -39,7 +39,7 @@ def is_tracked(arguments: Iterable[Any]) -> bool:
     return (
         getattr(forward_ad, "_current_level", 0) >= 0
         or torch._C._are_functorch_transforms_active()
-        or _wants_gradient(arguments)
+        or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs))
     )
 
 

@@ -97,8 +97,7 @@ def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> N
     """Raise ``TypeError`` unless `value` is one of `kinds`; a bool is no number."""
     if type(value) is kinds:
         return
-    number = kinds in (Integer, Number)
-    if not isinstance(value, kinds) or (number and isinstance(value, bool)):
+    if not isinstance(value, kinds) or isinstance(value, bool):
         raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {kind_of(value)}")
 
 

@@ -7,10 +7,11 @@ like is the ops' to check.
 
 from __future__ import annotations
 
-from operator import is_
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
+from torch.compiler import is_compiling
 
 from . import ops
 from ._allowed import with_mask_of
@@ -18,7 +19,7 @@ from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tens
 from ._pattern import Pattern
 from ._warn import warn_once
 
-__all__ = ["Common", "Result", "attend", "call_op", "given", "op_arguments"]
+__all__ = ["ZERO", "Common", "Result", "attend", "call_op", "op_arguments"]
 
 #: A tensor, or the pair (out, lse) with return_lse: known to the caller, not to the type.
 Result = Any
@@ -45,51 +46,32 @@ class Common(TypedDict, total=False):
     engine: str
 
 
-_OPTIONAL_TENSOR = ((torch.Tensor, type(None)), "a tensor or None")
-_KINDS: dict[str, tuple[Any, str]] = {
-    "attn_mask": _OPTIONAL_TENSOR,
-    "dropout_p": (Number, "a float"),
-    "is_causal": (bool, "a bool"),
-    "enable_gqa": (bool, "a bool"),
-    "key_bounds": _OPTIONAL_TENSOR,
-    "key_origin": _OPTIONAL_TENSOR,
-    "softcap": (Number, "a float"),
-    "sink_logits": _OPTIONAL_TENSOR,
-    "alibi_slopes": _OPTIONAL_TENSOR,
-    "key_scale": _OPTIONAL_TENSOR,
-    "value_scale": _OPTIONAL_TENSOR,
-    "return_lse": (bool, "a bool"),
-    "out": _OPTIONAL_TENSOR,
-    "engine": (str, "a str"),
+#: The default of numbers. Functions compare with it by identity, so that what is only equal to it
+#: (False, a tensor) is checked like any other argument.
+ZERO = 0
+
+_MAYBE_TENSOR = (torch.Tensor, type(None))
+#: What each argument must be, in words too, and what makes of it what the op takes.
+_RULES: dict[str, tuple[Any, str, Callable[[Any], Any] | None]] = {
+    "attn_mask": (_MAYBE_TENSOR, "a tensor or None", None),
+    "dropout_p": (Number, "a float", None),
+    "is_causal": (bool, "a bool", None),
+    "scale": ((*Number, type(None)), "a float or None", as_float),
+    "enable_gqa": (bool, "a bool", None),
+    "key_bounds": (_MAYBE_TENSOR, "a tensor or None", as_int32),
+    "query_offset": ((*Integer, *_MAYBE_TENSOR), "an int or a tensor", clamped),
+    "key_origin": (_MAYBE_TENSOR, "a tensor or None", as_int32),
+    "softcap": (Number, "a float", as_float),
+    "sink_logits": (_MAYBE_TENSOR, "a tensor or None", None),
+    "alibi_slopes": (_MAYBE_TENSOR, "a tensor or None", None),
+    "key_scale": (_MAYBE_TENSOR, "a tensor or None", None),
+    "value_scale": (_MAYBE_TENSOR, "a tensor or None", None),
+    "return_lse": (bool, "a bool", None),
+    "out": (_MAYBE_TENSOR, "a tensor or None", None),
+    "engine": (str, "a str", None),
 }
-#: Index tensors, int32 to the ops; others of whole numbers are converted.
-_INDICES = ("key_bounds", "key_origin")
-#: Defaults of the functions' parameters, in their order: values that are one object wherever they
-#: are written, so that a glance tells whether an argument was given.
-_OTHER_DEFAULTS = {
-    "dropout_p": 0,
-    "is_causal": False,
-    "enable_gqa": False,
-    "softcap": 0,
-    "return_lse": False,
-    "engine": "auto",
-}
-_NAMES = tuple(Common.__annotations__)
-_DEFAULTS = tuple(map(_OTHER_DEFAULTS.get, _NAMES))
-
-
-def given(*values: Any) -> dict[str, Any]:
-    """Return SDPA's and the common arguments of a call, in the order of the table, by name.
-
-    Those that are left at their defaults are left out: a call pays for what it says.
-    """
-    if all(map(is_, values, _DEFAULTS)):
-        return {}
-    return {
-        name: value
-        for name, value, default in zip(_NAMES, values, _DEFAULTS, strict=True)
-        if value is not default
-    }
+#: SDPA's, that no op takes.
+_UNUSED = ("dropout_p", "enable_gqa")
 
 
 def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
@@ -97,30 +79,21 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
 
     ``return_lse``, ``out`` and ``engine`` pass through.
     """
-    arguments = dict(common)
+    arguments: dict[str, Any] = {}
     for name, value in common.items():
-        if name in _KINDS:
-            kinds, what = _KINDS[name]
-            check_kind(owner, name, value, kinds, what)
-            if name in _INDICES and value is not None:
-                arguments[name] = as_int32(value)
-            elif name == "softcap":
-                arguments[name] = as_float(value)
-        elif name == "scale":
-            if value is not None:
-                check_kind(owner, name, value, Number, "a float or None")
-                arguments[name] = as_float(value)
-        elif name == "query_offset":
-            if isinstance(value, torch.Tensor):
-                arguments["query_offsets"] = as_int32(arguments.pop(name))
-            elif value is not None:
-                check_kind(owner, name, value, Integer, "an int or a tensor")
-                arguments[name] = clamped(value)
-        else:
+        if name not in _RULES:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
-    if arguments.pop("dropout_p", 0) != 0:
+        kinds, what, convert = _RULES[name]
+        if type(value) is not kinds:
+            check_kind(owner, name, value, kinds, what)
+            if name == "query_offset" and isinstance(value, torch.Tensor):
+                name, convert = "query_offsets", as_int32
+            if value is not None and convert is not None:
+                value = convert(value)
+        if name not in _UNUSED:
+            arguments[name] = value
+    if common.get("dropout_p", 0) != 0:
         raise refuse(owner, "dropout_p of 0 (inference only)", common["dropout_p"])
-    arguments.pop("enable_gqa", None)
     return arguments
 
 
@@ -149,18 +122,19 @@ def attend(
         Another op that takes the pattern's arguments, or a mask in their place.
     """
     check_tensors(owner, query, key, value)
-    reason = pattern._unserved()
     arguments = op_arguments(owner, common) if common else {}
-    if reason is None:
+    if pattern._op is not None:
+        op = op or pattern._op
         arguments |= pattern._arguments()
     elif op is None:
-        raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
+        raise NotImplementedError(f"sparse_attn.{owner}: not served: {pattern._unserved()}")
     else:
         arguments = with_mask_of(pattern, query, key, arguments)
-    result = call_op(str(op or pattern._op), query, key, value, arguments)
+    result = call_op(op, query, key, value, arguments)
+    ahead = 0 if common.get("is_causal") else pattern._ahead
     # A traced call has no shapes to ask about.
-    if not torch.compiler.is_compiling() and query.shape[2] > key.shape[2]:
-        _ask_about_layout(owner, pattern, query, key, common)
+    if ahead is not None and not is_compiling() and query.shape[2] > key.shape[2]:
+        _ask_about_layout(owner, ahead, query, key, common)
     return result
 
 
@@ -175,27 +149,23 @@ def call_op(
     out = arguments.pop("out", None)
     return_lse = arguments.get("return_lse", False)
     if out is None:
-        out, lse = ops.call(op, query, key, value, **arguments)
+        out, lse = ops.call(op, (query, key, value), arguments)
         return (out, lse) if return_lse else out
     arguments.pop("return_lse", None)
     lse = query.new_empty(ops.lse_shape(query), dtype=torch.float32) if return_lse else None
-    ops.call(f"{op}_out", query, key, value, **arguments, out=out, lse=lse)
+    ops.call(f"{op}_out", (query, key, value), arguments | {"out": out, "lse": lse})
     return (out, lse) if lse is not None else out
 
 
 def _ask_about_layout(
-    owner: str, pattern: Pattern, query: torch.Tensor, key: torch.Tensor, common: dict[str, Any]
+    owner: str, ahead: int, query: torch.Tensor, key: torch.Tensor, common: dict[str, Any]
 ) -> None:
     """Warn once a function where more queries than keys leave the first rows without any.
 
     So look ``(B, S, H, D)`` tensors of grouped-query heads: their lengths are read as heads.
     """
-    ahead = 0 if common.get("is_causal") else pattern._ahead
-    placed = common.get("query_offset") is not None
-    if placed or ahead is None:
-        return
     empty = query.shape[2] - key.shape[2] - ahead
-    if empty <= 0 or key.shape[2] == 0:
+    if empty <= 0 or key.shape[2] == 0 or common.get("query_offset") is not None:
         return
     warn_once(
         f"layout of {owner}",

@@ -310,7 +310,7 @@ def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, head
 def _joins(*tensors: torch.Tensor) -> bool:
     """Whether outputs are joined: grad mode, autocast and tracing take no ``out=`` of views."""
     return (
-        is_tracked(tensors)
+        torch.compiler.is_compiling()
+        or is_tracked(tensors, {})
         or torch.is_autocast_enabled(tensors[0].device.type)
-        or torch.compiler.is_compiling()
     )

@@ -91,7 +91,7 @@ def append_to_cache(
         raise NotImplementedError(
             "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
         )
-    ops.call("append_to_cache", *tensors.values(), key_scale, value_scale)
+    ops.call("append_to_cache", (*tensors.values(), key_scale, value_scale), {})
     if sketch is not None:
         sketch.append(key_cache, tensors["slot_mapping"])
 

@@ -209,7 +209,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         check_block_rows(_OWNER, block_q)
         check_block(_OWNER, "block_kv", block_kv)
         mask = with_rank(mask, 4, "mask", "(NQ, NKV), (H, NQ, NKV) or (B, H, NQ, NKV)")
-        counts, indices = ops.call("list_from_mask", mask)
+        counts, indices = ops.call("list_from_mask", (mask,), {})
         return cls._trusted(counts, indices, block_q, block_kv, mask.shape[-1])
 
     @classmethod

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from . import _load
 from ._autocast import register_autocast
@@ -27,8 +28,9 @@ _NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' ba
 #: What torch's own classes of tensors raise where they have no rule for the op: its name.
 _NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
 _WITH_TWIN = (*ATTENTION_OPS, "merge_states")
+#: What each op calls, without the frame of its class.
 _OPS = {
-    name: overload(name)
+    name: overload(name)._op
     for name in (*ATTENTION_OPS, *TOOL_OPS, *(f"{name}_out" for name in _WITH_TWIN))
 }
 
@@ -156,8 +158,8 @@ def _translated(error: RuntimeError) -> Exception:
     )
 
 
-def call(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call an op by name.
+def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an op by name, with positional arguments and keywords.
 
     Raises
     ------
@@ -168,12 +170,12 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     RuntimeError
         A call under forward-mode differentiation: the ops are for inference.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return overload(name)(*args, **kwargs)
     op = _OPS[name]
     try:
         # Inference mode leaves the autograd kernels out by itself.
-        if torch.is_inference_mode_enabled() or is_tracked((*args, *kwargs.values())):
+        if torch.is_inference_mode_enabled() or is_tracked(args, kwargs):
             return op(*args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)

@@ -106,7 +106,7 @@ def select_blocks(
         check_kind(owner, name, bound, (*Integer, type(None)), "an int or None")
         sequences[name] = clamped(bound)
     arguments = pattern._arguments() | placing | sequences
-    counts, indices = ops.call("select_blocks", query, key, **arguments)
+    counts, indices = ops.call("select_blocks", (query, key), arguments)
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 
@@ -185,4 +185,4 @@ def merge_states(
     states = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     for name, tensor in states.items():
         check_tensor("merge_states", name, tensor)
-    return cast(tuple[torch.Tensor, torch.Tensor], ops.call("merge_states", **states))
+    return cast(tuple[torch.Tensor, torch.Tensor], ops.call("merge_states", (), states))

@@ -5,12 +5,12 @@ Written by ``scripts/write_functions.py`` from the template of this name.
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from .._checks import without
-from .._common import Result, attend, given
+from .._common import ZERO, Result, attend
 from ..block_topk import BUDGETS, BlockTopK
 from ..sketch import KeySketch
 
@@ -262,22 +262,37 @@ def block_topk_attention(
         sketch,
         budget_tokens,
     )
-    common = given(
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        key_bounds,
-        query_offset,
-        key_origin,
-        softcap,
-        sink_logits,
-        alibi_slopes,
-        key_scale,
-        value_scale,
-        return_lse,
-        out,
-        engine,
-    )
+    common: dict[str, Any] = {}
+    if attn_mask is not None:
+        common["attn_mask"] = attn_mask
+    if dropout_p is not ZERO:
+        common["dropout_p"] = dropout_p
+    if is_causal is not False:
+        common["is_causal"] = is_causal
+    if scale is not None:
+        common["scale"] = scale
+    if enable_gqa is not False:
+        common["enable_gqa"] = enable_gqa
+    if key_bounds is not None:
+        common["key_bounds"] = key_bounds
+    if query_offset is not None:
+        common["query_offset"] = query_offset
+    if key_origin is not None:
+        common["key_origin"] = key_origin
+    if softcap is not ZERO:
+        common["softcap"] = softcap
+    if sink_logits is not None:
+        common["sink_logits"] = sink_logits
+    if alibi_slopes is not None:
+        common["alibi_slopes"] = alibi_slopes
+    if key_scale is not None:
+        common["key_scale"] = key_scale
+    if value_scale is not None:
+        common["value_scale"] = value_scale
+    if return_lse is not False:
+        common["return_lse"] = return_lse
+    if out is not None:
+        common["out"] = out
+    if engine != "auto":
+        common["engine"] = engine
     return attend("block_topk_attention", pattern, query, key, value, common)
