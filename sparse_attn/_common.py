@@ -153,7 +153,8 @@ def call_op(
         return (out, lse) if return_lse else out
     arguments.pop("return_lse", None)
     lse = query.new_empty(ops.lse_shape(query), dtype=torch.float32) if return_lse else None
-    ops.call(f"{op}_out", (query, key, value), arguments | {"out": out, "lse": lse})
+    written = (out,) if lse is None else (out, lse)
+    ops.call(f"{op}_out", (query, key, value), arguments | {"out": out, "lse": lse}, written)
     return (out, lse) if lse is not None else out
 
 

@@ -91,7 +91,8 @@ def append_to_cache(
         raise NotImplementedError(
             "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
         )
-    ops.call("append_to_cache", (*tensors.values(), key_scale, value_scale), {})
+    arguments = (*tensors.values(), key_scale, value_scale)
+    ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))
     if sketch is not None:
         sketch.append(key_cache, tensors["slot_mapping"])
 

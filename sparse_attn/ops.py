@@ -158,8 +158,13 @@ def _translated(error: RuntimeError) -> Exception:
     )
 
 
-def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an op by name, with positional arguments and keywords.
+def call(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    written: tuple[torch.Tensor, ...] = (),
+) -> Any:
+    """Call an op by name, with positional arguments and keywords; `written` are what it changes.
 
     Raises
     ------
@@ -175,10 +180,13 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     op = _OPS[name]
     try:
         # Inference mode leaves the autograd kernels out by itself.
-        if torch.is_inference_mode_enabled() or is_tracked(args, kwargs):
+        if (torch.is_inference_mode_enabled() and not written) or is_tracked(args, kwargs):
             return op(*args, **kwargs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            result = op(*args, **kwargs)
+        if written:  # what the kernel of ADInplaceOrView does
+            torch.autograd.graph.increment_version(written)
+        return result
     except InferenceOnly:
         raise
     except RuntimeError as error:

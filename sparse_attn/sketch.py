@@ -179,7 +179,8 @@ class KeySketch:
         if self.paged:
             check_tensor(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
-            ops.call("sketch_pages", (key, as_int64(slot_mapping), self.codes, self.ranges), {})
+            stored = (self.codes, self.ranges)
+            ops.call("sketch_pages", (key, as_int64(slot_mapping), *stored), {}, written=stored)
             return
         if slot_mapping is not None:
             raise refuse(owner, "slot_mapping with paged=True alone", "one")
@@ -188,7 +189,8 @@ class KeySketch:
             if self._fixed:
                 raise refuse(owner, f"up to {self.capacity} tokens (the capacity)", tokens)
             self._grow(tokens)
-        ops.call("append_to_sketch", (key, self.codes, self.ranges, self._open, self.lengths), {})
+        held: Any = (self.codes, self.ranges, self._open, self.lengths)
+        ops.call("append_to_sketch", (key, *held), {}, written=held)
         self._tokens = tokens
 
     def _grow(self, tokens: int) -> None:

@@ -83,10 +83,10 @@ def test_heads_of_one_pattern_are_one_call_on_views(device, monkeypatch):
 
     calls = []
 
-    def call(name, tensors, arguments):
+    def call(name, tensors, arguments, written):
         query = tensors[0]
         calls.append((query.shape[1], query.data_ptr(), arguments["out"].data_ptr()))
-        return real(name, tensors, arguments)
+        return real(name, tensors, arguments, written)
 
     real = _common.ops.call
     monkeypatch.setattr(_common.ops, "call", call)
@@ -104,9 +104,9 @@ def test_lists_of_neighbouring_heads_are_one_call(device, monkeypatch):
 
     calls = []
 
-    def call(name, tensors, arguments):
+    def call(name, tensors, arguments, written=()):
         calls.append((name.removesuffix("_out"), tensors[0].shape[1]))
-        return real(name, tensors, arguments)
+        return real(name, tensors, arguments, written)
 
     real = ops.call
     monkeypatch.setattr(ops, "call", call)

@@ -145,13 +145,13 @@ def test_out_is_refused_in_grad_mode(device, name):
         assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize("way", ["function", "straight", "merge"])
+@pytest.mark.parametrize("way", ["function", "inference", "straight", "merge"])
 def test_a_backward_that_saved_out_before_raises(device, way):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
     out, lse = torch.ones_like(query), torch.ones(1, 2, 20, device=device)
     saving = [tensor.clone().requires_grad_() * tensor for tensor in (out, lse)]
-    with torch.no_grad():
-        if way == "function":
+    with torch.inference_mode() if way == "inference" else torch.no_grad():
+        if way in ("function", "inference"):
             sa.sparse_attention(query, key, value, sa.Band(3), out=out)
             saving.pop()
         elif way == "straight":
