@@ -181,3 +181,14 @@ def test_a_class_in_place_of_a_pattern(kind, written):
         sentence = f"^sparse_attn.{owner}: .*got the class {kind.__name__}; write {written}$"
         with pytest.raises(TypeError, match=sentence):
             call()
+
+
+def test_a_pattern_without_allows_says_so():
+    class Nothing(sa.Pattern):
+        pass
+
+    sentence = "^sparse_attn.Nothing: expected a method allows, got none"
+    with pytest.raises(NotImplementedError, match=sentence):
+        Nothing().mask(4, 4)
+    with pytest.raises(NotImplementedError, match=sentence):
+        sa.naive_attention(*torch.randn(3, 1, 1, 4, 16), Nothing())
