@@ -107,11 +107,17 @@ def check_tensor(owner: str, name: str, value: object) -> None:
         check_kind(owner, name, value, torch.Tensor, "a tensor")
 
 
-def check_tensors(owner: str, query: object, key: object, value: object) -> None:
+def check_tensors(
+    owner: str,
+    query: object,
+    key: object,
+    value: object,
+    names: tuple[str, ...] = ("query", "key", "value"),
+) -> None:
     """Raise ``TypeError`` unless these are tensors."""
     if type(query) is type(key) is type(value) is torch.Tensor:
         return
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
+    for name, tensor in zip(names, (query, key, value), strict=True):
         check_tensor(owner, name, tensor)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import LARGE, check_integer, check_kind, clamped, refuse
+from ._checks import LARGE, check_integer, check_kind, clamped, kind_of, refuse
 from ._pattern import Pattern
 from ._tiles import TileRun, tile_runs
 from .block_topk import BlockTopK
@@ -57,11 +57,12 @@ class BlockSparse(Pattern):
     _example: ClassVar[str | None] = "BlockSparse(layout)"
 
     def __post_init__(self) -> None:
+        if isinstance(self.layout, BlockLayout):
+            return
+        got = kind_of(self.layout)
         if isinstance(self.layout, torch.Tensor):
-            what = "layout to be a BlockLayout"
-            got = "Tensor; BlockLayout.from_mask(mask, block_q, block_kv) makes one of a block mask"
-            raise TypeError(f"sparse_attn.BlockSparse: expected {what}, got {got}")
-        check_kind("BlockSparse", "layout", self.layout, BlockLayout, "a BlockLayout")
+            got += "; BlockLayout.from_mask(mask, block_q, block_kv) makes one of a block mask"
+        raise TypeError(f"sparse_attn.BlockSparse: expected layout to be a BlockLayout, got {got}")
 
     def _arguments(self) -> dict[str, Any]:
         layout = self.layout

@@ -6,17 +6,20 @@ from typing import Any
 
 import torch
 
-from .._checks import Integer, as_int32, check_kind, check_tensor, clamped
+from .._checks import Integer, as_int32, check_kind, check_tensor, check_tensors, clamped
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
 from ..by_head import ByHead
-from ..patterns import BlockTopK, Full, Pattern
+from ..patterns import BlockTopK, Pattern
 from ..tools import with_lists
+from ..windows import DENSE
 
 __all__ = ["attend_sequences"]
 
 #: Arguments that a call may leave out, of each op.
 _OPTIONAL = {"varlen": ("seqused_k",), "paged": ("cu_seq_q", "max_q")}
+#: What each op's functions call its tensors.
+_TENSORS = {"varlen": ("query", "key", "value"), "paged": ("query", "key_cache", "value_cache")}
 
 
 def attend_sequences(
@@ -43,27 +46,25 @@ def attend_sequences(
         The caller's common keywords.
     """
     owner = f"{op}_attention"
-    names = ("query", "key", "value") if op == "varlen" else ("query", "key_cache", "value_cache")
-    for name, tensor in zip(names, (query, key, value), strict=True):
-        check_tensor(owner, name, tensor)
+    check_tensors(owner, query, key, value, _TENSORS[op])
+    placing: dict[str, Any] = {}
     for name, argument in sequences.items():
         if argument is None and name in _OPTIONAL[op]:
             continue
-        if name.startswith("max_"):
+        if name in ("max_q", "max_k"):
             check_kind(owner, name, argument, Integer, "an int")
-            sequences[name] = clamped(argument)
+            placing[name] = clamped(argument)
         else:
             check_tensor(owner, name, argument)
-            sequences[name] = as_int32(argument)
-    pattern = Full() if pattern is None else pattern
+            placing[name] = as_int32(argument)
+    pattern = DENSE if pattern is None else pattern
     check_pattern(owner, pattern)
-    reason = pattern._unserved()
-    if isinstance(pattern, ByHead):
-        reason = "ByHead with packed or paged sequences"
-    if reason is not None:
+    if pattern._op is None:
+        by_head = isinstance(pattern, ByHead)
+        reason = "ByHead with packed or paged sequences" if by_head else pattern._unserved()
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
-    arguments = op_arguments(owner, common) | sequences
+    arguments = op_arguments(owner, common)
     if isinstance(pattern._region, BlockTopK):
-        pattern = with_lists(pattern, query, key, common | sequences)
-    arguments |= pattern._arguments()
+        pattern = with_lists(pattern, query, key, common | placing)
+    arguments |= placing | pattern._arguments()
     return call_op(op, query, key, value, arguments)
