@@ -1,5 +1,7 @@
 """The registered ops: their names, schemas, fakes, autograd, and what a straight call raises."""
 
+import sys
+
 import pytest
 import torch
 from reference import PATTERNS, Shape
@@ -261,3 +263,32 @@ def test_global_tokens_beyond_the_keys_are_none(device, position):
     got = sa.band_attention(query, key, value, 2, global_tokens=tokens)
     want = sa.band_attention(query, key, value, 2, global_tokens=tokens[1:])
     assert torch.equal(got, want)
+
+
+BAND = sa.Band(3)
+#: Functions of the package that a call on its plain way enters: the host's part of a short call.
+ENTERED = {
+    "fused": (8, lambda *t: sa.fused_attention(*t, is_causal=True)),
+    "band": (16, lambda *t: sa.band_attention(*t, (4, 0))),
+    "pattern": (13, lambda *t: sa.sparse_attention(*t, BAND, is_causal=True)),
+    "out": (10, lambda *t: sa.fused_attention(*t, out=torch.empty_like(t[0]))),
+}
+
+
+@pytest.mark.parametrize("most, call", ENTERED.values(), ids=ENTERED)
+def test_a_call_enters_few_functions(device, most, call):
+    tensors = Shape(1, 2, 1, 20, 37, 64).make(device)
+    entered = []
+
+    def note(frame, event, argument):
+        if event == "call" and "sparse_attn" in frame.f_globals["__name__"]:
+            entered.append(frame.f_code.co_name)
+
+    with torch.no_grad():
+        call(*tensors)
+        sys.setprofile(note)
+        try:
+            call(*tensors)
+        finally:
+            sys.setprofile(None)
+    assert len(entered) <= most, entered
