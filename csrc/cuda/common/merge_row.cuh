@@ -37,6 +37,18 @@ struct MergedRow {
   int32_t chunks;  // that it visited
 };
 
+/// x as an element of T; `dtype` tells which HalfOfEitherKind is.
+template <typename T>
+__device__ __forceinline__ T element_of(float x, Dtype dtype) {
+  if constexpr (std::is_same_v<T, HalfOfEitherKind>) {
+    const bool half = dtype == Dtype::kFloat16;
+    return {half ? __half_as_ushort(__float2half_rn(x))
+                 : __bfloat16_as_ushort(__float2bfloat16_rn(x))};
+  } else {
+    return from_float<T>(x);
+  }
+}
+
 /// Merges a row; thread `thread` of threads_of_row() calls it.
 template <typename T, int kColumns>
 __device__ __forceinline__ void merge_row(const AttentionParams& params,
@@ -91,7 +103,9 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
              (sequence.first_row + i) * params.outputs.out.stride_s;
     const float weight = state.weight(0, 0, sink) * params.value_scale(batch, head);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) out[d + c] = from_float<T>(acc.of[c] * weight);
+    for (int c = 0; c < kColumns; ++c) {
+      out[d + c] = element_of<T>(acc.of[c] * weight, params.problem.dtype);
+    }
   }
   if (params.outputs.lse != nullptr && d == 0) {
     params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +

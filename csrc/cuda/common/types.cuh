@@ -43,6 +43,12 @@ __device__ __forceinline__ T from_float(float x) {
   }
 }
 
+/// An element of 16 bits whose type the call's dtype tells at run time, in kernels that meet it
+/// rarely.
+struct HalfOfEitherKind {
+  uint16_t bits;
+};
+
 /// Two values rounded to T in one register, `low` in the lower half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {

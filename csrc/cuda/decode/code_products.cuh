@@ -29,7 +29,7 @@ struct CodeTile {
   }
 };
 
-template <typename T, int HEAD_DIM, int kPitch>
+template <int HEAD_DIM, int kPitch>
 struct CodeProducts {
   static constexpr int kSteps = HEAD_DIM / 16;
   static constexpr int DT = HEAD_DIM / 8;
@@ -41,8 +41,12 @@ struct CodeProducts {
   uint32_t rQ[kSteps][4];
   float unit[2];  // of the queries of rows g and g + 8
 
-  /// Takes the queries from swizzled rows of T; they may be overwritten afterwards.
-  __device__ __forceinline__ void start(uint32_t query) {
+  /// Takes the queries from swizzled rows of float16, if they are `half`, or of bfloat16; they may
+  /// be overwritten afterwards.
+  __device__ __forceinline__ void start(uint32_t query, bool half) {
+    auto numbers = [half](uint32_t pair) {
+      return half ? unpack<__half>(pair) : unpack<__nv_bfloat16>(pair);
+    };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -51,9 +55,9 @@ struct CodeProducts {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int column = t * kLaneColumns + 4 * step;
-        const uint2 four = ptx::load_shared_8(query + swizzled<kPitch>(g + 8 * h, column / 8) +
-                                              column % 8 * static_cast<int>(sizeof(T)));
-        const float2 low = unpack<T>(four.x), high = unpack<T>(four.y);
+        const uint2 four =
+            ptx::load_shared_8(query + swizzled<kPitch>(g + 8 * h, column / 8) + column % 8 * 2);
+        const float2 low = numbers(four.x), high = numbers(four.y);
         q[step] = {low.x, low.y, high.x, high.y};
         largest = fmaxf(
             largest, fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y))));

@@ -9,13 +9,14 @@
 
 namespace sparse_attn::cuda::decode {
 
-template <typename T_, int HEAD_DIM_, int TILE_ROWS_, bool kFloat8_ = false>
+template <typename T_, int HEAD_DIM_, int TILE_ROWS_>
 struct Config {
-  using T = T_;
-  using Element = std::conditional_t<kFloat8_, uint8_t, T>;  // of keys and values
+  using T = T_;  // of queries and output
+  // Keys and values of 8 bits, for queries of either kind of 16 bits.
+  static constexpr bool kFloat8 = std::is_same_v<T, HalfOfEitherKind>;
+  using Element = std::conditional_t<kFloat8, uint8_t, T>;  // of keys and values
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int TILE_ROWS = TILE_ROWS_;
-  static constexpr bool kFloat8 = kFloat8_;  // keys and values of 8 bits
   static constexpr int MT = TILE_ROWS / kFragmentRows;
   static constexpr bool kQueryRegisters = MT == 1;
   static constexpr int kWarps = HEAD_DIM > 128 ? 2 : 4;
@@ -35,7 +36,7 @@ struct Config {
   static constexpr int DT = HEAD_DIM / 8;
 
   using Products =
-      std::conditional_t<kFloat8, CodeProducts<T, HEAD_DIM, kPitch>,
+      std::conditional_t<kFloat8, CodeProducts<HEAD_DIM, kPitch>,
                          TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>>;
   using Scores = float[MT][NT][4];
   using Output = float[MT][DT][4];

@@ -33,7 +33,7 @@ auto with_config(int32_t head_dim, const Function& function) {
 SplitGrid grid_of(const AttentionParams& params) {
   return with_config(params.problem.widest_dim(), [&](auto config) {
     using Shape = decltype(config);
-    using Codes = Config<typename Shape::T, Shape::HEAD_DIM, kFragmentRows, true>;
+    using Codes = Config<HalfOfEitherKind, Shape::HEAD_DIM, kFragmentRows>;
     DeviceShape device;
     device.resident =
         attribute(cudaDevAttrMultiProcessorCount, params.device) *

@@ -190,7 +190,11 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       } else {
         __syncthreads();
       }
-      products.start(queries);
+      if constexpr (Config::kFloat8) {
+        products.start(queries, params.problem.dtype == Dtype::kFloat16);
+      } else {
+        products.start(queries);
+      }
       continue;
     }
 
@@ -215,10 +219,12 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
         continue;
       }
       if (step.masked) mask_scores<Config>(rS[i], pattern, state, step);
-      if (pattern.list.has_bits() && step.bits >= 0) {
-        mask_by_bits<Config>(rS[i], pattern.list, state, step);
+      if constexpr (!kLean) {
+        if (pattern.list.has_bits() && step.bits >= 0) {
+          mask_by_bits<Config>(rS[i], pattern.list, state, step);
+        }
+        if (transformed) transform_scores<Config>(rS[i], params, state, step);
       }
-      if (transformed) transform_scores<Config>(rS[i], params, state, step);
     }
     typename Config::Products::Values values[kAtOnce];
 #pragma unroll

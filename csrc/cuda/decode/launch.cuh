@@ -33,7 +33,7 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
   Kind kind = kind_of(params, HEAD_DIM);
   if (params.keys.dtype == Dtype::kFloat8) {
-    using Codes = Config<T, HEAD_DIM, kFragmentRows, true>;
+    using Codes = Config<HalfOfEitherKind, HEAD_DIM, kFragmentRows>;
     if (kind == Kind::kSequences) return launch_kernel<Codes, Kind::kSequences>(params, plan);
     return launch_kernel<Codes, Kind::kGeneral>(params, plan);
   }
