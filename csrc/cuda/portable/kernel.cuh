@@ -88,7 +88,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       if (warp_step.masked) mask_scores(rS, tile, step);
       if (Config::kBits && has_bits && step.partial()) mask_by_bits(rS, tile, step);
       if constexpr (Config::kTop) kept.drop_others(rS, tile, step);
-      if (transformed) transform_scores(rS, tile, step, thresholds);
+      if constexpr (Config::kGeneral) {
+        if (transformed) transform_scores(rS, tile, step, thresholds);
+      }
       state.raise(rS, exponent, rescale);
       rescale_output<Config>(rO, rescale);
       if constexpr (!Config::kInterleaved) {
