@@ -91,16 +91,26 @@ def hopper_kernels() -> dict[str, str]:
         return numbers(rf"{{\d, {features}, .*{{([\d, ]+)}}}}")
 
     head_dims = numbers(r"kHeadDims\[\] = {([\d, ]+)}")
-    biased, ragged = keys("kBiasedCalls"), keys("kScoredRaggedCalls")
+    sinks, biased, ragged = keys("kSinkCalls"), keys("kBiasedCalls"), keys("kScoredRaggedCalls")
     plain_ragged, topk = keys("kPlainRaggedCalls"), keys("kTopCalls")
     part, top = (room / "part.cu.in").read_text(), (room / "topk_head_dim.cu.in").read_text()
     files: dict[str, str] = {}
     for i, head_dim in enumerate(head_dims):
         named = {"@head_dim@": str(head_dim)}
         parts = {"kWhole": 1, "kBiased": biased[i], "kRagged": ragged[i] + plain_ragged[i]}
-        made = {
-            name: fill(part, named | {"@part@": name}) for name, there in parts.items() if there
-        }
+        made: dict[str, str] = {}
+        for name, there in parts.items():
+            lines = {
+                dtype: f"template Status launch_part<Part::{name}, Dtype::{dtype}, {head_dim}>"
+                "(int32_t, const Arguments&);"
+                for dtype in ("kFloat16", "kBFloat16")
+            }
+            if name == "kWhole" and sinks[i]:
+                made_of = {f"{name}_{dtype}": line for dtype, line in lines.items()}
+            else:
+                made_of = {name: "\n".join(lines.values())} if there else {}
+            for file, kernels in made_of.items():
+                made[file] = fill(part, named | {"@part@": name, "@kernels@": kernels})
         if topk[i]:
             made["topk_head_dim"] = fill(top, named)
         files |= {f"csrc/cuda/hopper/{name}_{head_dim}.cu": text for name, text in made.items()}
