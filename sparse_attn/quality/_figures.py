@@ -11,7 +11,9 @@ import torch
 
 __all__ = ["Sums", "output_of", "tokens_of"]
 
-_ROWS = 512  # positions whose distributions are held in float32 at once
+#: Numbers of an output that are compared at once, in float32: on a CPU few enough that the pages of
+#: what is computed in between are used again and not asked for each time.
+_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 25}
 _PIECES = 16  # of the positions, between which agreement varies
 
 
@@ -89,34 +91,41 @@ class Sums:
             follows[:, :-1] = ids[:, 1:].to(real.device).where(both, -1)
         real = real.flatten()
         own, dense, follows = own.flatten(0, -2), dense.flatten(0, -2), follows.flatten()
-        for part in torch.arange(len(real), device=real.device)[real].split(_ROWS):
+        at_once = _AT_ONCE.get(real.device.type, _AT_ONCE["cuda"])
+        rows = max(1, at_once // max(1, dense.shape[-1]))
+        for part in torch.arange(len(real), device=real.device)[real].split(rows):
             self._add_rows(own[part], dense[part], follows[part], ids is not None)
 
     def _add_rows(
         self, own: torch.Tensor, dense: torch.Tensor, follows: torch.Tensor, is_logits: bool
     ) -> None:
         own, dense = own.float(), dense.float()
-        mine, theirs = own, dense
-        barred = own.isneginf() & dense.isneginf()  # features that both leave out, as words are
-        own, dense = own.masked_fill(barred, 0.0), dense.masked_fill(barred, 0.0)
         self.rows += len(own)
-        self.error += (own - dense).abs().double().sum().item()
-        self.size += dense.abs().double().sum().item()
+        if is_logits:
+            self._add_logits(own, dense, follows)
+        if _has_neginf(dense):  # features that both leave out, as words are
+            barred = own.isneginf() & dense.isneginf()
+            own, dense = own.masked_fill(barred, 0.0), dense.masked_fill(barred, 0.0)
+        self.error += _sum((own - dense).abs_())
+        self.size += _sum(dense.abs())
         cosine = torch.cosine_similarity(own, dense, -1).double()
         self.cosine += cosine.sum().item()
         if not is_logits:
             self.agreement.append(cosine.cpu())
-            return
-        same = (mine.argmax(-1) == theirs.argmax(-1)).double()
-        mine, theirs = mine.log_softmax(-1), theirs.log_softmax(-1)
+
+    def _add_logits(self, own: torch.Tensor, dense: torch.Tensor, follows: torch.Tensor) -> None:
+        same = (own.argmax(-1) == dense.argmax(-1)).double()
+        mine, theirs = own.log_softmax(-1), dense.log_softmax(-1)
         self.judged += len(own)
-        kl = theirs.exp() * (theirs - mine)
-        self.kl += kl.masked_fill(theirs.isneginf(), 0.0).double().sum().item()
         self.same += same.sum().item()
         self.agreement.append(same.cpu())
         has = follows >= 0
         self.own_loss -= mine[has].gather(-1, follows[has, None]).double().sum().item()
         self.next_rows += int(has.sum())
+        kl = theirs.exp().mul_(theirs - mine)
+        if _has_neginf(theirs):  # these have no share of the mean
+            kl.masked_fill_(theirs.isneginf(), 0.0)
+        self.kl += _sum(kl)
 
     def perplexity(self) -> float | None:
         """Exp of the mean loss of the next tokens; None where none were predicted."""
@@ -131,3 +140,13 @@ class Sums:
         agreement = torch.cat(self.agreement) if self.agreement else torch.empty(0)
         pieces = [float(piece.mean()) for piece in agreement.tensor_split(_PIECES) if len(piece)]
         return statistics.stdev(pieces) / math.sqrt(len(pieces)) if len(pieces) > 1 else 0.0
+
+
+def _has_neginf(numbers: torch.Tensor) -> bool:
+    """Whether one is -inf, without a mask of them all; NaN hides it."""
+    return bool(len(numbers)) and bool(numbers.amin().isneginf())
+
+
+def _sum(numbers: torch.Tensor) -> float:
+    """Return the sum of float32 numbers; rows in float32, since a float64 copy of all is slow."""
+    return numbers.sum(-1).double().sum().item()
