@@ -18,6 +18,7 @@ from .._pattern import check_pattern
 from ..by_head import ByHead, parts_of
 from ..functional import sparse_attention
 from ..patterns import Full, Pattern
+from ..tools import with_lists
 from ._counts import row_counts
 
 __all__ = ["LEVELS", "Comparison", "Reference", "compare"]
@@ -166,6 +167,7 @@ class Reference:
     def compare(self, pattern: Pattern) -> Comparison:
         """Return the figures of a pattern that is the same for all heads."""
         query, key, value = self._tensors
+        pattern = with_lists(pattern, query, key, self._common)  # chosen once, read and counted
         sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **self._common)
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
