@@ -111,6 +111,27 @@ def test_rows_beyond_a_chunk(device, monkeypatch):
     assert torch.equal(whole.rel_l1, parts.rel_l1) and torch.equal(whole.cosine, parts.cosine)
 
 
+def test_blocks_are_chosen_once(device, monkeypatch):
+    from sparse_attn import tools
+    from sparse_attn.quality import _compare
+
+    chosen, attended = [], []
+    select, attend = tools.select_blocks, _compare.sparse_attention
+
+    def selecting(*given, **common):
+        chosen.append(given)
+        return select(*given, **common)
+
+    def attending(query, key, value, pattern, **common):
+        attended.append(type(pattern))
+        return attend(query, key, value, pattern, **common)
+
+    monkeypatch.setattr(tools, "select_blocks", selecting)
+    monkeypatch.setattr(_compare, "sparse_attention", attending)
+    sa.quality.compare(*SHAPE.make(device), sa.BlockTopK(16, 0.5), is_causal=True)
+    assert len(chosen) == 1 and attended == [sa.Full, sa.BlockSparse]
+
+
 def test_nothing_of_the_size_of_all_pairs_is_stored(device):
     if device != "cuda":
         pytest.skip("peak memory is the CUDA allocator's")

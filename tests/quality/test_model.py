@@ -8,6 +8,7 @@ import transformers
 from tiny_models import CONFIGS, build, output, text
 
 import sparse_attn as sa
+from sparse_attn.quality import _figures
 
 BAND = sa.Band((5, 0), sinks=2)
 BARRED = torch.arange(90, 97)
@@ -51,6 +52,27 @@ def test_figures_are_those_of_the_distributions(on_device, llama):
     assert row.cosine == pytest.approx(torch.cosine_similarity(own, dense, -1).mean().item(), 1e-4)
     assert row.pairs < 1 and got.positions == 2 * 19
     assert row.seconds > 0
+
+
+def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(device, monkeypatch):
+    own, dense = torch.randn(2, 2, 12, 97, device=device)
+    own[0, 3:5, BARRED], dense[0, 3:5, BARRED] = -torch.inf, -torch.inf  # of few positions alone
+    mask = torch.ones(2, 12, device=device)
+    mask[:, 10:] = 0
+    call = {"input_ids": torch.randint(0, 90, (2, 12), device=device), "attention_mask": mask}
+
+    def figures(of):
+        sums = _figures.Sums()
+        sums.add(own, dense, {**call, "attention_mask": of}, predicts=True)
+        return {name: number for name, number in vars(sums).items() if name != "agreement"}
+
+    whole = figures(mask)
+    assert set(figures(torch.zeros_like(mask)).values()) == {0}
+    monkeypatch.setitem(_figures._AT_ONCE, device, 3 * 97)
+    assert figures(mask) == pytest.approx(whole, rel=1e-6)
+    p, q = dense.double().log_softmax(-1)[:, :10], own.double().log_softmax(-1)[:, :10]
+    kl = (p.exp() * (p - q)).nan_to_num(0.0).sum()
+    assert whole["kl"] == pytest.approx(kl.item(), rel=1e-6) and whole["rows"] == 20
 
 
 def test_dense_policies_change_nothing_and_see_all_pairs(on_device, llama):
