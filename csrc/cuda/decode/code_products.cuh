@@ -1,5 +1,5 @@
 // The two products of a step whose keys and values are codes of 8 bits. Codes become float16 on
-// their way from shared memory to the fragments, exactly: so lanes read runs of eight codes, and
+// their way from shared memory to the fragments, exactly: so lanes read runs of codes, and
 // which of them are neighbours in a fragment is a matter of numbering channels alike on both sides.
 // Queries become float16 too, relative to a power of two of their row.
 //
@@ -26,6 +26,24 @@ struct CodeTile {
   }
   __device__ __forceinline__ static uint32_t place(int row, int column) {
     return row * HEAD_DIM + ((column / kChunk * kChunk) ^ turn(row)) + column % kChunk;
+  }
+};
+
+/// 4 WORDS codes from an address that is a multiple of as many bytes, 8 or 16 of them at a time: 16
+/// leave no bank of a tile's rows idle.
+template <int WORDS>
+struct CodeWords {
+  uint32_t word[WORDS];
+
+  __device__ __forceinline__ void load(uint32_t from) {
+    if constexpr (WORDS == 2) {
+      const uint2 data = ptx::load_shared_8(from);
+      word[0] = data.x, word[1] = data.y;
+    } else {
+      static_assert(WORDS == 4);
+      const uint4 data = ptx::load_shared_16(from);
+      word[0] = data.x, word[1] = data.y, word[2] = data.z, word[3] = data.w;
+    }
   }
 };
 
@@ -75,37 +93,31 @@ struct CodeProducts {
     }
   }
 
-  /// S = Q K^T. All codes are read first: loads and products keep the order in which they stand.
-  __device__ __forceinline__ void scores(float (&rS)[1][NT][4], uint32_t sK) const {
-    constexpr int kLoads = kLaneColumns / 8;
+  /// S = Q K^T of N steps side by side, since a product waits for the one before it in its sums.
+  /// All codes are read first: loads and products keep the order in which they stand.
+  template <int N>
+  __device__ __forceinline__ void scores(float (&rS)[N][1][NT][4], const uint32_t (&sK)[N]) const {
+    constexpr int kLoads = kLaneColumns / Tile::kChunk;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    uint2 codes[NT][kLoads];
+    CodeWords<Tile::kChunk / 4> codes[N][NT][kLoads];
 #pragma unroll
-    for (int i = 0; i < NT * kLoads; ++i) {
-      const int nt = i % NT, at = i / NT;
-      codes[nt][at] = ptx::load_shared_8(sK + Tile::place(g + 8 * nt, t * kLaneColumns + 8 * at));
+    for (int i = 0; i < N * NT * kLoads; ++i) {
+      const int step = i / NT / kLoads, nt = i % NT, at = i / NT % kLoads;
+      codes[step][nt][at].load(sK[step] +
+                               Tile::place(g + 8 * nt, t * kLaneColumns + at * Tile::kChunk));
     }
 #pragma unroll
-    for (int e = 0; e < 4 * NT; ++e) rS[0][e / 4][e % 4] = 0.0f;
+    for (int e = 0; e < N * NT * 4; ++e) rS[e / 4 / NT][0][e / 4 % NT][e % 4] = 0.0f;
 #pragma unroll
-    for (int at = 0; at < kLoads; ++at) {
-      uint2 low[NT], high[NT];
+    for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-        low[nt] = widen<__half>(codes[nt][at].x);
-        high[nt] = widen<__half>(codes[nt][at].y);
-      }
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-        ptx::mma_16x8x16<__half>(rS[0][nt], rQ[2 * at], low[nt].x, low[nt].y);
-      }
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-        ptx::mma_16x8x16<__half>(rS[0][nt], rQ[2 * at + 1], high[nt].x, high[nt].y);
+      for (int i = 0; i < N * NT; ++i) {
+        const uint2 pairs = widen<__half>(codes[i / NT][i % NT][k / 4].word[k % 4]);
+        ptx::mma_16x8x16<__half>(rS[i / NT][0][i % NT], rQ[k], pairs.x, pairs.y);
       }
     }
 #pragma unroll
-    for (int e = 0; e < 4 * NT; ++e) rS[0][e / 4][e % 4] *= unit[e % 4 / 2];
+    for (int e = 0; e < N * NT * 4; ++e) rS[e / 4 / NT][0][e / 4 % NT][e % 4] *= unit[e % 4 / 2];
   }
 
   __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[1][NT][4], int) {
@@ -116,18 +128,25 @@ struct CodeProducts {
     }
   }
 
-  /// Codes of the values of the lane's four keys, eight channels each.
+  /// Codes of the values of the lane's four keys, DT channels each.
   struct Values {
-    uint2 codes[DT / 8][4];
+    static constexpr int kRun = DT < Tile::kChunk ? DT : Tile::kChunk;
+    CodeWords<kRun / 4> codes[4][DT / kRun];
+
+    /// Those of channels dt to dt + 3; dt is a multiple of 4.
+    __device__ __forceinline__ uint32_t word(int key, int dt) const {
+      return codes[key][dt / kRun].word[dt % kRun / 4];
+    }
   };
   /// Reads them, before they are needed.
   __device__ __forceinline__ static Values values_at(uint32_t sV) {
+    constexpr int kRun = Values::kRun;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     Values values;
 #pragma unroll
-    for (int i = 0; i < DT / 8 * 4; ++i) {
+    for (int i = 0; i < DT / kRun * 4; ++i) {
       const int key = i % 4, row = 2 * t + key % 2 + key / 2 * 8;
-      values.codes[i / 4][key] = ptx::load_shared_8(sV + Tile::place(row, g * DT + i / 4 * 8));
+      values.codes[key][i / 4].load(sV + Tile::place(row, g * DT + i / 4 * kRun));
     }
     return values;
   }
@@ -141,9 +160,9 @@ struct CodeProducts {
       // Channels dt and dt + 1 of two keys side by side.
       const uint32_t order = dt % 4 == 0 ? 0x5140 : 0x7362;
       auto pairs = [&](int key) {
-        const uint2 &a = values.codes[dt / 8][key], &b = values.codes[dt / 8][key + 1];
-        const bool low = dt % 8 < 4;
-        return widen<__half>(__byte_perm(low ? a.x : a.y, low ? b.x : b.y, order));
+        const int from = dt / 4 * 4;
+        return widen<__half>(
+            __byte_perm(values.word(key, from), values.word(key + 1, from), order));
       };
       const uint2 first = pairs(0), second = pairs(2);
       ptx::mma_16x8x16<__half>(rO[0][dt], rP[0][0], first.x, second.x);

@@ -200,21 +200,28 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 
     ptx::cp_async_wait<kStages - kAtOnce>();
     __syncwarp();  // the oldest steps have landed
-    typename Config::Scores rS[kAtOnce];
-    uint32_t value_slots[kAtOnce];
+    Step visited[kAtOnce];
+    uint32_t key_slots[kAtOnce], value_slots[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int own = i == 0 ? slot : after(slot);
-      const Step step = state.steps[warp][own];
-      if (i > 0) {
-        const Step& first = state.steps[warp][slot];
-        both = step.chunk == first.chunk && step.turn == first.turn;
-      }
-      const bool there = i == 0 || both;
-      const int from = there ? own : slot;
+      visited[i] = state.steps[warp][own];
+      if (i > 0) both = visited[i].chunk == visited[0].chunk && visited[i].turn == visited[0].turn;
+      const int from = i == 0 || both ? own : slot;
+      key_slots[i] = Loader::keys(ring, from);
       value_slots[i] = Loader::values(ring, from);
-      products.scores(rS[i], Loader::keys(ring, from));
-      if (!there) {
+    }
+    typename Config::Scores rS[kAtOnce];
+    if constexpr (Config::kFloat8) {
+      products.scores(rS, key_slots);
+    } else {
+      static_assert(kAtOnce == 1);
+      products.scores(rS[0], key_slots[0]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const Step& step = visited[i];
+      if (i > 0 && !both) {
         Config::leave_out(rS[i]);
         continue;
       }

@@ -29,6 +29,15 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
   return data;
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+  uint4 data;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+               : "r"(from)
+               : "memory");
+  return data;
+}
+
 /// A store that no branch surrounds.
 __device__ __forceinline__ void store_shared_if(bool stores, uint32_t to, float value) {
   asm volatile(
