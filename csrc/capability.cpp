@@ -265,13 +265,13 @@ bool fills_tiles_of_hopper(const Case& c) {
          shared.head_dim == hopper::find_kernel(head_dim, {packed}).head_dim;
 }
 
-/// Keys for which decode, which splits them, is faster than hopper: from where products for 16
-/// queries take longer than a merge, to where a deal of pages costs less than what heads save by
-/// sharing tiles (docs/kernels/decode.md).
-Interval keys_of_decode(const Case& c) {
-  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024, kShared = 4096;
-  const int32_t from = std::min(std::max(kOfQuery * c.problem.seq_q, kLeast), kMost);
-  return {from, fills_tiles_of_hopper(c) ? kShared : kUnlimited};
+/// From how many keys on decode, which splits them, is faster than hopper: where products for 16
+/// queries take longer than a merge. Never where query heads fill hopper's tiles, whose thread
+/// blocks split keys too (docs/kernels/decode.md).
+int32_t least_keys_of_decode(const Case& c) {
+  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024;
+  if (fills_tiles_of_hopper(c)) return kUnlimited;
+  return std::min(std::max(kOfQuery * c.problem.seq_q, kLeast), kMost);
 }
 
 /// Why `auto` skips a supported engine for one that is faster here.
@@ -290,12 +290,10 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
     return "hopper leaves up to " + std::to_string(kFewQueries) +
            " queries on keys of float8 to decode, which reads them in place";
   }
-  const Interval keys = keys_of_decode(c);
-  if (!keys.contains(c.problem.seq_kv)) return "";
-  const std::string last =
-      keys.end == kUnlimited ? " keys or more" : " to " + std::to_string(keys.end - 1) + " keys";
+  const int32_t least = least_keys_of_decode(c);
+  if (c.problem.seq_kv < least) return "";
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
-         std::to_string(keys.begin) + last + " to decode, which splits the keys";
+         std::to_string(least) + " keys or more to decode, which splits the keys";
 }
 
 /// What slows the engine that serves the case; mostly nothing.

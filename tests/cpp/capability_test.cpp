@@ -57,13 +57,13 @@ void test_few_queries_on_many_keys_are_split() {
     int32_t rows, keys;
   };
   for (const Least least :
-       {Least{1, 256}, {2, 256}, {3, 384}, {4, 512}, {8, 1024}, {9, 1024}, {17, kNever}}) {
+       {Least{1, 256}, {2, 256}, {3, 384}, {4, 512}, {8, 1024}, {9, kNever}, {17, kNever}}) {
     for (int32_t keys : {64, least.keys - 1, least.keys}) {
       const int32_t rows = least.rows;
       Case c = plain_case(90, 128);
       c.problem.seq_q = rows;
       c.problem.seq_kv = std::min(keys, 1 << 17);
-      const bool split = keys == least.keys && rows <= 16;
+      const bool split = keys == least.keys && least.keys != kNever;
       const Choice choice = choose_engine(c, "auto");
       CHECK(choice.engine == (split ? "decode" : "hopper"), choice.engine);
       CHECK(choice.reasons.size() == (split ? 1u : 0u), std::to_string(choice.reasons.size()));
@@ -79,8 +79,8 @@ void test_few_queries_on_many_keys_are_split() {
   CHECK(engine_of(c) == "portable", "on 7.5");
 }
 
-/// 8 to 16 queries are left to decode from 1024 keys on; from 9 on plain calls come back at 4096,
-/// where thread blocks share keys. Of contiguous, packed and paged keys alike.
+/// 8 to 16 queries are left to decode from 1024 keys on, but plain calls of 9 and more, of which
+/// thread blocks share the keys. Of contiguous, packed and paged keys alike.
 void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
   struct Kind {
     std::vector<Feature> features;
@@ -104,7 +104,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
   for (const Kind& kind : kinds) {
     for (int32_t head_dim : {32, 56, 64, 72, 80, 96, 112, 120, 128, 136, 256}) {
       for (int32_t rows : {8, 9, 16}) {
-        for (int32_t keys : {1023, 1024, 4095, 4096, 1 << 17}) {
+        for (int32_t keys : {1023, 1024, 4096, 1 << 17}) {
           for (const auto& holding : holdings) {
             Case c = plain_case(90, head_dim);
             c.problem.seq_q = rows;
@@ -114,7 +114,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
             const bool served =
                 (head_dim > 48 && head_dim <= 64) || (head_dim > 112 && head_dim <= 128);
             const bool shares = rows > 8 && kind.plain && served;
-            const bool stays = keys < 1024 || (keys >= 4096 && shares);
+            const bool stays = keys < 1024 || shares;
             CHECK(
                 engine_of(c) == (stays ? "hopper" : "decode"),
                 std::to_string(head_dim) + " " + std::to_string(rows) + " " + std::to_string(keys));

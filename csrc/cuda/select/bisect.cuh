@@ -25,6 +25,39 @@ __device__ __forceinline__ uint32_t key_of(float estimate, bool forced) {
   return forced || isnan(estimate) ? kForced : ordered_key(estimate);
 }
 
+/// What the lanes of a warp have together; from 8.0 on by instructions for 32 bits.
+__device__ __forceinline__ uint32_t sum_of_warp(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(~0u, x);
+#else
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+#endif
+}
+__device__ __forceinline__ Weight sum_of_warp(Weight x) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kPart = 27;  // bits, of which 32 make no more than 32
+  constexpr Weight kMask = (1u << kPart) - 1;
+  Weight sum = 0;
+#pragma unroll
+  for (int at = 0; at < 64; at += kPart) {
+    sum += Weight{sum_of_warp(static_cast<uint32_t>(x >> at & kMask))} << at;
+  }
+  return sum;
+#else
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+#endif
+}
+__device__ __forceinline__ uint32_t least_of_warp(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(~0u, x);
+#else
+  for (int step = 16; step > 0; step /= 2) x = umin(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+#endif
+}
+
 /// Blocks from some estimate on, forced ones aside.
 struct Reached {
   Weight weight = 0;
@@ -39,10 +72,10 @@ struct Reached {
     below = other.below > below ? other.below : below;
   }
   __device__ void join_lanes() {
-    for (int step = 16; step > 0; step /= 2) {
-      add({__shfl_xor_sync(~0u, weight, step), __shfl_xor_sync(~0u, count, step),
-           __shfl_xor_sync(~0u, least, step), __shfl_xor_sync(~0u, below, step)});
-    }
+    weight = sum_of_warp(weight);
+    count = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(count)));
+    least = least_of_warp(least);
+    below = ~least_of_warp(~below);
   }
 };
 

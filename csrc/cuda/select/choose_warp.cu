@@ -29,36 +29,38 @@ struct WarpList {
   uint32_t keys[kBlocksOfLane];  // 0 where a block is forced or there is none
   Held weights[kBlocksOfLane];   // and kOne
 
-  /// Calls visit(i) for the lane's blocks, while the warp has some.
+  /// Calls visit(i) for the lane's blocks, while the warp has some, and up to three more.
   template <typename Visit>
   __device__ __forceinline__ void for_each(const Visit& visit) const {
+    static_assert(kBlocksOfLane % 4 == 0);
 #pragma unroll
     for (int i = 0; i < kBlocksOfLane; ++i) {
-      if (i * 32 >= size) break;
+      if (i % 4 == 0 && i * 32 >= size) break;
       visit(i);
     }
   }
   __device__ __forceinline__ Reached reach(uint32_t key) const {
     Sum sum = 0;
     int32_t count = 0;
-    uint32_t least = kForced, below = 0;
+    // Relative to `key`, as unsigned numbers, keys below it are greater than all others.
+    uint32_t least = 0u - key, below = 0;
     for_each([&](int i) {
       const bool taken = keys[i] >= key;
       sum += taken ? weights[i] : 0;
       if (kHoldsFloats) count += taken;
-      least = taken ? umin(least, keys[i]) : least;
-      below = taken ? below : umax(below, keys[i]);
+      least = umin(least, keys[i] - key);
+      below = umax(below, keys[i] - key);
     });
-    for (int step = 16; step > 0; step /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, step);
-      least = umin(least, __shfl_xor_sync(~0u, least, step));
-      below = umax(below, __shfl_xor_sync(~0u, below, step));
-      if (kHoldsFloats) count += __shfl_xor_sync(~0u, count, step);
-    }
+    least = key + least_of_warp(least);
+    below = key + ~least_of_warp(~below);
+    if (least < key) least = kForced;
+    if (below >= key) below = 0;
     if constexpr (kHoldsFloats) {
-      return {static_cast<Weight>(sum), count, least, below};
+      count = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(count)));
+      return {sum_of_warp(static_cast<Weight>(sum)), count, least, below};
     } else {
-      return {sum % kOne, static_cast<int32_t>(sum / kOne), least, below};
+      const Weight of_warp = sum_of_warp(sum);
+      return {of_warp % kOne, static_cast<int32_t>(of_warp / kOne), least, below};
     }
   }
 };
@@ -92,9 +94,7 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
   }
   Weight all = 0, of_forced = 0;
   int32_t num_forced = 0;
-#pragma unroll
-  for (int i = 0; i < kBlocksOfLane; ++i) {
-    if (i * 32 >= list.size) break;
+  list.for_each([&](int i) {
     const int32_t at = i * 32 + lane;
     const Weight weight = at < list.size ? weight_of(estimates[i], scores, highest) : 0;
     const uint32_t key = key_of(estimates[i], rule.forced(rule.visible.begin + at));
@@ -106,11 +106,9 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
     list.keys[i] = forced || at >= list.size ? 0 : key;
     list.weights[i] =
         static_cast<typename WarpList<kBlocksOfLane>::Held>(weight + WarpList<kBlocksOfLane>::kOne);
-  }
-  for (int step = 16; step > 0; step /= 2) {
-    all += __shfl_xor_sync(~0u, all, step);
-    of_forced += __shfl_xor_sync(~0u, of_forced, step);
-  }
+  });
+  all = sum_of_warp(all);
+  of_forced = sum_of_warp(of_forced);
   const Lowest lowest = find_lowest([&](uint32_t key) { return list.reach(key); },
                                     params.budget(list.size) - num_forced,
                                     wanted_weight(params.mass, all, of_forced));
