@@ -25,13 +25,25 @@ __device__ __forceinline__ uint32_t key_of(float estimate, bool forced) {
   return forced || isnan(estimate) ? kForced : ordered_key(estimate);
 }
 
-/// What the lanes of a warp have together; from 8.0 on by instructions for 32 bits.
+/// What the lanes of a warp have together, lane by lane.
+template <typename T, typename Join>
+__device__ __forceinline__ T joined_by_warp(T x, const Join& join) {
+  for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+/// The same by instructions for 32 bits, from 8.0 on.
 __device__ __forceinline__ uint32_t sum_of_warp(uint32_t x) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_add_sync(~0u, x);
 #else
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
+  return joined_by_warp(x, [](uint32_t a, uint32_t b) { return a + b; });
+#endif
+}
+__device__ __forceinline__ uint32_t least_of_warp(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(~0u, x);
+#else
+  return joined_by_warp(x, [](uint32_t a, uint32_t b) { return umin(a, b); });
 #endif
 }
 __device__ __forceinline__ Weight sum_of_warp(Weight x) {
@@ -45,16 +57,7 @@ __device__ __forceinline__ Weight sum_of_warp(Weight x) {
   }
   return sum;
 #else
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-#endif
-}
-__device__ __forceinline__ uint32_t least_of_warp(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_min_sync(~0u, x);
-#else
-  for (int step = 16; step > 0; step /= 2) x = umin(x, __shfl_xor_sync(~0u, x, step));
-  return x;
+  return joined_by_warp(x, [](Weight a, Weight b) { return a + b; });
 #endif
 }
 
