@@ -89,7 +89,7 @@ COMMON = (
         "None",
         """query_offset : int or Tensor, optional
     Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
-    default ``Skv - Sq``.""",
+    default ``Skv - Sq``. Beyond ``2**29 - 1`` to either side it counts as that.""",
     ),
     Argument(
         "key_origin",

@@ -15,7 +15,7 @@ import torch
 from ._ops import add_op_namespace_prefix
 from ._schema import bound, overload
 
-__all__ = ["autocast", "register_autocast"]
+__all__ = ["autocast", "is_autocast_enabled", "register_autocast"]
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _HALF = (torch.float16, torch.bfloat16)
@@ -28,9 +28,14 @@ def _cast(tensor: Any, kinds: tuple[torch.dtype, ...], device: str) -> Any:
     return tensor.to(torch.get_autocast_dtype(device)) if tensor.device.type == device else tensor
 
 
+def is_autocast_enabled(device: str) -> bool:
+    """Whether it is, on a type of devices that has one."""
+    return device in _KEYS and torch.is_autocast_enabled(device)
+
+
 def autocast(arguments: dict[str, Any], device: str) -> dict[str, Any]:
     """Return the arguments of a call, by name, as autocast makes them where it is enabled."""
-    if device not in _KEYS or not torch.is_autocast_enabled(device):
+    if not is_autocast_enabled(device):
         return arguments
     kinds = dict.fromkeys(("query", "key", "value"), (torch.float32, *_HALF)) | {"attn_mask": _HALF}
     changed = {

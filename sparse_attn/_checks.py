@@ -19,6 +19,7 @@ import torch
 
 __all__ = [
     "LARGE",
+    "MAX_LAYERS",
     "MAX_LENGTH",
     "Integer",
     "Number",
@@ -30,6 +31,7 @@ __all__ = [
     "check_choice",
     "check_integer",
     "check_kind",
+    "check_num_layers",
     "check_share",
     "check_tensor",
     "check_tensors",
@@ -48,6 +50,7 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 LARGE = 2**40
 #: Most queries or keys of a call (``kMaxLength`` in csrc/pattern.h), and so of a block.
 MAX_LENGTH = 2**29 - 1
+MAX_LAYERS = 2**16  # policies list layers
 
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
@@ -137,6 +140,14 @@ def check_integer(owner: str, name: str, value: Any, least: int) -> int:
     if value < least:
         raise refuse(owner, f"{name} of at least {least}", value)
     return cast(int, value if isinstance(value, (int, torch.SymInt)) else int(value))
+
+
+def check_num_layers(owner: str, value: Any, least: int = 1) -> int:
+    """Return `value` when it is a number of layers that a model may have."""
+    number = check_integer(owner, "num_layers", value, least)
+    if number > MAX_LAYERS:
+        raise refuse(owner, f"num_layers of at most {MAX_LAYERS}", value)
+    return number
 
 
 def check_share(owner: str, name: str, value: Any) -> float:

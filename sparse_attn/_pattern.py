@@ -148,10 +148,12 @@ class Pattern(DrawnPattern):
         return torch.cat(counts)
 
     def _check_lengths(self, Sq: int, Skv: int) -> None:
-        """Refuse lengths that are no ints of at least 0."""
+        """Refuse lengths that are no ints of at least 0, or that no engine serves."""
         owner = type(self).__name__
-        check_integer(owner, "Sq", Sq, 0)
-        check_integer(owner, "Skv", Skv, 0)
+        for name, length in (("Sq", Sq), ("Skv", Skv)):
+            check_integer(owner, name, length, 0)
+            if length > MAX_LENGTH:
+                raise refuse(owner, f"{name} of at most {MAX_LENGTH}", length)
 
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.
@@ -314,11 +316,7 @@ class Pattern(DrawnPattern):
         """
         Skv = Sq if Skv is None else Skv
         self._check_lengths(Sq, Skv)
-        owner = type(self).__name__
-        for name, length in (("Sq", Sq), ("Skv", Skv)):
-            if length > MAX_LENGTH:
-                raise refuse(owner, f"{name} of at most {MAX_LENGTH}", length)
-        return self._visited(Sq, Skv, is_causal, checked_tile(owner, tile))
+        return self._visited(Sq, Skv, is_causal, checked_tile(type(self).__name__, tile))
 
 
 def check_pattern(

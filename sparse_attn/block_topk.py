@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -214,7 +213,10 @@ class BlockTopK(Pattern):
     def _groups(self) -> int:
         if self.groups is not None:
             return self.groups
-        return math.gcd(*self._blocks) // GROUP_ROWS
+        rows, keys = self._blocks
+        while keys:  # math.gcd takes no sizes that a compiler left open
+            rows, keys = keys, rows % keys
+        return rows // GROUP_ROWS
 
     @property
     def _device(self) -> torch.device | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._autocast import is_autocast_enabled
 from ._autograd import is_tracked
 from ._checks import check_integer, check_kind, refuse
 from ._pattern import check_pattern
@@ -312,5 +313,5 @@ def _joins(*tensors: torch.Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or is_tracked(tensors, {})
-        or torch.is_autocast_enabled(tensors[0].device.type)
+        or is_autocast_enabled(tensors[0].device.type)
     )

@@ -51,11 +51,10 @@ def append_to_cache(
     TypeError
         An argument of a wrong kind.
     ValueError
-        A wrong call, in one sentence: the argument, what was expected, what came.
+        A wrong call, in one sentence: the argument, what was expected, what came; a tensor that
+        requires grad in grad mode among them.
     NotImplementedError
         A sketch beside a cache of float8_e4m3fn.
-    RuntimeError
-        A tensor that requires grad in grad mode: the ops are for inference.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any
 
 from . import _policy_file
-from ._checks import check_integer, check_kind, refuse
+from ._checks import check_integer, check_kind, check_num_layers, refuse
 from ._pattern import check_pattern
 from ._policy_parts import (
     check_prefill,
@@ -114,7 +114,7 @@ class Policy(ReadyPolicies, ShownPolicy):
         owner = "Policy"
         check_prefill("pattern", self.pattern, "a pattern such as sparse_attn.Band")
         if self.num_layers is not None:
-            check_integer(owner, "num_layers", self.num_layers, 1)
+            check_num_layers(owner, self.num_layers)
         check_kind(owner, "dense_layers", self.dense_layers, Iterable, "an iterable of ints")
         layers = {check_integer(owner, "dense_layers", layer, 0) for layer in self.dense_layers}
         self._set("dense_layers", tuple(sorted(layers)))
@@ -231,7 +231,7 @@ class Policy(ReadyPolicies, ShownPolicy):
         >>> from sparse_attn import Policy, TopK
         >>> Policy(TopK(64), num_layers=4).check_layers(4)
         """
-        self.check_model(check_integer("Policy", "num_layers", num_layers, 0), None, model)
+        self.check_model(check_num_layers("Policy", num_layers, 0), None, model)
 
     def check_model(
         self, num_layers: int | None, num_key_heads: int | None, model: str = "the model"

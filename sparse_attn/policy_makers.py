@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-from ._checks import Number, check_integer, check_kind, check_share
+from ._checks import Number, check_integer, check_kind, check_num_layers, check_share
 from .patterns import Pattern
 
 __all__ = ["ReadyPolicies"]
@@ -60,7 +60,7 @@ class ReadyPolicies:
         >>> Policy.dense_on_top(Band(64), num_layers=10).dense_layers
         (8, 9)
         """
-        check_integer("Policy.dense_on_top", "num_layers", num_layers, 1)
+        check_num_layers("Policy.dense_on_top", num_layers)
         check_kind("Policy.dense_on_top", "share", share, Number, "a float")
         if share != 0:
             check_share("Policy.dense_on_top", "share", share)
@@ -104,7 +104,7 @@ class ReadyPolicies:
         >>> Policy.dense_every(Band(64), num_layers=12, n=4).dense_layers
         (3, 7, 11)
         """
-        check_integer("Policy.dense_every", "num_layers", num_layers, 1)
+        check_num_layers("Policy.dense_every", num_layers)
         check_integer("Policy.dense_every", "n", n, 1)
         nth = range(n - 1, num_layers, n)
         return cls(

@@ -3,6 +3,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "overlap.h"
+#include "sequence_contents.h"
 
 namespace sparse_attn {
 namespace {
@@ -63,6 +64,7 @@ CacheRows part_of(const Tensor& rows, const Tensor& cache, const char* scale_nam
     fail_expected(kAppendOp, text(scale_name, " of shape () or (", rows.size(1), ")"),
                   shape_of(*scale));
   }
+  check_scales_on_host(kAppendOp, scale_name, *scale);
   part.scale = static_cast<const float*>(scale->const_data_ptr());
   part.scale_stride = scale->dim() == 0 ? 0 : scale->stride(0);
   return part;

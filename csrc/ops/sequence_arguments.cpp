@@ -67,6 +67,7 @@ ScaleView check_scales(const std::string& op, const char* name, const MaybeTenso
                        problem.heads_kv, ")"),
                   shape_of(*scale));
   }
+  check_scales_on_host(op, name, *scale);
   view.data = static_cast<const float*>(scale->const_data_ptr());
   if (by_head) view.stride_h = scale->stride(0);
   if (by_entry) {

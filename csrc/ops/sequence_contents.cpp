@@ -84,4 +84,13 @@ void check_pages_on_host(const std::string& op, const Problem& problem, const Ke
   }
 }
 
+void check_scales_on_host(const std::string& op, const char* name, const Tensor& scale) {
+  if (!scale.is_cpu()) return;
+  const Tensor all = torch::stable::contiguous(scale);
+  const auto* values = static_cast<const float*>(all.const_data_ptr());
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    if (!(values[i] > 0.0f)) fail_expected(op, text(name, " above 0"), text(values[i]));
+  }
+}
+
 }  // namespace sparse_attn

@@ -14,4 +14,7 @@ void check_lengths_on_host(const std::string& op, const Problem& problem,
 void check_pages_on_host(const std::string& op, const Problem& problem, const KeySource& keys,
                          const CallArguments& args);
 
+/// Checks that scales of keys, values or caches are above 0, on the CPU.
+void check_scales_on_host(const std::string& op, const char* name, const Tensor& scale);
+
 }  // namespace sparse_attn

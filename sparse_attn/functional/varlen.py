@@ -175,7 +175,7 @@ def varlen_attention(
         int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
     query_offset : int or Tensor, optional
         Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
-        default ``Skv - Sq``.
+        default ``Skv - Sq``. Beyond ``2**29 - 1`` to either side it counts as that.
     key_origin : Tensor, optional
         int32 ``(B,)`` on the device: the key at which the entry's text begins, 0 by default. Sinks,
         the first global tokens, strided columns and forced first blocks count from it; positions,

@@ -206,6 +206,12 @@ def test_wrong_tensors_are_refused_by_the_op(device, tensor):
         sa.sparse_attention(*tensors, sa.ByHead({0: BAND}))
 
 
+def test_meta_tensors_have_the_shapes_of_a_result():
+    tensors = SHAPE.make("meta")
+    result = sa.sparse_attention(*tensors, sa.ByHead({0: BAND}))
+    assert result.is_meta and result.shape == tensors[0].shape
+
+
 def test_masks_of_all_heads_are_refused():
     for what in ("mask", "density"):
         with pytest.raises(NotImplementedError, match=r"sparse_attn\.ByHead: no .*\.of\(head\)"):

@@ -105,6 +105,8 @@ def test_density_asks_for_the_lengths_of_the_mask():
     for call in (sa.Band(3).mask, sa.Band(3).density):
         with pytest.raises(ValueError, match="Band: expected Sq of at least 0, got -1"):
             call(-1, 5)
+        with pytest.raises(ValueError, match=f"Band: expected Skv of at most {2**29 - 1}, got"):
+            call(5, 2**40)
         for length in (2.5, "a"):
             with pytest.raises(TypeError, match="Band: expected Skv to be an int, got"):
                 call(5, length)

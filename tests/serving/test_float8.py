@@ -187,3 +187,18 @@ def test_scales_without_float8_are_refused(device):
         ValueError, match="key_scale beside keys of dtype float8_e4m3fn, got float16"
     ):
         sa.fused_attention(query, key, value, key_scale=scale)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("name", ["key_scale", "value_scale"])
+def test_scales_that_are_not_above_0_are_refused_on_a_cpu(name, number):
+    """As other contents that the host can see; a GPU's are not looked at."""
+    query, key, value = inputs("cpu", torch.float16)
+    scale = {name: torch.tensor([1.0, number])}
+    sentence = f"expected {name} above 0, got {number:g}$"
+    with pytest.raises(ValueError, match=f"^sparse_attn::fused: {sentence}"):
+        sa.fused_attention(query, key, value, **scale)
+    caches = [torch.zeros(2, 16, 2, 64).to(FLOAT8) for _ in range(2)]
+    tokens = torch.randn(3, 2, 64)
+    with pytest.raises(ValueError, match=f"^sparse_attn::append_to_cache: {sentence}"):
+        sa.append_to_cache(tokens, tokens, *caches, torch.arange(3), **scale)

@@ -98,6 +98,18 @@ def test_one_dynamic_graph(device, name, value_dim):
     assert torch.equal(compiled(*tensors, scale=0.3), function(*tensors, scale=0.3))
 
 
+def test_block_size_that_changes_stays_in_the_graph(device):
+    torch._dynamo.reset()
+
+    def function(query, key, value, block):
+        return sa.block_topk_attention(query, key, value, block_size=block)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    tensors = Shape(1, 2, 2, 130, 130, 64).make(device)
+    for block in (16, 32, 64):
+        assert torch.equal(compiled(*tensors, block), function(*tensors, block))
+
+
 def test_window_that_changes_compiles_once(device):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
