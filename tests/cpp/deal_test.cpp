@@ -141,7 +141,7 @@ int64_t longest_block(const Tiles& tiles, const Lists& lists) {
   return longest;
 }
 
-/// Those of one length, in any number: no thread block has much more than its share, but for the
+/// Those of one length, in many numbers: no thread block has much more than its share, but for the
 /// length of a chunk, and there is room for all results.
 void test_tiles_of_one_length() {
   for (int32_t width : {1, 8, 32}) {
