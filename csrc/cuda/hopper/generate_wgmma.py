@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 WIDTHS = range(16, 257, 16)
-SPARSE_WIDTHS = (128, 256)
+SPARSE_WIDTHS = (64, 128)
 TYPES = (("kBFloat16", "bf16"), ("kFloat16", "f16"))
 
 HEADER = """// Written by generate_wgmma.py.

@@ -43,48 +43,65 @@ __device__ __forceinline__ void halve_columns(float* columns) {
   }
 }
 
-template <typename C, Pass kPass>
+template <typename C>
 struct Consumer {
-  using Product = ptx::WgmmaSparse<C::kDtype, kChunk>;
-  using Scores = float[kChunk / 2];
+  using Product = ptx::WgmmaSparse<C::kDtype, C::kChunk>;
+  using Scores = float[C::kChunk / 2];
+  using Places = uint32_t[C::HEAD_DIM / 32];
+  static constexpr int kChunk = C::kChunk;
   static constexpr int kQuarters = kChunk / kQuarter, kFragments = kQuarter / 8;
 
   const Arguments& args;
   Storage<C>& storage;
   const int consumer;
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32, quad = lane % 4;
-  const int row = warp * 16 + lane / 4;  // of the half, and the row 8 below it
+  const int row = warp * 16 + lane / 4;  // of the warpgroup, and the row 8 below it
   uint32_t parity = 0;                   // of the queries
-  int buffer = 0;                        // of sums
-  // Of the half at hand; key blocks count from the tile's first one.
-  Item item;
-  int32_t first;       // row
+  int stage = 0;                         // of key blocks
+  uint32_t stage_parity = 0;
+  int buffer = 0;  // of sums
+  // Warpgroups that have a query block together, the first of them, and the warps of a block.
+  const int team = args.params.block_q > kRows ? 2 : 1, leader = consumer / team * team;
+  const int warps = args.params.block_q / 16;
+  // Of the tile at hand.
+  int32_t first;       // row of the warpgroup
   int32_t limits[2];   // key blocks before it are seen, by row
   int32_t every, end;  // the same by all rows, and by some
-  float lse[2];        // kShares: of the row
   float unit;          // what makes a product a score of log2
+  int blocks;          // of queries, of the team
+  float* shares;       // of the first one
 
   __device__ static void arrive(uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
   }
+  __device__ __forceinline__ void wait_keys() const {
+    ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), stage_parity);
+  }
+  __device__ __forceinline__ void release_keys() {
+    arrive(storage.key_empty[stage]);
+    stage = stage + 1 == C::kStages ? 0 : stage + 1;
+    stage_parity ^= stage == 0;
+  }
 
-  __device__ __forceinline__ void begin(int half) {
-    first = item.row * kTileRows + half * kRows;
-    const int32_t j0 = item.column * C::kColumns, last = first + kRows - 1;
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    first = tile.first + consumer * kRows;
+    const int32_t last = imin(first + kRows, tile.rows) - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t i = first + row + 8 * r;
-      limits[r] = i < item.rows ? args.seen(item, i) - j0 : 0;
-      // Infinity where it sees nothing. The load ends under the products.
-      if (kPass == Pass::kShares) lse[r] = limits[r] > 0 ? *args.masses_of(item.head, i) : INFINITY;
+      limits[r] = i < tile.rows ? args.seen(tile, i) : 0;
     }
-    every = last < item.rows ? args.seen(item, first) - j0 : 0;
-    end = args.seen(item, imin(last, item.rows - 1)) - j0;
+    every = last + 1 == first + kRows ? args.seen(tile, first) : 0;
+    end = last >= first ? args.seen(tile, last) : 0;
     every = __shfl_sync(~0u, every, 0);
     end = __shfl_sync(~0u, end, 0);
+    const SelectParams& params = args.params;
+    const int32_t block = (tile.first + leader * kRows) / params.block_q;
+    blocks = imin(team * kWarps / warps, params.num_q - block);
+    const int64_t head = int64_t{tile.batch} * params.problem.heads_q + tile.head;
+    shares = args.shares + (head * params.num_q + block) * params.num_kv;
   }
 
-  using Places = uint32_t[C::HEAD_DIM / 32];
   /// Lanes 0 and 1 of a quad have the places of a step of 16 columns, lanes 2 and 3 the next one's.
   __device__ __forceinline__ void load_places(Places& places) const {
     const uint8_t* query = storage.query[consumer];
@@ -101,17 +118,17 @@ struct Consumer {
     return ptx::wgmma_descriptor(ptx::smem_address(tile), 16, 8 * kRowBytes,
                                  ptx::Swizzle::k128Bytes);
   }
-  /// The products with a chunk of the tile's key blocks.
-  __device__ __forceinline__ void multiply(Scores& scores, Places& places, int chunk) const {
+  /// The products with the chunk of key blocks that is there.
+  __device__ __forceinline__ void multiply(Scores& scores, Places& places) const {
     const uint64_t queries = descriptor(storage.query[consumer]);
-    const uint64_t keys = descriptor(storage.key + chunk * kChunk * kRowBytes);
+    const uint64_t keys = descriptor(storage.key[stage]);
     ptx::pin(scores);
     ptx::pin(places);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
       const uint64_t a = ptx::wgmma_advance(queries, i / 4 * kRows * kRowBytes + i % 4 * 32);
-      const uint64_t b = ptx::wgmma_advance(keys, i / 2 * C::kColumns * kRowBytes + i % 2 * 64);
+      const uint64_t b = ptx::wgmma_advance(keys, i / 2 * kChunk * kRowBytes + i % 2 * 64);
       if (i % 2 == 0) {
         Product::template ss<0>(scores, a, b, places[i / 2], i > 0);
       } else {
@@ -160,7 +177,7 @@ struct Consumer {
     });
   }
 
-  /// The rows' masses in a chunk relative to `base`.
+  /// Adds the masses of the lane's columns, relative to `base`.
   __device__ __forceinline__ void sum_rows(const Scores& scores, int chunk, const float (&base)[2],
                                            float (&total)[2]) const {
     float sums[2][2] = {};
@@ -172,64 +189,53 @@ struct Consumer {
       }
     });
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      total[r] = sums[r][0] + sums[r][1];
-      total[r] += __shfl_xor_sync(~0u, total[r], 1);
-      total[r] += __shfl_xor_sync(~0u, total[r], 2);
-    }
+    for (int r = 0; r < 2; ++r) total[r] += sums[r][0] + sums[r][1];
   }
-  /// The masses of the tile's rows, as log2. A chunk's are summed as they are, and only where they
-  /// then are too large or too small relative to the highest score.
-  __device__ __forceinline__ void add_masses(const Scores& scores, int chunk,
-                                             float (&masses)[2]) const {
+  __device__ __forceinline__ static float sum_of_quad(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+  /// Adds a chunk to the rows' masses, of which a lane has its columns' `total` relative to
+  /// 2^base. The base is the highest score so far, but only where 0 would not do.
+  __device__ __forceinline__ void add_masses(const Scores& scores, int chunk, float (&base)[2],
+                                             float (&total)[2]) const {
     constexpr float kLarge = 1e30f;
-    float base[2] = {}, total[2];
+    const float before[2] = {total[0], total[1]};
     sum_rows(scores, chunk, base, total);
     bool fits = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      fits &= limits[r] <= chunk * kChunk || (total[r] < kLarge && total[r] > 1 / kLarge);
+      fits &=
+          limits[r] <= chunk * kChunk + 2 * quad || (total[r] < kLarge && total[r] > 1 / kLarge);
     }
-    if (!__all_sync(~0u, fits)) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = -INFINITY;
-        for_each_quarter(chunk, [&](int q) {
-#pragma unroll
-          for (int i = 0; i < kQuarter / 2; i += 4) {
-            const float* x = scores + q * kQuarter / 2 + i + 2 * r;
-            top = fmaxf(top, fmaxf(x[0], x[1]));
-          }
-        });
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        base[r] = top == -INFINITY ? 0.0f : top * unit;
-      }
-      sum_rows(scores, chunk, base, total);
-    }
+    if (__all_sync(~0u, fits)) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float mass = base[r] + __log2f(total[r]);
-      masses[r] = chunk == 0 ? mass : log2_sum(masses[r], mass);
-    }
-  }
-  /// log2(2^a + 2^b), where b may be -inf.
-  __device__ __forceinline__ static float log2_sum(float a, float b) {
-    const float high = fmaxf(a, b), low = fminf(a, b);
-    const float sum = high + __log2f(1.0f + ptx::exp2_approx(low - high));
-    return isnan(a) || isnan(b) ? a + b : low == -INFINITY ? high : sum;
-  }
-  __device__ __forceinline__ void write_masses(const float (&masses)[2]) const {
+      float top = -INFINITY;
+      for_each_quarter(chunk, [&](int q) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (quad != 0 || limits[r] <= 0) continue;
-      args.masses_of(item.head, first + row + 8 * r)[item.column] = masses[r];
+        for (int i = 0; i < kQuarter / 2; i += 4) {
+          const float* x = scores + q * kQuarter / 2 + i + 2 * r;
+          top = fmaxf(top, fmaxf(x[0], x[1]));
+        }
+      });
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const bool none = sum_of_quad(before[r]) == 0.0f;
+      const float high = top == -INFINITY ? base[r]
+                         : none           ? top * unit
+                                          : fmaxf(base[r], top * unit);
+      total[r] = none ? 0.0f : before[r] * ptx::exp2_approx(base[r] - high);
+      base[r] = high;
     }
+    sum_rows(scores, chunk, base, total);
   }
 
-  /// Adds the shares of a chunk to the warp's sums, whose `first` they are or not.
-  __device__ __forceinline__ void add_shares(const Scores& scores, int chunk, bool first_ones) {
-    float* sums = storage.sums[consumer][buffer][warp] + chunk * kChunk + 2 * lane;
+  /// Writes the shares of a chunk: columns are summed by warps, and these by query blocks, for
+  /// which two warpgroups may have rows.
+  __device__ __forceinline__ void write_shares(const Scores& scores, int chunk,
+                                               const float (&lse)[2]) {
+    float* sums = storage.sums[buffer][consumer * kWarps + warp] + 2 * lane;
 #pragma unroll
     for (int q = 0; q < kQuarters; ++q) {
       float some[2 * kFragments] = {};
@@ -244,80 +250,73 @@ struct Consumer {
         halve_columns<8, kFragments>(some);
         halve_columns<4, kFragments / 2>(some);
       }
-      auto& sum = *reinterpret_cast<float2*>(sums + q * kQuarter);
-      const float2 before = first_ones ? make_float2(0.0f, 0.0f) : sum;
-      sum = make_float2(before.x + some[0], before.y + some[1]);
+      *reinterpret_cast<float2*>(sums + q * kQuarter) = make_float2(some[0], some[1]);
     }
-  }
-  /// Writes the shares of the half's query blocks, or of the tile's, from its warps' sums.
-  __device__ __forceinline__ void write_shares() {
-    const SelectParams& params = args.params;
-    float (&sums)[kWarps][C::kColumns] = storage.sums[consumer][buffer];
-    buffer ^= 1;
-    ptx::named_barrier_sync(kWarpgroupBarrier + consumer, kWarpgroup);
-    const int warps = imin(params.block_q / 16, kWarps);
-    const int32_t block = first / params.block_q;
-    float* shares =
-        args.shares + (int64_t{args.first_head + item.head} * params.num_q + block) * params.num_kv;
-    const int blocks = imin(kWarps / warps, params.num_q - block);
+    ptx::named_barrier_sync(kWarpgroupBarrier + leader, team * kWarpgroup);
 #pragma unroll 1
-    for (int c = 0; c < C::kColumns; c += kWarpgroup) {
-      const int column = c + threadIdx.x % kWarpgroup;
-      const int32_t j = item.column * C::kColumns + column;
-      if (j >= params.num_kv) break;
-      for (int i = 0; i < blocks; ++i) {
-        float share = 0.0f;
-        for (int w = 0; w < warps; ++w) share += sums[i * warps + w][column];
-        shares[int64_t{i} * params.num_kv + j] = share;
+    for (int at = threadIdx.x % kWarpgroup + (consumer - leader) * kWarpgroup; at < blocks * kChunk;
+         at += team * kWarpgroup) {
+      const int block = at / kChunk, column = at % kChunk;
+      const int32_t j = chunk * kChunk + column;
+      if (j >= args.params.num_kv) continue;
+      const int first_warp = leader * kWarps + block * warps;
+      float share = 0.0f;
+#pragma unroll 1
+      for (int w = first_warp; w < first_warp + warps; ++w)
+        share += storage.sums[buffer][w][column];
+      shares[int64_t{block} * args.params.num_kv + j] = share;
+    }
+    buffer ^= 1;
+  }
+
+  /// Calls `visit(scores, chunk)` for the tile's chunks of key blocks, those that no row of the
+  /// warpgroup sees included; `last` when all products are made.
+  template <typename Visit, typename Last>
+  __device__ __forceinline__ void walk(Places& places, int chunks, const Visit& visit,
+                                       const Last& last) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      Scores scores;
+      const bool seen = chunk * kChunk < end;
+      wait_keys();
+      if (seen) multiply(scores, places);
+      release_keys();
+      if (chunk + 1 == chunks) last();
+      if (seen) {
+        finish(scores);
+        mask(scores, chunk);
       }
+      visit(scores, chunk);
     }
   }
 
-  /// The masses of a half of a tile, or its shares. Chunks that no row sees have shares of 0.
-  __device__ __forceinline__ void take_half(int half, bool first_ones) {
-    begin(half);
+  __device__ __forceinline__ void take(const Tile& tile) {
+    begin(tile);
     ptx::mbarrier_wait(ptx::smem_address(&storage.query_full[consumer]), parity);
     parity ^= 1;
     Places places;
     load_places(places);
-    float masses[2];
-    constexpr int kChunks = C::kColumns / kChunk;
-    const int seen = imin(ceil_div(imax(end, 1), kChunk), kChunks);
-#pragma unroll 1
-    for (int chunk = 0; chunk < (kPass == Pass::kShares ? kChunks : seen); ++chunk) {
-      Scores scores;
-      if (chunk < seen) multiply(scores, places, chunk);
-      if (chunk == seen - 1) arrive(storage.query_empty[consumer]);
-      if (chunk < seen) finish(scores);
-      mask(scores, chunk);
-      if constexpr (kPass == Pass::kTotals) {
-        add_masses(scores, chunk, masses);
-      } else {
-        add_shares(scores, chunk, first_ones);
-      }
+    const int chunks = __shfl_sync(~0u, tile.chunks, 0);
+    float base[2] = {}, total[2] = {};
+    walk(
+        places, chunks,
+        [&](const Scores& scores, int chunk) {
+          if (chunk * kChunk < end) add_masses(scores, chunk, base, total);
+        },
+        [] {});
+    float lse[2];  // infinity where it sees nothing
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float all = sum_of_quad(total[r]);
+      lse[r] = limits[r] > 0 ? base[r] + __log2f(all) : INFINITY;
     }
-    if (kPass == Pass::kTotals) write_masses(masses);
+    walk(
+        places, chunks, [&](const Scores& scores, int chunk) { write_shares(scores, chunk, lse); },
+        [&] { arrive(storage.query_empty[consumer]); });
   }
 
   __device__ __forceinline__ void run() {
-    for (int turn = 0;; ++turn) {
-      const int slot = turn % kItems;
-      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full[consumer][slot]), turn / kItems % 2);
-      item = storage.item[consumer][slot];
-      __syncwarp();
-      arrive(storage.item_empty[consumer][slot]);
-      if (__shfl_sync(~0u, item.head, 0) < 0) return;
-      ptx::mbarrier_wait(ptx::smem_address(&storage.key_full), (item.fill - 1) % 2);
-      const int halves = __shfl_sync(~0u, item.halves, 0);
-      bool first_ones = true;
-#pragma unroll 1
-      for (int half = 0; half < halves; ++half) {
-        take_half(half, first_ones);
-        if (kPass == Pass::kTotals) continue;
-        first_ones = args.params.block_q != kTileRows || half + 1 == halves;
-        if (first_ones) write_shares();
-      }
-    }
+    for_each_tile<C>(args, [&](const Tile& tile) { take(tile); });
   }
 };
 

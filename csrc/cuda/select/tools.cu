@@ -7,7 +7,6 @@
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "../sketch/sketch.h"
-#include "extremes_hopper.h"
 #include "gather.h"
 #include "slices_hopper.h"
 
@@ -18,7 +17,6 @@ constexpr int64_t kGatheredBytes = 512 << 20;  // of a call's workspace, or as o
 
 /// Masses of a query head that are kept for all its query vectors at once.
 int64_t masses_of_head(const SelectParams& params) {
-  if (params.selector == Selector::kMinMax) return extreme_masses(params) * params.problem.seq_q;
   if (params.selector != Selector::kAntidiagonal) return 0;
   return slice_masses(params) * ceil_div(params.problem.seq_q, params.stride);
 }
