@@ -53,7 +53,8 @@ class Policy(ReadyPolicies, ShownPolicy):
         Runs when one query meets more than one key. None keeps `pattern`; ``Full()`` lets its
         window grow to all keys.
     num_layers : int, optional
-        Number of layers the policy is made for; a model with another number refuses it.
+        Number of layers the policy is made for, at most 65536; a model with another number
+        refuses it.
     layers : mapping of int to Pattern
         Patterns of single layers, at decode too.
     heads : mapping of int to mapping of int to Pattern

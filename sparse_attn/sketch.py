@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import Integer, as_int64, check_integer, check_kind, check_tensor, refuse
+from ._checks import MAX_LENGTH, Integer, as_int64, check_integer, check_kind, check_tensor, refuse
 
 __all__ = ["KeySketch"]
 
@@ -38,7 +38,7 @@ class KeySketch:
     bits : {2, 4}
         Of a channel's code.
     capacity : int, optional
-        Tokens that it has room for; by default it grows as needed, by new tensors.
+        Tokens that it has room for, at most 2^29 - 1; by default it grows by new tensors.
     paged : bool
         A page has groups of its own (of 16 or 32 tokens where its size is no multiple of 64), so
         pages may be shared and reused. Its tokens come by `append_to_cache` with ``sketch=``.
@@ -106,8 +106,11 @@ class KeySketch:
         if not paged:
             if block_table is not None or seqused_k is not None:
                 raise refuse(owner, "paged=True with block_table and seqused_k", "paged=False")
-            length = key.shape[2]
-            rows = length if capacity is None else check_integer(owner, "capacity", capacity, 1)
+            rows = key.shape[2]
+            if capacity is not None:
+                rows = check_integer(owner, "capacity", capacity, 1)
+                if rows > MAX_LENGTH:
+                    raise refuse(owner, f"capacity of at most {MAX_LENGTH}", capacity)
             batch, heads, _, head_dim = key.shape
             self._allocate(key, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
             self.lengths = key.new_zeros(batch, dtype=torch.int32)

@@ -109,6 +109,8 @@ def test_wrong_kinds(device):
         sa.KeySketch(key[0])
     with pytest.raises(ValueError, match="KeySketch: expected capacity of at least 1"):
         sa.KeySketch(key, capacity=0)
+    with pytest.raises(ValueError, match="KeySketch: expected capacity of at most 536870911"):
+        sa.KeySketch(key, capacity=2**40)
 
 
 def test_wrong_keys(device):
