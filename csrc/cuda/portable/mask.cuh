@@ -47,15 +47,52 @@ __device__ __forceinline__ WarpStep refine(const QueryTile<Config>& tile,
           step.start() < keys.all.begin || keys.all.end < end};
 }
 
-/// Bit k is set where row `r` of the tile sees the lane's k-th column.
+/// Bit k is set where the lane's k-th column is one of `columns`.
+template <typename Config>
+__device__ __forceinline__ uint32_t column_bits(Interval columns) {
+  const int32_t own = threadIdx.x % 4 * 2;  // the lane's two of every 8
+  auto first_ones = [&](int32_t column) {
+    const int32_t c = imax(0, imin(column, Config::BLOCK_KV));
+    const int32_t count = c / 8 * 2 + imax(0, imin(c % 8 - own, 2));
+    return count >= 32 ? ~0u : (1u << count) - 1;
+  };
+  return first_ones(columns.end) & ~first_ones(columns.begin);
+}
+
+/// The same of global tokens, in a tile that begins with element `start`.
+template <typename Config>
+__device__ __forceinline__ uint32_t global_bits(const uint32_t* words, int32_t start,
+                                                int32_t seq_kv) {
+  const int32_t last = (seq_kv - 1) / 32;
+  uint32_t bits = 0;
+  for (int i = 0; i < ceil_div(Config::BLOCK_KV, 32); ++i) {
+    const int32_t at = start / 32 + i;
+    const uint32_t low = at <= last ? words[at] : 0, high = at < last ? words[at + 1] : 0;
+    const uint32_t word = __funnelshift_r(low, high, start % 32) >> (threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) bits |= (word >> 4 * k & 3) << (8 * i + k);
+  }
+  return bits;
+}
+
+/// Bit k is set where row `r` of the tile sees the lane's k-th column; `globals` are those of
+/// global tokens.
 template <typename Config>
 __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
-                                                 const typename Config::Step& step, int r) {
+                                                 const typename Config::Step& step, int r,
+                                                 uint32_t globals) {
   const Pattern& pattern = tile.params.pattern;
   uint32_t bits = 0;
   if (r >= tile.work.rows.size()) return bits;
   Row row = tile.row(tile.work.rows.begin + r);
   Seen seen = step.lead() ? seen_lead(pattern, tile.work.slice, row) : seen_main(pattern, row);
+  if (tile.is_run() && seen.counted.empty()) {
+    const int32_t start = step.start();
+    auto columns = [&](Interval elements) {
+      return column_bits<Config>({elements.begin - start, elements.end - start});
+    };
+    return columns(seen.first) | columns(seen.second) | (globals & columns(seen.marked));
+  }
 #pragma unroll 1
   for (int k = 0; k < 2 * Config::NT; ++k) {
     int32_t element = tile.element(step, lane_column(k));
@@ -120,10 +157,15 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS,
     });
     return;
   }
+  const uint32_t* words = tile.params.pattern.global_bits;
+  uint32_t globals = 0;
+  if (words != nullptr && tile.is_run()) {
+    globals = global_bits<Config>(words, step.start(), tile.params.problem.seq_kv);
+  }
   uint32_t bits[Config::MT][2] = {};
 #pragma unroll 1
   for (int row = 0; row < 2 * Config::MT; ++row) {  // long code, that stays out of the loop's way
-    uint32_t allowed = allowed_bits(tile, step, lane_row<Config>(row / 2, row % 2));
+    uint32_t allowed = allowed_bits(tile, step, lane_row<Config>(row / 2, row % 2), globals);
 #pragma unroll
     for (int i = 0; i < 2 * Config::MT; ++i) {
       bits[i / 2][i % 2] = i == row ? allowed : bits[i / 2][i % 2];

@@ -169,9 +169,13 @@ struct QueryTile {
     load_rows(to, true, step);
   }
 
+  /// Whether tiles are runs of elements, and not granules of a list.
+  __device__ __forceinline__ bool is_run() const {
+    return kGranules == 1 || !params.pattern.list.present();
+  }
   /// First element of a granule of the step's tile.
   __device__ __forceinline__ int32_t granule(const Step& step, int g) const {
-    if (kGranules == 1 || !params.pattern.list.present()) return step.start() + g * kGranule;
+    if (is_run()) return step.start() + g * kGranule;
     return step.granules[g];
   }
 

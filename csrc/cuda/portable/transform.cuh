@@ -5,6 +5,7 @@
 #include "../common/mask.cuh"
 #include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
+#include "../common/tanh.cuh"
 #include "mask.cuh"
 
 namespace sparse_attn::cuda::portable {
@@ -115,9 +116,11 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
   const AttentionParams& params = tile.params;
   scale_scores<Config>(rS, tile.score_scale());
   if (params.pattern.topk > 0) keep_top<Config>(rS, tile, step, thresholds);
-  if (params.scores.softcap != 0.0f) {
+  if (const float cap = params.scores.softcap; cap != 0.0f) {
+    const float rate = 1.0f / cap;
     for_each_score<Config>(rS, [&](float& score, int, int, int) {
-      score = score == -INFINITY ? score : capped(score, params.scores.softcap);
+      const float own = Config::kFloat ? capped(score, cap) : cap * tanh_rational(score * rate);
+      score = score == -INFINITY ? score : own;
     });
   }
   if (params.scores.alibi.slopes != nullptr) add_alibi<Config>(rS, tile, step);

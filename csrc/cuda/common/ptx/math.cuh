@@ -17,12 +17,16 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-/// x between -bound and bound; NaN stays, unlike with fminf and fmaxf. From sm_80 on.
+/// x between -bound and bound; NaN stays, unlike with fminf and fmaxf.
 __device__ __forceinline__ float clamp(float x, float bound) {
+#if __CUDA_ARCH__ < 800
+  return isnan(x) ? x : fmaxf(fminf(x, bound), -bound);
+#else
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(bound));
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(-bound));
   return y;
+#endif
 }
 
 }  // namespace sparse_attn::cuda::ptx
