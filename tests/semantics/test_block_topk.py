@@ -99,6 +99,9 @@ def test_types_and_head_dims(device, selector, head_dim, dtype):
 
 
 LONG = {
+    "mixed": (pattern_of("mixed", (128, 64)), 300, 4250, {}),
+    "mixed-kv": (pattern_of("mixed", (64, 16), group="kv"), 90, 2111, {}),
+    "mixed-blocks-of-128": (pattern_of("mixed", 128), 40, 9000, {"scale": 0.2}),
     "antidiagonal-8": (pattern_of("antidiagonal", 128, stride=8), 300, 2500, {}),
     "antidiagonal-8-kv": (pattern_of("antidiagonal", 64, stride=8, group="kv"), 77, 2111, {}),
     "antidiagonal-16": (pattern_of("antidiagonal", 128, stride=16), 520, 4200, {}),
@@ -331,5 +334,18 @@ def test_lists_do_not_depend_on_the_batch(device, budget):
     together = lists(slice(None))
     for b in range(entries):
         alone = lists(slice(b, b + 1))
+        assert torch.equal(together.counts[b], alone.counts[0])
+        assert torch.equal(together.indices[b], alone.indices[0])
+
+
+@pytest.mark.parametrize("Sq", [20, 300])
+def test_lists_do_not_depend_on_how_many_thread_blocks_share_the_keys(device, Sq):
+    entries = 140 if device == "cuda" else 3  # of one, several thread blocks take the keys
+    query = 2 * torch.randn(entries, 2, Sq, 64, device=device, dtype=torch.float16)
+    key = torch.randn(entries, 1, 4250, 64, device=device, dtype=torch.float16)
+    pattern = pattern_of("mixed", (128, 64), mass=0.9)
+    together = sa.select_blocks(query, key, pattern, is_causal=True)
+    for b in (0, entries - 1):
+        alone = sa.select_blocks(query[b : b + 1], key[b : b + 1], pattern, is_causal=True)
         assert torch.equal(together.counts[b], alone.counts[0])
         assert torch.equal(together.indices[b], alone.indices[0])

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/log2_units.h"
+#include "../common/ptx/cluster.cuh"
 #include "../common/ptx/cp_async.cuh"
 #include "../common/ptx/global.cuh"
 #include "../common/ptx/math.cuh"
@@ -180,14 +181,14 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = all[r][0];
   }
-  /// Takes in the scores of a tile. Terms stay relative to the first tile's highest score until
-  /// they grow too large, so that later maxima are never looked for.
+  /// Takes in the scores of a tile. Terms stay relative to the highest score of a segment's first
+  /// tile until they grow too large, so that later maxima are never looked for.
   template <int kBlocks>
-  __device__ __forceinline__ void take(const Scores& scores, int32_t tile) {
+  __device__ __forceinline__ void take(const Scores& scores, int32_t tile, bool first) {
     constexpr float kLarge = 1e18f;
     FragmentTerms terms;
     float total[2];
-    if (tile == 0) rebase(scores, true);
+    if (first) rebase(scores, true);
     weigh<kBlocks>(scores, terms, total);
     if (__any_sync(~0u, !(total[0] + total[1] < kLarge))) {
       rebase(scores, false);
@@ -210,39 +211,62 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       const int32_t vector = unit.vectors.begin + row + 8 * r;
       limits[r] = unit.vectors.contains(vector) ? unit.seen(args, vector) : 0;
-      base[r] = sum[r] = 0.0f;
     }
   }
 
-  /// Walks over the tiles that the unit sees, and lets the others pass.
-  template <int kBlocks>
-  __device__ __forceinline__ void walk(int32_t own, int32_t all) {
-    for (int32_t tile = 0; tile < all; ++tile) {
-      ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
-      if (tile >= own) {
-        take_turn();
-        pass_turn();
-        release();
-        continue;
-      }
-      Scores scores;
-      multiply(scores);
-      release();
-      if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
-      take<kBlocks>(scores, tile);
-    }
-  }
-
-  /// Writes what each row's shares are relative to: infinity where it sees nothing.
-  __device__ void write_lse() const {
+  /// Leaves what the rows' terms of a segment are relative to, and their sums.
+  __device__ __forceinline__ void write_state(int32_t segment) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = sum[r];
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
-      if (quad == 0) {
-        storage.lse[consumer][row + 8 * r] = limits[r] > 0 ? base[r] + __log2f(total) : INFINITY;
+      if (quad == 0) storage.states[consumer][segment][row + 8 * r] = {base[r], total};
+      base[r] = sum[r] = 0.0f;
+    }
+  }
+  /// Walks over the tiles of this thread block that the unit sees, and lets the others pass.
+  template <int kBlocks>
+  __device__ __forceinline__ void walk(int32_t own, int32_t all, int32_t length) {
+    const Interval segments = own_segments(args);
+    base[0] = base[1] = sum[0] = sum[1] = 0.0f;
+    for (int32_t segment = segments.begin; segment < segments.end; ++segment) {
+      const int32_t begin = segment * length, end = imin(begin + length, all);
+      for (int32_t tile = begin; tile < end; ++tile) {
+        ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+        if (tile >= own) {
+          take_turn();
+          pass_turn();
+          release();
+          continue;
+        }
+        Scores scores;
+        multiply(scores);
+        release();
+        if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);
+        take<kBlocks>(scores, tile, tile == begin);
       }
+      write_state(segment);
+    }
+  }
+
+  /// Writes what each row's shares are relative to, from the segments of all of the cluster:
+  /// infinity where it sees nothing.
+  __device__ void write_lse() const {
+    if (quad != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float high = 0.0f, total = 0.0f;
+      for (int segment = 0; segment < kSegments; ++segment) {
+        const float2 state = *ptx::at_rank(&storage.states[consumer][segment][row + 8 * r],
+                                           segment * args.parts / kSegments);
+        if (state.y == 0.0f) continue;
+        const float both = total == 0.0f ? state.x : fmaxf(high, state.x);
+        if (total != 0.0f) total *= ptx::exp2_approx(high - both);
+        total = fmaf(state.y, ptx::exp2_approx(state.x - both), total);
+        high = both;
+      }
+      storage.lse[consumer][row + 8 * r] = limits[r] > 0 ? high + __log2f(total) : INFINITY;
     }
   }
 
@@ -262,12 +286,13 @@ struct Consumer {
     }
   }
 
-  /// Asks for the masses of some key blocks; zeros where none were stored.
-  __device__ void load_chunk(int32_t chunk, int32_t there) const {
+  /// Asks for the masses of some key blocks, of those from `first` on; zeros where none were
+  /// stored.
+  __device__ void load_chunk(int32_t first, int32_t chunk, int32_t there) const {
     constexpr int kPieces = kVectors / 4;
     const uint32_t to = ptx::smem_address(storage.chunk[consumer][chunk % kChunks]);
     for (int at = threadIdx.x % kWarpgroup; at < kChunk * kPieces; at += kWarpgroup) {
-      const int32_t j = chunk * kChunk + at / kPieces;
+      const int32_t j = first + chunk * kChunk + at / kPieces;
       const bool valid = j < there;
       ptx::cp_async_16(
           to + (at / kPieces * kChunkPitch + at % kPieces * 4) * static_cast<int>(sizeof(float)),
@@ -309,24 +334,31 @@ struct Consumer {
     return total;
   }
 
-  /// Adds the vectors' shares to those of their query blocks.
+  /// Adds the vectors' shares to those of their query blocks, for the key blocks of this thread
+  /// block.
   __device__ void write_shares(const Unit& unit) const {
     const SelectParams& params = args.params;
     const int32_t column = threadIdx.x % kChunk;
     const Owner* owners = storage.owners[consumer];
     const int32_t end = unit.vectors.empty() ? 0 : unit.seen(args, unit.vectors.end - 1);
-    const int32_t there = imin(ceil_div(end, args.estimate.per_block), params.num_kv);
+    const Interval segments = own_segments(args);
+    const int32_t of_segment = unit.segment_tiles(args) * (kKeys / args.estimate.per_block);
+    const int32_t first = imin(segments.begin * of_segment, params.num_kv);
+    const int32_t own_end =
+        segments.end == kSegments ? params.num_kv : imin(segments.end * of_segment, params.num_kv);
+    const int32_t there = imin(ceil_div(end, args.estimate.per_block), own_end);
     const int64_t list = int64_t{unit.batch} * params.problem.heads_q + unit.head;
     float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
-    const int32_t chunks = ceil_div(owners[unit.blocks.size() - 1].visible, kChunk);
+    const int32_t visible = imin(owners[unit.blocks.size() - 1].visible, own_end);
+    const int32_t chunks = ceil_div(imax(visible - first, 0), kChunk);
     float before[kMostOwners], upcoming[kMostOwners];
-    for (int chunk = 0; chunk < kChunks - 1; ++chunk) load_chunk(chunk, there);
-    read_shares(before, unit, shares, column);
+    for (int chunk = 0; chunk < kChunks - 1; ++chunk) load_chunk(first, chunk, there);
+    read_shares(before, unit, shares, first + column);
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       ptx::cp_async_wait<kChunks - 2>();
       synchronise();
-      load_chunk(chunk + kChunks - 1, there);
-      const int32_t j = chunk * kChunk + column;
+      load_chunk(first, chunk + kChunks - 1, there);
+      const int32_t j = first + chunk * kChunk + column;
       read_shares(upcoming, unit, shares, j + kChunk);
       const float* mass = storage.chunk[consumer][chunk % kChunks] + column * kChunkPitch;
 #pragma unroll
@@ -335,7 +367,8 @@ struct Consumer {
         if (at >= unit.blocks.size()) break;
         const Owner owner = owners[at];
         const float share = j < there ? share_of(owner.rows, mass) * owner.weight : 0.0f;
-        if (j < owner.visible) shares[int64_t{at} * params.num_kv + j] = before[i] + share;
+        if (j < imin(owner.visible, own_end))
+          shares[int64_t{at} * params.num_kv + j] = before[i] + share;
         before[i] = upcoming[i];
       }
     }
@@ -352,17 +385,18 @@ struct Consumer {
     begin(unit, ptx::smem_address(storage.query[consumer]));
     const int32_t own = __shfl_sync(~0u, unit.tiles(args), 0);
     tiles = __shfl_sync(~0u, tiles, 0);
+    const int32_t length = __shfl_sync(~0u, unit.segment_tiles(args), 0);
     switch (args.estimate.per_block) {
       case 8:
-        return walk<16>(own, tiles);
+        return walk<16>(own, tiles, length);
       case 16:
-        return walk<8>(own, tiles);
+        return walk<8>(own, tiles, length);
       case 32:
-        return walk<4>(own, tiles);
+        return walk<4>(own, tiles, length);
       case 64:
-        return walk<2>(own, tiles);
+        return walk<2>(own, tiles, length);
       default:
-        return walk<1>(own, tiles);
+        return walk<1>(own, tiles, length);
     }
   }
 
@@ -374,7 +408,9 @@ struct Consumer {
       begin_and_walk();
       const Unit unit(args, storage.item, consumer);  // again, to hold nothing while it walks
       arrive(storage.item_empty);
+      if (args.parts > 1) ptx::sync_cluster();  // all have their segments' sums
       write_lse();
+      if (args.parts > 1) ptx::sync_cluster();  // and nobody reads them any more
       write_owners(unit);
       synchronise();
       if (!unit.blocks.empty()) write_shares(unit);

@@ -5,8 +5,12 @@
 //
 //   masses of a warpgroup, in the workspace    [num_kv, 64], log2 of a key block's mass for a
 //   vector shares of its query blocks                 2^(mass - lse), summed over a block's vectors
+//
+// Where there are few items, as of a chunk of a prompt, a cluster shares the keys of each: its
+// thread blocks walk over segments of their own, and tell each other the sums of theirs.
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
 #include "../common/ptx/warpgroup.cuh"
@@ -22,7 +26,7 @@ template <typename C>
 __device__ void load(const Arguments& args, Storage<C>& storage) {
   int stage = 0;
   uint32_t parity = 0;
-  int64_t item = blockIdx.x;
+  int64_t item = blockIdx.x / args.parts;
   for (int turn = 0;; ++turn) {
     ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty), turn % 2 ^ 1);
     const uint32_t item_full = ptx::smem_address(&storage.item_full);
@@ -43,7 +47,10 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
       }
     }
     const int32_t key_head = unit.head / args.params.problem.group();
-    for (int32_t tile = 0; tile < tiles; ++tile) {
+    const Interval segments = own_segments(args);
+    const int32_t length = unit.segment_tiles(args);
+    const int32_t end = imin(tiles, segments.end * length);
+    for (int32_t tile = segments.begin * length; tile < end; ++tile) {
       ptx::mbarrier_wait(ptx::smem_address(&storage.key_empty[stage]), parity ^ 1);
       const uint32_t key_full = ptx::smem_address(&storage.key_full[stage]);
       ptx::mbarrier_arrive_expect(key_full, C::kKeyBytes);
@@ -66,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     estimate_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(1024) char memory[];
   auto& storage = *reinterpret_cast<Storage<C>*>(memory);
+  ptx::wait_for_primary();
   if (threadIdx.x == 0) {
     constexpr int kWarps = kConsumers * kWarpgroup / 32;
     ptx::mbarrier_init(ptx::smem_address(&storage.item_full), 1);
@@ -83,8 +91,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     ptx::take_registers<kConsumerRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1;
-    float* masses =
-        args.masses + (int64_t{blockIdx.x} * kConsumers + consumer) * args.params.num_kv * kVectors;
+    const int64_t cluster = blockIdx.x / args.parts;
+    float* masses = args.masses + (cluster * kConsumers + consumer) * args.params.num_kv * kVectors;
     Consumer<C>{args, storage, consumer, masses}.run();
   }
 }
@@ -100,28 +108,51 @@ Status encode(const SelectParams& params, const TensorView& view, int64_t first,
                            map);
 }
 
+/// Thread blocks that share an item of so many tiles: as many as the device has left.
+int32_t parts_of(int64_t items, int32_t tiles, int32_t multiprocessors) {
+  constexpr int32_t kLeastTiles = 4;  // of a part
+  constexpr int32_t kUnpaired = 4;    // multiprocessors that may be left over by clusters
+  int32_t parts = 1;
+  while (parts < kSegments && items * parts * 2 <= multiprocessors - kUnpaired &&
+         tiles >= kLeastTiles * parts * 2) {
+    parts *= 2;
+  }
+  return parts;
+}
+
 template <typename C>
-Status launch(Arguments& args, int32_t most) {
+Status launch(Arguments& args, int32_t most, int32_t multiprocessors) {
   constexpr int kBytes = sizeof(Storage<C>);
   auto* kernel = estimate_kernel<C>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return to_status(error);
   cudaStream_t stream = to_stream(args.params.stream);
-  const uint32_t blocks = static_cast<uint32_t>(args.items < most ? args.items : most);
-  if (blocks == args.items) args.counter = nullptr;
-  if (args.counter != nullptr) {
+  args.parts = 1;
+  if (args.items > most) {
     error = cudaMemsetAsync(args.counter, 0, sizeof(int32_t), stream);
     if (error != cudaSuccess) return to_status(error);
+    kernel<<<most, kThreads, kBytes, stream>>>(args);
+    return launched();
   }
-  kernel<<<blocks, kThreads, kBytes, stream>>>(args);
-  return launched();
+  args.counter = nullptr;
+  const int32_t vectors = ceil_div(args.params.problem.seq_kv, args.estimate.keys);
+  args.parts = parts_of(args.items, ceil_div(vectors, kKeys), multiprocessors);
+  const LaunchShape shape = {static_cast<uint32_t>(args.items * args.parts),
+                             kThreads,
+                             kBytes,
+                             stream,
+                             static_cast<uint32_t>(args.parts),
+                             true};
+  return launch_dependent(kernel, shape, args);
 }
 
 template <Dtype kDtype>
-Status launch_head_dim(Arguments& args, int32_t most) {
-  if (args.params.problem.head_dim <= 64) return launch<Config<kDtype, 64>>(args, most);
-  return launch<Config<kDtype, 128>>(args, most);
+Status launch_head_dim(Arguments& args, int32_t most, int32_t multiprocessors) {
+  if (args.params.problem.head_dim <= 64) {
+    return launch<Config<kDtype, 64>>(args, most, multiprocessors);
+  }
+  return launch<Config<kDtype, 128>>(args, most, multiprocessors);
 }
 
 }  // namespace
@@ -157,8 +188,10 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
   status = encode(params, estimate.key, 0, 1, keys, params.problem.heads_kv, kKeys, &args.key);
   if (!status.ok()) return status;
   args.blocks_at_once = imax(1, kVectors / ceil_div(params.block_q, estimate.rows));
-  args.teams = ceil_div(params.num_q, kConsumers * args.blocks_at_once);
-  args.items = int64_t{args.teams} * params.problem.batch * params.problem.heads_q;
+  const int64_t units =
+      int64_t{ceil_div(params.num_q, args.blocks_at_once)} * params.problem.group();
+  args.teams = static_cast<int32_t>(ceil_div64(units, kConsumers));
+  args.items = int64_t{args.teams} * params.problem.batch * params.problem.heads_kv;
   args.counter = workspace.counter;
   args.masses = workspace.masses;
   args.shares = workspace.scores;
@@ -167,8 +200,9 @@ Status launch_estimate_hopper(const SelectParams& params, const Estimate& estima
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
   if (error != cudaSuccess) return to_status(error);
   const int32_t most = imin(multiprocessors, workspace.walks / kConsumers);
-  return params.problem.dtype == Dtype::kFloat16 ? launch_head_dim<Dtype::kFloat16>(args, most)
-                                                 : launch_head_dim<Dtype::kBFloat16>(args, most);
+  return params.problem.dtype == Dtype::kFloat16
+             ? launch_head_dim<Dtype::kFloat16>(args, most, multiprocessors)
+             : launch_head_dim<Dtype::kBFloat16>(args, most, multiprocessors);
 }
 
 }  // namespace sparse_attn::cuda

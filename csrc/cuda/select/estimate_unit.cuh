@@ -18,6 +18,7 @@ constexpr int kSlabColumns = kRowBytes / 2;
 constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
 constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
 constexpr int kChunks = 2;
+constexpr int kSegments = 8;  // of an entry's keys, whose sums are joined in order
 constexpr int kLanesOfOwner = kWarpgroup / kChunk;
 constexpr int kMostOwners = kVectors / kLanesOfOwner;  // query blocks of a thread
 constexpr int kConsumerRegisters = 160, kLoaderRegisters = 32;
@@ -48,6 +49,7 @@ struct alignas(1024) Storage {
   alignas(16) float chunk[kConsumers][kChunks][kChunk * kChunkPitch];
   alignas(16) float lse[kConsumers][kVectors];
   Owner owners[kConsumers][kVectors];
+  float2 states[kConsumers][kSegments][kVectors];  // of a segment: base and sum, by vector
   int64_t item;
   uint64_t item_full, item_empty;
   uint64_t key_full[C::kStages], key_empty[C::kStages];
@@ -58,10 +60,11 @@ struct Arguments {
   Estimate estimate;
   CUtensorMap query, key;
   int32_t blocks_at_once;  // query blocks of a warpgroup
-  int32_t teams;           // of kConsumers units in a head
+  int32_t teams;           // of kConsumers units, of a key head
   int64_t items;
-  int32_t* counter;  // zeroed; null where each thread block has one item
-  float* masses;     // [thread blocks, kConsumers, num_kv, kVectors]
+  int32_t parts;     // thread blocks of a cluster, which share the segments of an item
+  int32_t* counter;  // zeroed; null where each cluster has one item
+  float* masses;     // [clusters, kConsumers, num_kv, kVectors]
   float* shares;     // [B, Hq, num_q, num_kv]
 };
 
@@ -71,20 +74,20 @@ struct Unit {
   int32_t rows, keys, offset;  // of the batch entry
   Interval blocks, vectors;
 
-  /// Items go by key head, so that its query heads find their keys in L2, the longest first.
+  /// Items go by key head, the longest first. The units of one are neighbours among those of the
+  /// query heads, which read the same keys: the same query blocks of all heads come first.
   __device__ Unit(const Arguments& args, int64_t item, int consumer) {
     const SelectParams& params = args.params;
     const int32_t group = params.problem.group();
-    const int64_t of_key_head = int64_t{args.teams} * group;
-    const int64_t key_head = item / of_key_head;
-    const int32_t rest = static_cast<int32_t>(item % of_key_head);
+    const int64_t key_head = item / args.teams;
+    const int32_t team = args.teams - 1 - static_cast<int32_t>(item % args.teams);
+    const int32_t number = team * kConsumers + consumer;
     batch = static_cast<int32_t>(key_head / params.problem.heads_kv);
-    head = static_cast<int32_t>(key_head % params.problem.heads_kv) * group + rest % group;
+    head = static_cast<int32_t>(key_head % params.problem.heads_kv) * group + number % group;
     rows = params.rows(batch);
     keys = params.entry_keys(batch);
     offset = params.offset(batch);
-    const int32_t team = args.teams - 1 - rest / group;
-    const int32_t first = (team * kConsumers + consumer) * args.blocks_at_once;
+    const int32_t first = number / group * args.blocks_at_once;
     const int32_t there = ceil_div(rows, params.block_q);
     blocks = {imin(first, there), imin(first + args.blocks_at_once, there)};
     vectors = vectors_of(args, blocks);
@@ -105,6 +108,16 @@ struct Unit {
   __device__ int32_t tiles(const Arguments& args) const {
     return vectors.empty() ? 0 : ceil_div(seen(args, vectors.end - 1), kKeys);
   }
+  /// Tiles of a segment, from the entry's keys alone: sums have the same bits whoever makes them.
+  __device__ int32_t segment_tiles(const Arguments& args) const {
+    return imax(1, ceil_div(ceil_div(keys, args.estimate.keys), kKeys * kSegments));
+  }
 };
+
+/// The segments of this thread block of a cluster.
+__device__ __forceinline__ Interval own_segments(const Arguments& args) {
+  const auto rank = static_cast<int32_t>(blockIdx.x % args.parts);
+  return {rank * kSegments / args.parts, (rank + 1) * kSegments / args.parts};
+}
 
 }  // namespace sparse_attn::cuda::estimates
