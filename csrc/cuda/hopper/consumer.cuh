@@ -51,7 +51,9 @@ class Consumer {
         }
         while (plain_follows()) step<false>();
       }
-      if (C::kNarrows && info_.follows == Follows::kNarrow) narrow_step();
+      if constexpr (C::kNarrows) {
+        if (info_.follows == Follows::kNarrow) narrow_step();
+      }
       finished_ = rings_.work.index;
       const bool chunk = C::kFolds && info_.follows == Follows::kChunk;  // not the tile's last one
       if (!chunk) {
@@ -94,8 +96,8 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
     rings_.release_key();
-    prepare_scores<true>();
-    find_maxima<true, true, true>();
+    prepare_scores<C::kTransforms>();
+    find_maxima<true, true, C::kTransforms>();
     keep_top();
     exponentiate(s_, state_, scale_log2());
     pack_probabilities();
@@ -110,12 +112,12 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
-    if (kMasked) masks_.ask(info_, tile_row(), rings_.info_slot());
-    if (C::kEarlyRescale) rescale_out();
+    if constexpr (kMasked) masks_.ask(info_, tile_row(), rings_.info_slot());
+    if constexpr (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     issue_pv();
     rings_.pass_turn();
-    if (kMasked) take_mask();
+    if constexpr (kMasked) take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     rings_.release_key();
@@ -123,11 +125,11 @@ class Consumer {
     if (C::kSmallCaps && kTransforms && scores_are_small(high)) {
       small_softmax_behind_pv(high);
     } else {
-      if (kMasked) prepare_scores<kTransforms>();
+      if constexpr (kMasked) prepare_scores<kTransforms>();
       softmax_behind_pv<false, kMasked, kTransforms>();
     }
     pack_probabilities();
-    if (!C::kEarlyRescale) rescale_out();
+    if constexpr (!C::kEarlyRescale) rescale_out();
   }
 
   /// The last tile, where rows see a few leading keys alone: a step of an eighth of the products.
@@ -174,8 +176,8 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     rings_.release_key();
-    prepare_scores<true>();
-    softmax_behind_pv<true, true, true>();
+    prepare_scores<C::kTransforms>();
+    softmax_behind_pv<true, true, C::kTransforms>();
   }
 
   /// P of the step, while the PV of the step before ends.
@@ -201,7 +203,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void finish_products() {
-    if (C::kEarlyRescale) rescale_out();
+    if constexpr (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     pin_all();
     issue_last_pv();
@@ -216,13 +218,16 @@ class Consumer {
 
   /// That of the query tile's last step, which may be a narrow one.
   __device__ __forceinline__ void issue_last_pv() {
-    if (!C::kNarrows) return issue_pv();
-    if (__any_sync(~0u, narrow_)) {
-      products_.template pv<kNarrowKeys>(o_, p_, rings_.value.index);
+    if constexpr (C::kNarrows) {
+      if (__any_sync(~0u, narrow_)) {
+        products_.template pv<kNarrowKeys>(o_, p_, rings_.value.index);
+      } else {
+        issue_pv();
+      }
+      narrow_ = false;
     } else {
       issue_pv();
     }
-    narrow_ = false;
   }
 
   __device__ __forceinline__ void end_pv() {
@@ -255,7 +260,9 @@ class Consumer {
   template <bool kTransforms>
   __device__ __forceinline__ void prepare_scores() {
     const bool adds = kTransforms && bias_.adds();
-    if (kTransforms && args_.transform && (!adds || args_.capped)) transform_scores();
+    if constexpr (kTransforms) {
+      if (args_.transform && (!adds || args_.capped)) transform_scores();
+    }
     if constexpr (C::kBiased && kTransforms) {
       if (adds) {
         const float rate = args_.transform && !args_.capped ? score_rate() : 1.0f;
@@ -292,11 +299,12 @@ class Consumer {
 
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima() {
-    if (kTransforms && args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
-      take_maxima_off<kFirst>(s_, state_, scale_log2());
-    } else {
-      update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, scale_log2());
+    if constexpr (kTransforms) {
+      if (args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
+        return take_maxima_off<kFirst>(s_, state_, scale_log2());
+      }
     }
+    update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, scale_log2());
   }
 
   /// What a score is multiplied by before anything else.
@@ -316,16 +324,17 @@ class Consumer {
   __device__ __forceinline__ void take_rows() {
     if (C::kScaled) scale_log2_ = args_.scale_log2 * (args_.transform ? 1.0f : key_scale());
     const hopper::Work& work = smem_.work[rings_.work.index];
-    if (C::kBiased) bias_.begin(work);
-    if (!C::kTop) return;
-    const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
-    kept_.load(args_, head, work.first_row + tile_row());
+    if constexpr (C::kBiased) bias_.begin(work);
+    if constexpr (C::kTop) {
+      const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
+      kept_.load(args_, head, work.first_row + tile_row());
+    }
   }
 
   /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
   /// kept, and comes to be the maximum.
   __device__ __forceinline__ void keep_top() {
-    if (C::kTop) kept_.drop_others(s_, info_.key + 2 * (lane_ % 4));
+    if constexpr (C::kTop) kept_.drop_others(s_, info_.key + 2 * (lane_ % 4));
   }
 
   __device__ __forceinline__ void pack_probabilities() {
@@ -343,7 +352,7 @@ class Consumer {
   __device__ __forceinline__ void rescale_out() {
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 2; ++i) o_[i] *= state_.rescale[i / 2 % 2];
-    if (C::kEarlyRescale) ptx::pin(o_);
+    if constexpr (C::kEarlyRescale) ptx::pin(o_);
   }
 
   __device__ __forceinline__ void finish_rows() {

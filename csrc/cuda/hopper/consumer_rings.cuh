@@ -56,10 +56,10 @@ class ConsumerRings {
   }
 
   __device__ __forceinline__ void take_turn() const {
-    if (C::kPingPong) ptx::named_barrier_sync(kBarrierTurn + consumer_, kTurnThreads);
+    if constexpr (C::kPingPong) ptx::named_barrier_sync(kBarrierTurn + consumer_, kTurnThreads);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if (C::kPingPong) pass_turn_to(consumer_ + 1 == C::kConsumers ? 0 : consumer_ + 1);
+    if constexpr (C::kPingPong) pass_turn_to(consumer_ + 1 == C::kConsumers ? 0 : consumer_ + 1);
   }
   __device__ __forceinline__ void pass_turn_to(int consumer) const {
     ptx::named_barrier_arrive(kBarrierTurn + consumer, kTurnThreads);

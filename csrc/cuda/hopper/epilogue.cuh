@@ -44,7 +44,7 @@ class Epilogue {
       const bool folding = folds<C>(args_, work);
       if (folding || is_chunk(work)) {
         if (!folding) write_state(m, l, r, work, strip);
-        if (C::kFolds) maxima_[r] = m;
+        if constexpr (C::kFolds) maxima_[r] = m;
         inverse[r] = l;
         continue;
       }
@@ -69,12 +69,12 @@ class Epilogue {
       }
     } else if (is_chunk(work)) {
       write_partial(o, work, strip);
-      if (!C::kCrossTile) release_query();
+      if constexpr (!C::kCrossTile) release_query();
       __syncwarp();  // before lane 0 gives the work's slot back
       return;
     }
     const uint32_t sO = ptx::smem_address(staged(work));
-    if (C::kCrossTile) {
+    if constexpr (C::kCrossTile) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
       __syncwarp();
     } else {  // the consumer's Q lies there
@@ -97,7 +97,7 @@ class Epilogue {
     } else if (lane_ == 0) {
       store(sO, work, strip);
     }
-    if (!C::kCrossTile) release_query();
+    if constexpr (!C::kCrossTile) release_query();
     __syncwarp();
   }
 
@@ -142,7 +142,7 @@ class Epilogue {
   };
   __device__ __forceinline__ Strip strip_of(const Work& work) const {
     Strip strip = {work.batch, work.head, work.first_row + row_, work.slice.rows.length};
-    if (C::kPacks) {
+    if constexpr (C::kPacks) {
       const int32_t head = args_.packing.head(row_);
       strip.head += head;
       strip.first = work.first_row + args_.packing.row(row_);
@@ -264,7 +264,7 @@ class Epilogue {
                       strip.head, batch});
     }
     ptx::tma_store_commit();
-    if (!C::kCrossTile) ptx::tma_store_wait_read();
+    if constexpr (!C::kCrossTile) ptx::tma_store_wait_read();
   }
 
   /// The same for a query's rows alone, by plain stores.

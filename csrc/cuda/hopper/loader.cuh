@@ -44,7 +44,7 @@ class Loader {
       ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
-      if (kLoads == Loads::kValue) wait_first_key();
+      if constexpr (kLoads == Loads::kValue) wait_first_key();
       if constexpr (kLoads == Loads::kQuery) {
         load_query(work);
       } else {
@@ -53,7 +53,7 @@ class Loader {
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
       work_.advance();
-      if (kLoads == Loads::kQuery) wait_first_key();
+      if constexpr (kLoads == Loads::kQuery) wait_first_key();
     }
   }
 
@@ -91,9 +91,9 @@ class Loader {
     Keys keys = {nullptr, work.slice.num_keys, {}};
     const KeySource& source = args_.params.keys;
     if (paged()) keys.pages = source.table + work.batch * source.table_stride;
-    if (kClears) {
+    if constexpr (kClears) {
       keys.there.main = smem_.there[work_.index][0];
-      if (C::kLeads) keys.there.lead = smem_.there[work_.index][C::kLeads];
+      if constexpr (C::kLeads) keys.there.lead = smem_.there[work_.index][C::kLeads];
     }
     return keys;
   }
@@ -141,7 +141,7 @@ class Loader {
       Step ahead = source.next();
       const int32_t entry_ahead = table_entry(keys, ahead);
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
-      if (kKeys) {
+      if constexpr (kKeys) {
         Follows next = ahead.narrow   ? Follows::kNarrow
                        : masked_ahead ? Follows::kMasked
                                       : Follows::kWhole;
@@ -204,8 +204,8 @@ class Loader {
     info.mask = mask.kind;
     info.follows = follows;
     if (mask.kind == TileMask::kSliding) info.columns = mask.columns;
-    if (C::kTop) info.key = step.key;
-    if (C::kBiased && !C::kListed) {
+    if constexpr (C::kTop) info.key = step.key;
+    if constexpr (C::kBiased && !C::kListed) {
       const View& view = step.lead ? work.slice.lead.view : work.slice.keys;
       info.key = step.key == kUnlimited ? 0 : view.at(step.key);
       info.key_step = view.step;
@@ -330,7 +330,7 @@ class Loader {
   /// Whether L2 need not keep keys: a tile holds all rows that read them, as it mostly does in the
   /// contiguous kernel of few queries.
   __device__ __forceinline__ bool read_once() const {
-    if (!C::kDeals) return C::kFewQueries;
+    if constexpr (!C::kDeals) return C::kFewQueries;
     return args_.packs() == 1 && args_.params.problem.seq_q <= args_.packing.rows;
   }
 

@@ -124,7 +124,7 @@ class MaskWriter {
       const int32_t first = __shfl_sync(~0u, step.key, box);
       if (first == kUnlimited) break;
       RowMask columns = row_columns(seen.second, first);
-      if (C::kLeads) {
+      if constexpr (C::kLeads) {
         const RowMask lead = row_columns(seen.first, first);
 #pragma unroll
         for (int i = 0; i < RowMask::kWords; ++i) columns.word[i] |= lead.word[i];

@@ -28,7 +28,7 @@ class Planner {
     if (C::kRagged || args_.counter == nullptr) ptx::wait_for_primary();
     if constexpr (C::kDeals) {
       num_tiles = imin(__ldcg(args_.deal.counts) * args_.deal.by_width.divisor, num_tiles);
-    } else if (C::kRagged) {
+    } else if constexpr (C::kRagged) {
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
       folds_ = C::kFolds && args_.folds &&
@@ -42,9 +42,10 @@ class Planner {
         continue;
       }
       Bounds bounds = bounds_of(work, rows);
-      if (C::kRawValues) bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
+      if constexpr (C::kRawValues)
+        bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
-      if (C::kListed) {
+      if constexpr (C::kListed) {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
@@ -66,8 +67,8 @@ class Planner {
  private:
   __device__ __forceinline__ Work decode(int32_t tile) {
     if constexpr (C::kDeals) return decode_piece(tile);
-    if (C::kRagged) return decode_in_row(tile);
-    if (!C::kSplits) return decode_whole(tile);
+    if constexpr (C::kRagged) return decode_in_row(tile);
+    if constexpr (!C::kSplits) return decode_whole(tile);
     if (C::kFewQueries || tile < args_.split_items) return decode_split(tile);
     return decode_whole(tile - args_.split_items);
   }
@@ -229,9 +230,9 @@ class Planner {
   }
 
   __device__ __forceinline__ ExistingKeys existing_keys(const Work& work, Interval keys) const {
-    if (!C::kRawValues) return {};
+    if constexpr (!C::kRawValues) return {};
     ExistingKeys there = {work.slice.keys.inside(keys), {}};
-    if (C::kLeads) there.lead = work.slice.lead.inside(args_.params.pattern, keys);
+    if constexpr (C::kLeads) there.lead = work.slice.lead.inside(args_.params.pattern, keys);
     return there;
   }
 
@@ -258,8 +259,8 @@ class Planner {
   __device__ __forceinline__ void publish(const Work& work, const ExistingKeys& there) {
     if (lane_ == 0) {
       smem_.work[slot_.index] = work;
-      if (C::kLeads) smem_.there[slot_.index][C::kLeads] = there.lead;
-      if (C::kRawValues) smem_.there[slot_.index][0] = there.main;
+      if constexpr (C::kLeads) smem_.there[slot_.index][C::kLeads] = there.lead;
+      if constexpr (C::kRawValues) smem_.there[slot_.index][0] = there.main;
       ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_full[slot_.index]));
     }
     __syncwarp();

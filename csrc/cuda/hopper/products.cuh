@@ -28,7 +28,7 @@ class Products {
     constexpr int kSteps = C::kSlabColumns / 16;  // of 16 columns in a slab
     uint64_t q = ptx::wgmma_advance(sQ_, query * C::kConsumers * C::kQueryBytes);
     // Else the descriptors of all steps stay in registers, of which there are too few.
-    if (C::kWide && !C::kPlain) ptx::pin(q);
+    if constexpr (C::kWide && !C::kPlain) ptx::pin(q);
     uint64_t k = ptx::wgmma_advance(sK_, key * C::kKeyBytes);
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {

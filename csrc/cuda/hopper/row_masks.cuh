@@ -46,7 +46,7 @@ class RowMasks {
     find_words(info, row, work, slot, visible_);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (C::kListed) visible_[r] = by_thread(visible_[r]);
+      if constexpr (C::kListed) visible_[r] = by_thread(visible_[r]);
     }
   }
 
@@ -64,7 +64,7 @@ class RowMasks {
       }
       return;
     }
-    if (C::kHalf) {
+    if constexpr (C::kHalf) {
       find(info, row, work, smem_.boxes[slot], visible);
       if (info.mask == TileMask::kPartial) keep_partial(row, work, smem_.boxes[slot], visible);
       return;

@@ -28,7 +28,7 @@ class TileKeys {
   __device__ __forceinline__ int32_t step() const { return step_; }
   /// That of column 8 * eight. A box that is missing in a list has keys past those that exist.
   __device__ __forceinline__ int32_t at(int eight) const {
-    if (!C::kListed) return key_ + 8 * eight * step_;
+    if constexpr (!C::kListed) return key_ + 8 * eight * step_;
     const int32_t box = 8 * eight >> (31 - __clz(box_rows_));  // a power of 2
     return box_keys_[box] + (8 * eight & (box_rows_ - 1));
   }

@@ -95,7 +95,7 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxS
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float m = highest(s, r);
-    if (!kFirst) m = fmaxf(m, state.m[r]);
+    if constexpr (!kFirst) m = fmaxf(m, state.m[r]);
     move_maximum<kFirst, kMasked, kHeldShift>(state, r, quad_max(m), scale);
   }
 }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void take_maxima_off(float (&s)[kCount], SoftmaxState
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float origin = state.m[r] == -INFINITY ? 0.0f : state.m[r];
-    if (!kFirst) {
+    if constexpr (!kFirst) {
       state.rescale[r] = exp2_approx((before.m[r] - origin) * scale);
       state.l[r] = before.l[r] * state.rescale[r];
     }

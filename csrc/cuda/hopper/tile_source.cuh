@@ -41,7 +41,7 @@ __device__ __forceinline__ bool may_write_masks(const Arguments& args, const Til
 /// Tiles of keys that a query tile visits, at most.
 template <class C>
 __device__ __forceinline__ int32_t most_visits(const Arguments& args, const Work& work) {
-  if (!C::kListed) return work.tiles.count();
+  if constexpr (!C::kListed) return work.tiles.count();
   return ceil_div(work.runs.count * args.box_rows, C::BLOCK_KV);
 }
 
@@ -83,7 +83,7 @@ class TileSource {
   /// The next tile; not valid when there is none.
   __device__ __forceinline__ Step next() {
     Step step;
-    if (C::kListed) {
+    if constexpr (C::kListed) {
       step = next_listed();
     } else if (main_left_ > 0) {
       step = {true, false, false, (main_begin_ + --main_left_) * C::BLOCK_KV};
@@ -94,14 +94,14 @@ class TileSource {
 
   /// Whether a tile that was named needs a mask.
   __device__ __forceinline__ bool needs_mask(const Step& step) const {
-    if (C::kListed) return step.need != TileMask::kNone;
+    if constexpr (C::kListed) return step.need != TileMask::kNone;
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     return step.lead ? tiles_.lead_needs_mask(run) : !full_keys_.holds(run);
   }
 
   /// The mask of a tile that needs one.
   __device__ __forceinline__ StepMask mask(const Step& step) const {
-    if (C::kListed) return listed_mask(step);
+    if constexpr (C::kListed) return listed_mask(step);
     if (step.key == kUnlimited) return same_for_all({0, 0}, 0);
     const Interval run = {step.key, step.key + C::BLOCK_KV};
     if (step.lead) {
