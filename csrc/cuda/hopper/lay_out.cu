@@ -8,7 +8,7 @@ namespace sparse_attn::cuda::hopper {
 namespace {
 
 constexpr int64_t kBlocks = 2048;  // fill a device
-constexpr int kThreads = 256;
+constexpr int kLayOutThreads = 256;
 constexpr int32_t kTurn = 128;      // rows that a thread block takes at a time
 constexpr int32_t kMostTile = 128;  // keys of the attention kernel's tiles, which it reads whole
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ void lay_out_rows(const KeySource& keys, const Tensor
   using Stored = typename Of::Stored;
   constexpr int kAhead = 4;  // rows in flight
   const int32_t thread = static_cast<int32_t>(threadIdx.x), in_row = columns / kColumn;
-  const int32_t step = kThreads / in_row, column = thread % in_row;
+  const int32_t step = kLayOutThreads / in_row, column = thread % in_row;
   if (thread >= step * in_row) return;
   const auto* stored = static_cast<const Stored*>(from.data) + column;
   T* numbers = static_cast<T*>(to.data) + batch * to.stride_b + head * to.stride_h;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void lay_out_rows(const KeySource& keys, const Tensor
 
 /// `of_head` thread blocks take turns at the rows of a key head of a batch entry.
 template <typename T, bool kFloat8>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kLayOutThreads)
     lay_out_kernel(const __grid_constant__ AttentionParams params, const TensorView key,
                    const TensorView value, int32_t of_head) {
   const auto number = static_cast<int32_t>(blockIdx.x) / of_head;
@@ -119,7 +119,7 @@ Status lay_out(const AttentionParams& part, const AttentionParams& to) {
   const bool half = p.dtype == Dtype::kFloat16, float8 = part.keys.dtype == Dtype::kFloat8;
   auto* kernel = half ? lay_out_kernel<__half, true> : lay_out_kernel<__nv_bfloat16, true>;
   if (!float8) kernel = half ? lay_out_kernel<__half, false> : lay_out_kernel<__nv_bfloat16, false>;
-  kernel<<<static_cast<uint32_t>(heads * of_head), kThreads, 0, to_stream(part.stream)>>>(
+  kernel<<<static_cast<uint32_t>(heads * of_head), kLayOutThreads, 0, to_stream(part.stream)>>>(
       part, to.keys.key, to.keys.value, of_head);
   return launched();
 }

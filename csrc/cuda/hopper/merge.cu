@@ -15,8 +15,8 @@ namespace sparse_attn::cuda::hopper {
 namespace {
 
 constexpr int kLanes = 32;
-constexpr int kThreads = 128;
-constexpr int kColumns = kThreads / kLanes * 8;  // of a thread block
+constexpr int kMergeThreads = 128;
+constexpr int kColumns = kMergeThreads / kLanes * 8;  // of a thread block
 
 /// What the merge needs of a call: a launch's parameters are fetched on demand.
 struct Call {
@@ -58,7 +58,7 @@ struct Parts {
 /// A thread block's memory, for the most chunks that there may be: blocks that took less would
 /// crowd the multiprocessors that are free first.
 struct Memory {
-  float4 parts[kMostChunks][kThreads];
+  float4 parts[kMostChunks][kMergeThreads];
   Factor factors[kMostChunks][kStripRows];
 };
 
@@ -87,7 +87,8 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
   const int32_t own = threadIdx.x % kMostChunks;
   const float2* states = parts.states + own * parts.state_step;
 #pragma unroll 1
-  for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows; row += kThreads / kMostChunks) {
+  for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows;
+       row += kMergeThreads / kMostChunks) {
     float2 state = {-INFINITY, 0.0f};
     if (own < chunks) state = __ldcg(states + row);
     const float m = state.y == 0.0f ? -INFINITY : state.x;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
   ptx::launch_dependents();
   __shared__ Memory memory;
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// The same of the pieces of a deal, as many as the device knows of.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMergeThreads)
     merge_pieces_kernel(const __grid_constant__ Call call,
                         const __grid_constant__ Partials partials,
                         const __grid_constant__ Deal deal,
@@ -225,7 +226,7 @@ Status merge_chunks(const AttentionParams& params, const Partials& partials) {
   const Call call = call_of(params);
   const int64_t strips = int64_t{partials.heads} * call.classes * partials.strips;
   const LaunchShape shape = {static_cast<uint32_t>(strips * ceil_div(problem.value_dim, kColumns)),
-                             kThreads, 0, to_stream(params.stream)};
+                             kMergeThreads, 0, to_stream(params.stream)};
   const bool half = problem.dtype == Dtype::kFloat16;
   return launch_dependent(half ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>, shape, call,
                           partials);
@@ -238,7 +239,8 @@ Status merge_pieces(const AttentionParams& params, const Partials& partials, con
   const int64_t items = int64_t{deal.most_merged} * deal.by_width.divisor * deal.strips *
                         ceil_div(problem.value_dim, kColumns);
   const int64_t blocks = std::min<int64_t>(items, int64_t{kResident} * multiprocessors);
-  const LaunchShape shape = {static_cast<uint32_t>(blocks), kThreads, 0, to_stream(params.stream)};
+  const LaunchShape shape = {static_cast<uint32_t>(blocks), kMergeThreads, 0,
+                             to_stream(params.stream)};
   const bool half = problem.dtype == Dtype::kFloat16;
   return launch_dependent(half ? merge_pieces_kernel<__half> : merge_pieces_kernel<__nv_bfloat16>,
                           shape, call_of(params), partials, deal, packing);

@@ -6,9 +6,9 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kBoundsThreads = 256;
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBoundsThreads)
     find_bounds(const MaskView mask, int32_t heads, int32_t keys, int32_t* entries) {
   __shared__ int32_t begin, end, count;
   if (threadIdx.x == 0) {
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto* allowed =
       static_cast<const uint8_t*>(mask.data) + batch * mask.stride_b + head * mask.stride_h;
   int32_t own_begin = keys, own_end = 0, own_count = 0;
-  for (int32_t j = static_cast<int32_t>(threadIdx.x); j < keys; j += kThreads) {
+  for (int32_t j = static_cast<int32_t>(threadIdx.x); j < keys; j += kBoundsThreads) {
     if (allowed[j * mask.stride_k] == 0) continue;
     own_begin = imin(own_begin, j);
     own_end = j + 1;
@@ -55,7 +55,7 @@ int64_t padding_entries(const AttentionParams& params) {
 
 Status find_padding(AttentionParams* params, int32_t* entries) {
   const int32_t batches = mask_batches(*params), heads = mask_heads(*params);
-  find_bounds<<<batches * heads, kThreads, 0, to_stream(params->stream)>>>(
+  find_bounds<<<batches * heads, kBoundsThreads, 0, to_stream(params->stream)>>>(
       params->scores.mask, heads, params->problem.seq_kv, entries);
   params->scores.bounds = {entries, batches > 1 ? int64_t{heads} * kPaddingEntries : 0,
                            heads > 1 ? kPaddingEntries : 0, 0, 1};

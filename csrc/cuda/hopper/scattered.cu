@@ -6,13 +6,13 @@
 #include "../../call_features.h"
 #include "../common/launch.cuh"
 #include "../select/global_tokens.h"
+#include "config.h"
 #include "scattered.h"
 
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarp = 32;
+constexpr int kGatherThreads = 256;
 constexpr int kChunk = 8;  // elements that a lane copies; a warp copies the largest head dim
 
 /// A row of a [batch, heads, rows] tensor.
@@ -76,15 +76,15 @@ __device__ __forceinline__ void gather_query(const AttentionParams& params, cons
   const_cast<int32_t*>(rows.outputs.rows)[to.batch * rows.problem.seq_q + to.row] = exists ? i : -1;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ AttentionParams params,
                   const __grid_constant__ ScatteredCalls calls) {
   const Problem& p = params.problem;
   const int32_t listed = calls.columns.pattern.lead.length;
   const int64_t keys = int64_t{p.batch} * p.heads_kv * listed;
   const int64_t queries = int64_t{p.batch} * p.heads_q * calls.rows.problem.seq_q;
-  const int64_t step = int64_t{gridDim.x} * (kThreads / kWarp);
-  for (int64_t at = blockIdx.x * int64_t{kThreads / kWarp} + threadIdx.x / kWarp;
+  const int64_t step = int64_t{gridDim.x} * (kGatherThreads / kWarp);
+  for (int64_t at = blockIdx.x * int64_t{kGatherThreads / kWarp} + threadIdx.x / kWarp;
        at < keys + queries; at += step) {
     if (at < keys) {
       gather_key(params, calls.columns, place_of(at, p.heads_kv, listed));
@@ -192,8 +192,8 @@ Status gather_globals(const AttentionParams& params, const ScatteredCalls& calls
   const Problem& p = params.problem;
   const int64_t rows = int64_t{p.batch} * (int64_t{p.heads_kv} * calls.columns.pattern.lead.length +
                                            int64_t{p.heads_q} * calls.rows.problem.seq_q);
-  gather_kernel<<<grid_for(rows * kWarp, kThreads), kThreads, 0, to_stream(params.stream)>>>(params,
-                                                                                             calls);
+  gather_kernel<<<grid_for(rows * kWarp, kGatherThreads), kGatherThreads, 0,
+                  to_stream(params.stream)>>>(params, calls);
   return launched();
 }
 
