@@ -45,7 +45,8 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
   c.may_split = cuda::hopper::may_split(params);
-  c.cut_small = cuda::hopper::is_cut_small(params);
+  const bool any = params.problem.batch > 0 && params.problem.heads_kv > 0;
+  c.cut_small = any && cuda::hopper::is_cut_small(params);  // no keys have no sections
   return c;
 }
 
@@ -148,7 +149,8 @@ PreparedCall prepare(const Op& op, const CallArguments& args) {
 void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor out,
          MaybeTensor lse) {
   AttentionParams& params = prepared.call.params;
-  if (out.numel() == 0 || params.problem.seq_q == 0) return;  // only rows past the sequences
+  // Where only rows past the sequences are, or no sequence is, nothing is written.
+  if (out.numel() == 0 || params.problem.seq_q == 0 || params.problem.batch == 0) return;
   if (params.problem.seq_kv == 0) {
     torch::stable::zero_(out);
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());

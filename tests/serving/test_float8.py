@@ -189,6 +189,27 @@ def test_scales_without_float8_are_refused(device):
         sa.fused_attention(query, key, value, key_scale=scale)
 
 
+@pytest.mark.parametrize("sizes", [(0, 2), (1, 0)], ids=["no-entry", "no-head"])
+def test_calls_without_entries_or_heads(device, sizes):
+    query = torch.randn(*sizes, 33, 64, device=device).half()
+    key = query.to(FLOAT8)
+    assert sa.can_use(query, key, key)
+    assert sa.fused_attention(query, key, key).shape == query.shape
+
+
+def test_pages_without_a_sequence(device):
+    """All rows of the query lie past the sequences, of which there are none."""
+    query = torch.randn(3, 2, 64, device=device).half()
+    cache = torch.randn(2, 16, 2, 64, device=device).to(FLOAT8)
+    table, lengths, starts = (
+        torch.zeros(size, dtype=torch.int32, device=device) for size in ((0, 1), 0, 1)
+    )
+    given = {"cu_seq_q": starts, "max_q": 16}
+    out = torch.full_like(query, 7)
+    sa.paged_attention(query, cache, cache, table, lengths, out=out, **given)
+    assert bool((out == 7).all())
+
+
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan")])
 @pytest.mark.parametrize("name", ["key_scale", "value_scale"])
 def test_scales_that_are_not_above_0_are_refused_on_a_cpu(name, number):
