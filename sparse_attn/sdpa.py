@@ -203,6 +203,8 @@ def _left(call: dict[str, Any]) -> str | None:
     query, key = call["query"], call["key"]
     if call.get("dropout_p"):
         return f"dropout_p={call['dropout_p']}"
+    if query.is_nested:  # some have no shape to ask for
+        return "nested tensors"
     if query.dim() != 4:
         return f"tensors of {query.dim()} dimensions, expected (B, H, S, D)"
     if query.shape[-2] != key.shape[-2]:
@@ -212,7 +214,7 @@ def _left(call: dict[str, Any]) -> str | None:
 
 def _attend(policy: Policy, layer: int, call: dict[str, Any]) -> torch.Tensor:
     query, key = call["query"], call["key"]
-    length = query.shape[-2]
+    length, scale = query.shape[-2], call.get("scale")
     return attend_in(
         layer,
         query,
@@ -221,5 +223,5 @@ def _attend(policy: Policy, layer: int, call: dict[str, Any]) -> torch.Tensor:
         policy.choose(layer, length, length),
         attn_mask=call.get("attn_mask"),
         is_causal=bool(call.get("is_causal", False)),
-        scale=call.get("scale"),
+        scale=None if scale is None else float(scale),  # torch takes a tensor of one number too
     )

@@ -123,6 +123,38 @@ def test_calls_that_no_engine_serves_are_left(device):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_calls_of_nested_tensors_are_left(layout):
+    class Attend(nn.Module):
+        def forward(self, x):
+            return functional.scaled_dot_product_attention(x, x, x)
+
+    texts, model = [torch.randn(length, 2, 16) for length in (4, 7)], Attend()
+    if layout == torch.strided:
+        x = torch.nested.nested_tensor([text.transpose(0, 1) for text in texts])
+    else:
+        x = torch.nested.nested_tensor(texts, layout=layout).transpose(1, 2)
+    with sa.patch_sdpa(model, BAND) as patched, pytest.warns(UserWarning, match="nested tensors"):
+        got = model(x)
+    assert patched.left == {"nested tensors": 1} and patched.layers == 0
+    for mine, want in zip(got.unbind(), model(x).unbind(), strict=True):
+        assert torch.equal(mine, want)
+
+
+@torch.no_grad()
+def test_a_scale_may_be_what_torch_takes():
+    class Attend(nn.Module):
+        def forward(self, x):
+            return functional.scaled_dot_product_attention(x, x, x, scale=torch.tensor(0.5))
+
+    x, model = torch.randn(1, 2, 32, 16), Attend()
+    with sa.patch_sdpa(model, BAND) as patched:
+        got = model(x)
+    assert patched.layers == 1 and not patched.left
+    assert torch.equal(got, sa.sparse_attention(x, x, x, BAND, scale=0.5))
+
+
+@torch.no_grad()
 def test_a_model_without_such_calls_warns_once(monkeypatch, device):
     monkeypatch.setattr("sparse_attn._warn._given", set())
     model, x = nn.Linear(8, 8, device=device), torch.randn(2, 8, device=device)
