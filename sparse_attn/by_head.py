@@ -230,6 +230,10 @@ def _joined_runs(runs: list[tuple[Pattern, slice]]) -> list[tuple[Pattern, slice
     return found
 
 
+def _has_lists(pattern: ByHead) -> bool:
+    return any(_lists_of(own) is not None for own in (*pattern.patterns.values(), pattern.rest))
+
+
 def _lists_of(pattern: Pattern) -> tuple[int, int] | None:
     """Return the block size of lists by query head that data choose; None of other patterns."""
     if not isinstance(pattern, BlockTopK) or pattern.group != "q" or pattern._by_sketch:
@@ -285,7 +289,8 @@ def attend_by_head(
     given = {name: argument for name, argument in common.items() if argument is not None}
     if not _joins(query, key, value) and "out" not in given and query.dim() == value.dim() == 4:
         given["out"] = empty_output(query, value)
-    joins = joins and query.dim() == 4 and query.shape[2] > _FEW_QUERIES
+    # A traced length is asked about only where the answer matters: to ask would narrow the graph.
+    joins = joins and query.dim() == 4 and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
     parts = parts_of(pattern, query, key, value, given, joins)
     results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
     if len(results) == 1:

@@ -157,6 +157,22 @@ def test_compiled_in_grad_mode_only_the_backward_raises(device, backend, dynamic
     assert "\n" not in str(e.value)
 
 
+def test_export_of_windows_by_head_takes_all_lengths(device):
+    """Nor does one of few queries, which takes lists by another way, narrow them."""
+    pattern = sa.ByHead({0: sa.Full()}, rest=sa.Band((9, 0), sinks=2))
+
+    class Layer(torch.nn.Module):
+        def forward(self, query, key, value):
+            return sa.sparse_attention(query, key, value, pattern, is_causal=True)
+
+    length = torch.export.Dim("length", min=2, max=8192)
+    tensors = Shape(1, 4, 2, 40, 40, 64).make(device)
+    program = torch.export.export(Layer(), tensors, dynamic_shapes=[{2: length}] * 3)
+    for rows in (5, 70):
+        others = Shape(1, 4, 2, rows, rows, 64).make(device)
+        assert torch.equal(program.module()(*others), Layer()(*others))
+
+
 def test_export(device):
     class Layer(torch.nn.Module):
         def forward(self, query, key, value):
