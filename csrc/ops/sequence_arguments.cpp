@@ -33,6 +33,22 @@ Tensor turned(const std::string& op, const char* name, const Tensor& cache) {
   return torch::stable::transpose(cache, 1, 2);
 }
 
+/// Keys with query's head_dim, and values with the tokens and heads of the keys.
+void check_rows(const std::string& op, const char* const* names, const Tensor& query,
+                const Tensor& key, const MaybeTensor& value) {
+  const int64_t last = key.dim() - 1;
+  const int64_t head_dim = query.dim() > 0 ? query.size(query.dim() - 1) : 0;
+  if (key.size(last) != head_dim) {
+    const char* sizes = last == 2 ? "(tokens, heads, " : "(pages, page_size, heads, ";
+    fail_expected(op, text(names[0], " of shape ", sizes, head_dim, ") as query has it"),
+                  shape_of(key));
+  }
+  if (!value) return;
+  const int64_t columns = value->size(last);
+  if (last == 2) return check_shape(op, names[1], *value, {key.size(0), key.size(1), columns});
+  check_shape(op, names[1], *value, {key.size(0), key.size(1), key.size(2), columns});
+}
+
 /// An int32 tensor of `size` numbers on query's device.
 const int32_t* check_numbers(const std::string& op, const char* name, const Tensor& numbers,
                              const Tensor& query, int64_t size) {
@@ -81,6 +97,8 @@ ScaleView check_scales(const std::string& op, const char* name, const MaybeTenso
 
 void view_sequences(const std::string& op, Holding holding, CallArguments* args) {
   if (holding == Holding::kTensors) return;
+  const Tensor query = *args->query;  // shapes are compared as the caller has them
+  const MaybeTensor out = args->out;
   if (args->cu_seq_q) {
     args->query = unpacked(op, "query", *args->query);
     if (args->cu_seq_q->dim() != 1 || args->cu_seq_q->size(0) < 1) {
@@ -96,12 +114,17 @@ void view_sequences(const std::string& op, Holding holding, CallArguments* args)
   } else if (args->max_q) {
     fail_expected(op, "max_q beside cu_seq_q alone", "no cu_seq_q");
   }
-  if (holding == Holding::kPacked) {
-    args->key = unpacked(op, "key", *args->key);
-    if (args->value) args->value = unpacked(op, "value", *args->value);
-  } else {
-    args->key = turned(op, "key_cache", *args->key);
-    if (args->value) args->value = turned(op, "value_cache", *args->value);
+  const Tensor key = *args->key;
+  const MaybeTensor value = args->value;
+  const bool packed = holding == Holding::kPacked;
+  const char* names[] = {packed ? "key" : "key_cache", packed ? "value" : "value_cache"};
+  args->key = packed ? unpacked(op, names[0], key) : turned(op, names[0], key);
+  if (value) args->value = packed ? unpacked(op, names[1], *value) : turned(op, names[1], *value);
+  check_rows(op, names, query, key, value);
+  if (args->cu_seq_q && out && value) {
+    check_shape(op, "out", *out, {query.size(0), query.size(1), value->size(value->dim() - 1)});
+  }
+  if (!packed) {
     if (args->block_table->dim() != 2) {
       fail_expected(op, "block_table of shape (batch, pages of a sequence)",
                     shape_of(*args->block_table));

@@ -228,7 +228,14 @@ WRONG = {
         {"query": lambda t: t[:, :, 0]},
         "query of shape .*; packed queries .* come with cu_seq_q and max_q",
     ),
-    "value": ({"value_cache": lambda t: t[1:]}, "value of shape"),
+    "value": (
+        {"value_cache": lambda t: t[:, :, :1]},
+        r"value_cache of shape \(\d+, (\d+), 2, \d+\), got shape \(\d+, \1, 1, ",
+    ),
+    "head-dim": (
+        {"key_cache": lambda t: t[..., :8]},
+        r"key_cache of shape \(pages, page_size, heads, 64\) as query has it, got .* 8\)",
+    ),
 }
 
 

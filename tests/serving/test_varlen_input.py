@@ -113,6 +113,18 @@ WRONG = {
         {"out": lambda t: torch.zeros(1, 4, 112, 64)},
         r"out of shape \(tokens, heads, head_dim",
     ),
+    "out-rows": (
+        {"out": lambda t: torch.zeros(5, 4, 64)},
+        r"out of shape \(\d+, 4, 64\), got shape \(5, 4, 64\)",
+    ),
+    "value-heads": (
+        {"value": lambda t: t[:, :1]},
+        r"value of shape \((\d+), 2, 64\), got shape \(\1, 1, 64\)",
+    ),
+    "head-dim": (
+        {"key": lambda t: t[..., :8]},
+        r"key of shape \(tokens, heads, 64\) as query has it, got shape \(\d+, 2, 8\)",
+    ),
     "float8": ({"key": lambda t: t.to(torch.float8_e4m3fn)}, "query of dtype float16 or bfloat16"),
 }
 
