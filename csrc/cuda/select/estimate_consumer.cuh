@@ -1,15 +1,16 @@
 // One of the warpgroups of estimate_hopper.cu: products of its 64 query vectors with tiles of
-// key vectors, the masses of their key blocks, and at a walk's end the shares of its query blocks.
+// key vectors, and the masses of their key blocks. At a walk's end estimate_shares.cuh makes them
+// shares of its query blocks.
 #pragma once
 
 #include "../common/log2_units.h"
 #include "../common/ptx/cluster.cuh"
-#include "../common/ptx/cp_async.cuh"
 #include "../common/ptx/global.cuh"
 #include "../common/ptx/math.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
+#include "estimate_shares.cuh"
 #include "estimate_unit.cuh"
 
 namespace sparse_attn::cuda::estimates {
@@ -36,9 +37,6 @@ struct Consumer {
 
   __device__ static void arrive(uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
-  }
-  __device__ void synchronise() const {
-    ptx::named_barrier_sync(kWarpgroupBarrier + consumer, kWarpgroup);
   }
 
   // Warpgroups multiply in turns, each alone: together they would all multiply, then all
@@ -270,111 +268,6 @@ struct Consumer {
     }
   }
 
-  /// Finds what the unit's query blocks own.
-  __device__ void write_owners(const Unit& unit) const {
-    const SelectParams& params = args.params;
-    for (int32_t at = threadIdx.x % kWarpgroup; at < unit.blocks.size(); at += kWarpgroup) {
-      const int32_t block = unit.blocks.begin + at;
-      const Interval own = intersect(unit.vectors, unit.vectors_of(args, {block, block + 1}));
-      const int32_t last = imin((block + 1) * params.block_q, unit.rows) - 1;
-      int32_t live = 0;
-      for (int32_t v = own.begin; v < own.end; ++v) live += unit.seen(args, v) > 0;
-      storage.owners[consumer][at] = {
-          {own.begin - unit.vectors.begin, own.end - unit.vectors.begin},
-          ceil_div(unit.end_of_row(args, last), params.block_kv),
-          live > 0 ? 1.0f / static_cast<float>(live) : 0.0f};
-    }
-  }
-
-  /// Asks for the masses of some key blocks, of those from `first` on; zeros where none were
-  /// stored.
-  __device__ void load_chunk(int32_t first, int32_t chunk, int32_t there) const {
-    constexpr int kPieces = kVectors / 4;
-    const uint32_t to = ptx::smem_address(storage.chunk[consumer][chunk % kChunks]);
-    for (int at = threadIdx.x % kWarpgroup; at < kChunk * kPieces; at += kWarpgroup) {
-      const int32_t j = first + chunk * kChunk + at / kPieces;
-      const bool valid = j < there;
-      ptx::cp_async_16(
-          to + (at / kPieces * kChunkPitch + at % kPieces * 4) * static_cast<int>(sizeof(float)),
-          masses + (valid ? int64_t{j} * kVectors + at % kPieces * 4 : 0), valid);
-    }
-    ptx::cp_async_commit();
-  }
-
-  /// What the query blocks of a thread have of a chunk already.
-  __device__ __forceinline__ void read_shares(float (&to)[kMostOwners], const Unit& unit,
-                                              const float* shares, int32_t j) const {
-    const Owner* owners = storage.owners[consumer];
-#pragma unroll
-    for (int i = 0; i < kMostOwners; ++i) {
-      const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
-      if (at >= unit.blocks.size()) break;
-      const bool reads = args.estimate.adds && j < owners[at].visible;
-      to[i] = reads ? shares[int64_t{at} * args.params.num_kv + j] : 0.0f;
-    }
-  }
-
-  /// The share of a key block, from its masses for the vectors of a query block.
-  __device__ __forceinline__ float share_of(const Interval& rows, const float* mass) const {
-    const float* lse = storage.lse[consumer];
-    float total = 0.0f;
-    int32_t v = rows.begin;
-    if (v % 4 == 0) {
-      for (; v + 4 <= rows.end; v += 4) {
-        const float4 m = *reinterpret_cast<const float4*>(mass + v);
-        const float4 l = *reinterpret_cast<const float4*>(lse + v);
-        total += ptx::exp2_approx(m.x - l.x);
-        total += ptx::exp2_approx(m.y - l.y);
-        total += ptx::exp2_approx(m.z - l.z);
-        total += ptx::exp2_approx(m.w - l.w);
-      }
-    }
-    // A vector that sees nothing has an lse of infinity, and no share.
-    for (; v < rows.end; ++v) total += ptx::exp2_approx(mass[v] - lse[v]);
-    return total;
-  }
-
-  /// Adds the vectors' shares to those of their query blocks, for the key blocks of this thread
-  /// block.
-  __device__ void write_shares(const Unit& unit) const {
-    const SelectParams& params = args.params;
-    const int32_t column = threadIdx.x % kChunk;
-    const Owner* owners = storage.owners[consumer];
-    const int32_t end = unit.vectors.empty() ? 0 : unit.seen(args, unit.vectors.end - 1);
-    const Interval segments = own_segments(args);
-    const int32_t of_segment = unit.segment_tiles(args) * (kKeys / args.estimate.per_block);
-    const int32_t first = imin(segments.begin * of_segment, params.num_kv);
-    const int32_t own_end =
-        segments.end == kSegments ? params.num_kv : imin(segments.end * of_segment, params.num_kv);
-    const int32_t there = imin(ceil_div(end, args.estimate.per_block), own_end);
-    const int64_t list = int64_t{unit.batch} * params.problem.heads_q + unit.head;
-    float* shares = args.shares + (list * params.num_q + unit.blocks.begin) * params.num_kv;
-    const int32_t visible = imin(owners[unit.blocks.size() - 1].visible, own_end);
-    const int32_t chunks = ceil_div(imax(visible - first, 0), kChunk);
-    float before[kMostOwners], upcoming[kMostOwners];
-    for (int chunk = 0; chunk < kChunks - 1; ++chunk) load_chunk(first, chunk, there);
-    read_shares(before, unit, shares, first + column);
-    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      ptx::cp_async_wait<kChunks - 2>();
-      synchronise();
-      load_chunk(first, chunk + kChunks - 1, there);
-      const int32_t j = first + chunk * kChunk + column;
-      read_shares(upcoming, unit, shares, j + kChunk);
-      const float* mass = storage.chunk[consumer][chunk % kChunks] + column * kChunkPitch;
-#pragma unroll
-      for (int i = 0; i < kMostOwners; ++i) {
-        const int32_t at = threadIdx.x % kWarpgroup / kChunk + i * kLanesOfOwner;
-        if (at >= unit.blocks.size()) break;
-        const Owner owner = owners[at];
-        const float share = j < there ? share_of(owner.rows, mass) * owner.weight : 0.0f;
-        if (j < imin(owner.visible, own_end))
-          shares[int64_t{at} * params.num_kv + j] = before[i] + share;
-        before[i] = upcoming[i];
-      }
-    }
-    ptx::cp_async_wait<0>();
-  }
-
   __device__ __forceinline__ void begin_and_walk() {
     int32_t tiles = 0;
 #pragma unroll 1
@@ -411,10 +304,11 @@ struct Consumer {
       if (args.parts > 1) ptx::sync_cluster();  // all have their segments' sums
       write_lse();
       if (args.parts > 1) ptx::sync_cluster();  // and nobody reads them any more
-      write_owners(unit);
-      synchronise();
-      if (!unit.blocks.empty()) write_shares(unit);
-      synchronise();  // masses and lse may be written again
+      const Shares<C> shares{args, storage, consumer, masses};
+      shares.write_owners(unit);
+      synchronise(consumer);
+      if (!unit.blocks.empty()) shares.write(unit);
+      synchronise(consumer);  // masses and lse may be written again
     }
     if (consumer == 0) take_turn();  // the last one's
   }

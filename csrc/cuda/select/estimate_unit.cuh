@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include "../common/ptx/warpgroup.cuh"
 #include "estimate.cuh"
 #include "fragment.cuh"
 
@@ -113,6 +114,11 @@ struct Unit {
     return imax(1, ceil_div(ceil_div(keys, args.estimate.keys), kKeys * kSegments));
   }
 };
+
+/// Waits for all of a warpgroup.
+__device__ __forceinline__ void synchronise(int consumer) {
+  ptx::named_barrier_sync(kWarpgroupBarrier + consumer, kWarpgroup);
+}
 
 /// The segments of this thread block of a cluster.
 __device__ __forceinline__ Interval own_segments(const Arguments& args) {
