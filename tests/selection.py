@@ -11,7 +11,10 @@ import torch
 
 import sparse_attn as sa
 
+SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash")
 LAST_ROWS = 64
+BLOCK = 16
+FEW = {"sink_blocks": 1, "local_blocks": 1}  # forced
 
 
 def blocks_of(length, size):
@@ -336,3 +339,13 @@ def decoding(sketch=None, block=16, tokens=96, **changes):
         block, selector="sketch", budget_tokens=tokens, sketch=sketch,
         **{"local_blocks": 1, **changes},
     )  # fmt: skip
+
+
+def pattern_of(selector="mixed", block=BLOCK, mass=0.7, **changes):
+    """Block top-k by mass, with little that is forced."""
+    return sa.BlockTopK(block, mass, selector, **{**FEW, **changes})
+
+
+def by_budget(block=BLOCK, selector="mean", **changes):
+    """The same by a budget in `changes`."""
+    return sa.BlockTopK(block, None, selector, **{**FEW, **changes})

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 import sparse_attn as sa
 
-SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash")
 MASSES = [0.01, 0.5, 0.7, 0.9, 0.97, 1 - 1e-15, 1.0]
 COUNTS = st.sampled_from([1, 2, 3, 7, 2**31, 2**62])
 SHARES = st.sampled_from([1e-300, 0.1, 1 / 3, 0.5, 1.0])

@@ -10,8 +10,8 @@ import torch
 from fuzz import run_cases
 from hypothesis import strategies as st
 from reference import DTYPES, Shape
-from selection import check_selection
-from selection_cases import SELECTORS, scores_of, selections
+from selection import SELECTORS, check_selection
+from selection_cases import scores_of, selections
 
 ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 lengths = st.one_of(st.integers(1, 100), st.sampled_from([1, 15, 16, 17, 64, 65, 129, 300]))

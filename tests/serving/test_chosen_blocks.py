@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ragged import Ragged, Serving, make_pages, malformed, packed, ragged_for, split, split_lse
 from reference import DTYPES
-from selection_cases import SELECTORS, selections
+from selection import SELECTORS
+from selection_cases import selections
 
 import sparse_attn as sa
 
