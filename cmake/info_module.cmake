@@ -17,7 +17,7 @@ set(cuda_version)
 set(cuda_archs)
 if(SPARSE_ATTN_HAS_CUDA)
   set(cuda_version ${CMAKE_CUDA_COMPILER_VERSION})
-  string(REPLACE ";" " " cuda_archs "${SPARSE_ATTN_CUDA_ARCHS};90a-real")
+  string(REPLACE ";" " " cuda_archs "${CUDA_ARCHS};90a-real")
 endif()
 target_compile_definitions(_info PRIVATE
   SPARSE_ATTN_VERSION="${PROJECT_VERSION}"

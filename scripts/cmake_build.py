@@ -62,6 +62,14 @@ def check_tools() -> None:
         )
 
 
+def cached(build_dir: Path, name: str) -> str | None:
+    """Return the value of an option in a build folder, None where it was never configured."""
+    cache = build_dir / "CMakeCache.txt"
+    text = cache.read_text() if cache.exists() else ""
+    found = re.search(rf"^{name}:\w+=(.*)$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
 def build(
     output_dir: Path,
     targets: tuple[str, ...] = (),
@@ -70,7 +78,7 @@ def build(
 ) -> None:
     """Configure a build folder, this Python's own, and build what is missing into `output_dir`.
 
-    A build of all targets records its sources beside the libraries.
+    A build of all targets records its sources and architectures beside the libraries.
     """
     check_tools()
     torch = torch_folder()
@@ -100,7 +108,7 @@ def build(
         raise SystemExit("sparse_attn: the build failed, its output above says why") from error
     if targets:
         return
-    write_record(output_dir, sources)
+    write_record(output_dir, sources, cached(build_dir, "SPARSE_ATTN_CUDA_ARCHS"))
     if not list(output_dir.glob("_info.*.so")):
         print(
             "sparse_attn: built without its info module, which needs pybind11 and Python's headers:"

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,7 +28,8 @@ EVIDENCE_GROUPS = {
 }
 # What the libraries are made from.
 BUILD_SOURCES = ["csrc/**/*", "cmake/*", "CMakeLists.txt"]
-# Written beside the libraries by every build: the digest of their sources, and their hashes.
+# Written beside the libraries by every build: the digest of their sources, their hashes, and which
+# architectures were asked for (cmake/cuda_archs.cmake).
 RECORD = ".built_from"
 
 
@@ -61,9 +63,18 @@ def library_hashes(package: Path = ROOT / "sparse_attn") -> dict[str, str]:
 
 def libraries_match(package: Path) -> bool:
     """Return whether the libraries in `package` are those that a build of this tree put there."""
-    record = package / RECORD
     state = {"sources": digest_of(BUILD_SOURCES), "libraries": library_hashes(package)}
-    return record.exists() and bool(json.loads(record.read_text()) == state)
+    return state.items() <= _record_of(package).items()
+
+
+def cuda_archs_of(package: Path) -> str | None:
+    """Return what the libraries in `package` were built for: AUTO, ALL or architectures."""
+    return _record_of(package).get("cuda_archs")
+
+
+def _record_of(package: Path) -> dict[str, Any]:
+    record = package / RECORD
+    return json.loads(record.read_text()) if record.exists() else {}
 
 
 def is_copy(package: Path) -> bool:
@@ -72,7 +83,8 @@ def is_copy(package: Path) -> bool:
     return digest_of(["**/*.py"], package) == python and libraries_match(package)
 
 
-def write_record(package: Path, sources: str) -> None:
-    """Record which sources the libraries in `package` were built from."""
-    state = {"sources": sources, "libraries": library_hashes(package)}
+def write_record(package: Path, sources: str, cuda_archs: str | None = None) -> None:
+    """Record which sources the libraries in `package` were built from, and for which GPUs."""
+    libraries = library_hashes(package)
+    state = {"sources": sources, "libraries": libraries, "cuda_archs": cuda_archs}
     (package / RECORD).write_text(json.dumps(state, indent=2) + "\n")

@@ -118,10 +118,11 @@ def hopper_kernels() -> dict[str, str]:
 
 
 class Project:
-    """What CMakeLists.txt says of sources and flags."""
+    """What CMakeLists.txt says of sources and flags, and cuda_archs.cmake of architectures."""
 
     def __init__(self) -> None:
-        self.text = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text())
+        files = (ROOT / "CMakeLists.txt", ROOT / "cmake" / "cuda_archs.cmake")
+        self.text = "".join(re.sub(r"#.*", "", file.read_text()) for file in files)
         self.lists = {
             name: words.replace('"', "").split()
             for name, words in re.findall(r"set\((\w+)((?:\s+[^()\s]+)*)[^()]*\)", self.text)
@@ -139,12 +140,19 @@ class Project:
         return found
 
     def capabilities(self, archs: list[str]) -> list[str]:
-        """Return the builder's words for architectures such as 80-real."""
-        if archs[0].startswith("${"):
-            chosen = self.words("SPARSE_ATTN_CUDA_ARCHS")[0].split(";")
-            if archs[0] == "${dense_archs}":
-                chosen = [arch for arch in chosen if not re.match(r"[1-7]\d-", arch)]
-            archs = chosen
+        """Return the builder's words for architectures such as 80-real, or a list's name.
+
+        As cmake/cuda_archs.cmake makes the lists: code for every GPU, since it runs elsewhere.
+        """
+        everything = self.words("ALL_CUDA_ARCHS")
+        dense = [arch for arch in everything if not re.match(r"[1-7]\d-", arch)]
+        lists = {
+            "${CUDA_ARCHS}": everything,
+            "${CUDA_DENSE_ARCHS}": dense,
+            "${CUDA_DEPENDENT_ARCHS}": [*everything, "90-real"],
+            "${CUDA_DECODE_ARCHS}": [*dense, "90-real"],
+        }
+        archs = lists.get(archs[0], archs)
         levels: dict[str, bool] = {}
         for arch in archs:
             number, _, kind = arch.partition("-")

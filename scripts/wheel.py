@@ -1,8 +1,10 @@
-"""Pack the op libraries in sparse_attn/ into one wheel, ``make wheel``.
+"""Build the op libraries for every GPU and pack them into one wheel, ``make wheel``.
 
-It serves every Python and every torch that the package serves: the libraries hold no Python and
-take torch's stable ABI alone; the info module, which belongs to one Python, stays out. auditwheel
-names the oldest manylinux that they run on; torch's own libraries come with torch.
+A build has code for the GPUs of its machine unless it is told otherwise; a wheel runs elsewhere, so
+libraries of such a build are completed first. The wheel serves every Python and every torch that
+the package serves: the libraries hold no Python and take torch's stable ABI alone; the info module,
+which belongs to one Python, stays out. auditwheel names the oldest manylinux that they run on;
+torch's own libraries come with torch.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .cmake_build import find_tool
-from .digests import ROOT
+from .build import PACKAGE, libraries_stand
+from .cmake_build import build, find_tool
+from .digests import ROOT, cuda_archs_of
 
 DIST = ROOT / "dist"
 TORCH_LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
 LARGEST = 100 * 10**6  # bytes that package indexes take
+
+
+def build_for_all() -> None:
+    """Build what is missing, with code for every GPU unless ``CMAKE_ARGS`` names architectures."""
+    if libraries_stand() and cuda_archs_of(PACKAGE) not in (None, "AUTO"):
+        return
+    named = "SPARSE_ATTN_CUDA_ARCHS" in os.environ.get("CMAKE_ARGS", "")
+    build(PACKAGE, options=() if named else ("-DSPARSE_ATTN_CUDA_ARCHS=ALL",))
 
 
 def check_size(wheel: Path) -> None:
@@ -61,4 +72,5 @@ def pack(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
+    build_for_all()
     print(pack(DIST))

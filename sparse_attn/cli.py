@@ -158,7 +158,7 @@ def _info(options: argparse.Namespace) -> None:
 
 def _capabilities(architectures: Sequence[str]) -> str:
     """Say which GPUs CMake's architectures are for: of ``virtual`` ones, all that follow."""
-    exact, later = [], ""
+    exact, later = [], []
     for architecture in architectures:
         number, _, kind = architecture.partition("-")
         digits = number.rstrip("af")
@@ -166,8 +166,10 @@ def _capabilities(architectures: Sequence[str]) -> str:
         if kind != "virtual":
             exact.append(capability)
         if kind != "real":
-            later = f"; others from {capability} on by PTX"
-    return f"{', '.join(exact)}{later}"
+            later.append(capability)
+    if not later:
+        return ", ".join(exact)
+    return f"{', '.join(exact)}; others from {min(later, key=float)} on by PTX"
 
 
 def _tell_of_transformers() -> None:

@@ -62,6 +62,7 @@ def test_info_names_versions_and_engines():
     ("architectures", "words"),
     [
         (["75-real", "80-real", "80-virtual", "90a-real"], "7.5, 8.0, 9.0; others from 8.0 on by"),
+        (["75-virtual", "80-virtual", "90a-real"], "9.0; others from 7.5 on by PTX"),
         (["90a-real"], "9.0"),
         (["100"], "10.0; others from 10.0 on by PTX"),
     ],

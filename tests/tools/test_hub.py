@@ -59,6 +59,8 @@ def test_kernels_keep_their_flags(settings):
     assert kernels["cuda_hopper_ftz_false"]["cuda-flags"] == ["--use_fast_math", "-ftz=false"]
     assert kernels["cuda_hopper"]["cuda-capabilities"] == ["9.0a"]
     assert kernels["cuda_naive"]["cuda-capabilities"] == ["7.5", "8.0+PTX"]
+    assert kernels["cuda_portable_dense"]["cuda-capabilities"] == ["8.0+PTX"]
+    assert kernels["cuda_select"]["cuda-capabilities"] == ["7.5", "8.0+PTX", "9.0"]
     assert kernels["cuda_decode"]["cuda-capabilities"] == ["8.0+PTX", "9.0"]
     assert "-mavx512f" in kernels["cpu_avx512"]["cxx-flags"]
     assert "-mavx2" not in kernels["cpu_plain"]["cxx-flags"]
