@@ -33,6 +33,9 @@ Status encode_tensor_map(Dtype dtype, const void* data, const TensorMapShape& sh
     // The stride of a dimension of one element must be valid too.
     strides[i - 1] = shape.sizes[i] > 1 ? shape.strides[i - 1] * kElementBytes : kLeastStride;
   }
+  // In pairs of lines rows of odd multiples of 8 columns take up to 1.13 times as long.
+  const auto fetched =
+      shape.wide ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   auto function = encode_function();
   if (function == nullptr) {
     return {CUDA_ERROR_NOT_FOUND, "the CUDA driver has no cuTensorMapEncodeTiled"};
@@ -42,7 +45,7 @@ Status encode_tensor_map(Dtype dtype, const void* data, const TensorMapShape& sh
       dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       5, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       shape.box[0] == kWideBox ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {static_cast<int32_t>(result), "the CUDA driver refused a tensor map"};
 }

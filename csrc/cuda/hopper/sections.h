@@ -67,8 +67,12 @@ class Sections {
   }
 
  private:
-  /// Elements from a row of so many columns to the next: whole sectors.
-  static int32_t row_of(int32_t columns) { return ceil_div(columns, kSector) * kSector; }
+  /// Elements from a row of so many columns to the next: rows that end inside a sector are brought
+  /// faster at every other sector.
+  static int32_t row_of(int32_t columns) {
+    const int32_t unit = columns % kSector == 0 ? kSector : 2 * kSector;
+    return ceil_div(columns, unit) * unit;
+  }
   /// The largest of the fewest equal shares of `items` that are no larger than `most`.
   static int32_t share_of(int32_t items, int64_t most) {
     const auto shares = static_cast<int32_t>(ceil_div64(items, most < 1 ? 1 : most));
@@ -115,16 +119,20 @@ inline bool straddles_sectors(const TensorView& tensor) {
   return (tensor.stride_b | tensor.stride_h | tensor.stride_s) % kSector != 0;
 }
 
-/// Whether laying out rows that begin inside sectors pays: the copy engine brings narrow slabs of
-/// them slowly, and wide heads have many of those.
+/// Whether laying out rows that begin inside sectors pays. The copy engine brings them slowly in
+/// narrow slabs, of which wide heads have many; 104 and 168 columns take longer than more do, and
+/// pay where twice as many rows read a key.
 inline bool pays_for_rows(const AttentionParams& params) {
-  constexpr int32_t kWideHead = 128, kNarrowSlab = 32, kManyKeys = 1024;
+  constexpr int32_t kWideHead = 128, kNarrowSlab = 32, kSlowHeads[] = {104, 168}, kManyKeys = 1024;
   const Problem& p = params.problem;
   const KeySource& keys = params.keys;
-  if (keys.paged() || p.widest_dim() <= kWideHead || p.seq_kv < kManyKeys) return false;
+  if (keys.paged() || p.seq_kv < kManyKeys) return false;
   if (!straddles_sectors(keys.key) && !straddles_sectors(keys.value)) return false;
-  if (slab_of(find_kernel(p.widest_dim(), {params.features}).head_dim) != kNarrowSlab) return false;
-  return have_many_readers(params, params.pattern.causal ? p.seq_q / 2 : p.seq_q);
+  const int32_t columns = columns_of(find_kernel(p.widest_dim(), {params.features}).head_dim);
+  const bool narrow = columns > kWideHead && slab_of(columns) == kNarrowSlab;
+  const bool slow = p.widest_dim() == kSlowHeads[0] || p.widest_dim() == kSlowHeads[1];
+  const int32_t readers = params.pattern.causal ? p.seq_q / 2 : p.seq_q;
+  return (narrow || slow) && have_many_readers(params, narrow ? readers : readers / 2);
 }
 
 /// Whether a tile has every so many keys, which no box of a page brings.

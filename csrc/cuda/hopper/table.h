@@ -71,6 +71,8 @@ enum class Split : int32_t { kNone, kGlobalRows, kAll };
 constexpr int32_t kHeadDims[] = {32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
 constexpr int32_t kNumHeadDims = sizeof(kHeadDims) / sizeof(int32_t);
 
+/// Columns of a tile in shared memory, of which products read the first `head_dim`.
+constexpr int32_t columns_of(int32_t head_dim) { return (head_dim + 31) / 32 * 32; }
 /// Columns of the slabs that make so many.
 constexpr int32_t slab_of(int32_t columns) { return columns % 64 == 0 ? 64 : 32; }
 

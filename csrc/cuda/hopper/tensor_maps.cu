@@ -101,7 +101,8 @@ Status make_mask_map(const AttentionParams& params, int32_t rows, CUtensorMap* m
   const int64_t batch = mask.stride_b == 0 ? 1 : problem.batch;
   const TensorMapShape shape = {{problem.seq_kv, problem.seq_q, 1, heads, batch},
                                 {mask.stride_q, 0, mask.stride_h, mask.stride_b},
-                                {kMaskColumns, rows, 1, 1, 1}};
+                                {kMaskColumns, rows, 1, 1, 1},
+                                /*wide=*/true};
   return encode_tensor_map(problem.dtype, mask.data, shape, map);
 }
 
