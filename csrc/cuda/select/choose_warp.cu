@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWarpsAtOnce = 4;
 constexpr int32_t kFewWarpBlocks = 1024, kMostWarpBlocks = 2048;
-constexpr int64_t kManyLists = 1024;  // up to which a thread block takes the larger ones
+constexpr int64_t kManyLists = 128;  // up to which a thread block takes the larger ones
 
 /// A list; lane l has the blocks l, l + 32, ... of those that are visible.
 template <int kBlocksOfLane>
