@@ -90,8 +90,8 @@ Lists deal_out(const Tiles& tiles, int32_t threads, int32_t slots = kSlotsOfBloc
   return lists;
 }
 
-/// Every chunk is in one piece, every piece of a cut tile has a slot of its own, and the merge
-/// knows the last piece of each.
+/// Every chunk is in one piece, which has one sum, every piece of a cut tile has a slot of its own,
+/// and the merge knows the last piece of each.
 void test_chunks_are_taken_once(const Tiles& tiles, const Lists& lists, const std::string& text) {
   std::vector<std::vector<int32_t>> taken;
   for (const Piece& tile : tiles.all) taken.emplace_back(tile.chunks());
@@ -102,6 +102,8 @@ void test_chunks_are_taken_once(const Tiles& tiles, const Lists& lists, const st
     const int32_t chunks = tiles.all[number].chunks();
     for (int32_t c = 0; c < piece.count; ++c) ++taken[number].at(piece.first + c);
     CHECK(piece.count == 1 || piece.first + piece.count == chunks, text);
+    const int32_t group = group_of(piece.visited), in_group = piece.first % group;
+    CHECK(in_group == 0 || piece.count <= group - in_group, text);
     CHECK((piece.slot < 0) == (piece.pieces == 1), text);
     if (piece.first + piece.count == chunks) last[number] = static_cast<int32_t>(at);
     for (int32_t i = 0; piece.slot >= 0 && i < tiles.width; ++i) {

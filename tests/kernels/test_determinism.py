@@ -49,6 +49,21 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("Sq", [17, 64, 128, 250])
+def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
+    """Of few heads each chunk of keys has a thread block, of more a group of them, then a tile."""
+    keys, most = (700, 16) if device == "cpu" else (9000, 128)
+    query, key, value = Shape(2, most, most // 4, Sq, keys, head_dim).make(device, attend.dtype)
+    calls = []
+    for batch, heads in ((1, 4), (1, most // 4), (1, most // 2), (1, most), (2, most)):
+        own = (query[:batch, :heads], key[:batch, : heads // 4], value[:batch, : heads // 4])
+        out, lse = attend(sa.Full(), *own, is_causal=True, return_lse=True)
+        calls.append((out[:1, :4], lse[:1, :4]))
+    for out, lse in calls[1:]:
+        assert torch.equal(out, calls[0][0]) and torch.equal(lse, calls[0][1])
+
+
 def test_bits_do_not_depend_on_memory_layout(attend, device):
     shape = attend.fit(Shape(2, 2, 2, 90, 90, 64))
     query, key, value = shape.make(device, attend.dtype, memory="gaps")

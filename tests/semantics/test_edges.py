@@ -166,6 +166,15 @@ def test_nan_in_a_key_shows_in_every_row_that_keeps_all(attend, device, name, Sq
     assert out.isnan().all() and lse.isnan().all()
 
 
+@pytest.mark.parametrize("Sq", [1, 17, 130])
+def test_nan_in_many_keys_shows(attend, device, Sq):
+    """Whole chunks of keys that an engine may take by themselves have no score but NaN."""
+    query, key, value = Shape(1, 2, 1, Sq, 4200, 64).make(device, attend.dtype)
+    key[0, 0, 1900:3100] = torch.nan
+    out, lse = attend(sa.Full(), query, key, value, return_lse=True)
+    assert out.isnan().all() and lse.isnan().all()
+
+
 def test_large_scores_stay_finite(attend, device):
     query, key, value = Shape(1, 2, 2, 65, 65, 64).make(device, attend.dtype)
     result = attend(sa.Band(20), 100 * query, 100 * key, value, return_lse=True)

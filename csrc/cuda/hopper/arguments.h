@@ -103,15 +103,19 @@ struct Arguments {
   int32_t split_items = 0;  // of the section
   // Divide by the items of a problem, parts(), packs() and split.chunks.
   Divisor by_items, by_parts, by_packs, by_chunks;
-  bool folds = false;  // a thread block takes all chunks of a tile in turn, and no merge runs
+  Fold folds = Fold::kNone;
   Partials partials;
+  Partials sums;  // [thread blocks, strips of a tile]: of the groups that each has taken of a tile
 
   int32_t long_leads = 0;  // classes of strided leading keys, the first ones, that have a key more
 
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], of token top-k
 
   /// Items of a split tile.
-  SPARSE_ATTN_HD int32_t parts() const { return folds ? 1 : split.chunks; }
+  SPARSE_ATTN_HD int32_t parts() const {
+    if (folds == Fold::kWhole) return 1;
+    return folds == Fold::kGroup ? ceil_div(split.chunks, split.group) : split.chunks;
+  }
   /// Tiles that the heads of a group share.
   SPARSE_ATTN_HD int32_t packs() const { return ceil_div(group, packing.heads); }
   /// Problems whose tiles hold so many heads: whole groups where heads share tiles.

@@ -16,6 +16,16 @@ bool fills(int64_t tiles, int32_t multiprocessors) {
   return tiles >= kLeast * ceil_div64(tiles, multiprocessors) * multiprocessors;
 }
 
+/// Room for what thread blocks have summed of the tiles whose chunks they take in turn.
+void arrange_sums(KernelTile tile, Arena* arena, Arguments* args) {
+  Partials& sums = args->sums;
+  sums.columns = tile.head_dim;
+  sums.max_chunks = 1;
+  const int64_t states = int64_t{args->multiprocessors} * tile.block_q;
+  sums.out = arena->take<float4>(states * sums.columns / 4);
+  sums.state = arena->take<float2>(states);
+}
+
 /// Which query tiles have their keys cut into chunks, and where partial results lie: of as many
 /// heads as have room at once, whole groups where heads share tiles.
 void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
@@ -24,12 +34,24 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   const Problem& problem = params.problem;
   args->split = plan_key_split(params, tile);
   args->packing = {1, tile.block_q};
-  args->folds = may_split(params);
-  if (args->split.chunks == 0) return;
+  if (args->split.chunks == 0) {
+    if (!tile.folds || !may_split(params)) return;
+    args->folds = Fold::kWhole;  // sequences' tiles
+    arrange_sums(tile, arena, args);
+    return;
+  }
   args->packing = pack_heads(params, tile, args->split);
   const int32_t heads = problem.batch * problem.heads_q;
   const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
-  args->folds = tile.folds && params.outputs.rows == nullptr && fills(tiles, args->multiprocessors);
+  if (tile.folds && args->split.group > 0) {
+    const int32_t groups = ceil_div(args->split.chunks, args->split.group);
+    if (fills(tiles, args->multiprocessors)) {
+      args->folds = Fold::kWhole;
+      if (groups > 1) arrange_sums(tile, arena, args);
+    } else if (groups > 1 && fills(tiles * groups, args->multiprocessors)) {
+      args->folds = Fold::kGroup;
+    }
+  }
 
   Partials& partials = args->partials;
   partials.max_chunks = args->parts();
@@ -37,9 +59,9 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   partials.tile_rows = args->split.all ? 0 : tile.block_q;
   partials.strips = ceil_div(ceil_div(args->split.rows(problem, tile), args->classes), kStripRows);
   partials.heads = heads;
-  if (!args->folds) {
+  if (args->folds != Fold::kWhole) {
     const int64_t head_strips = int64_t{args->classes} * partials.strips;
-    const int64_t strip_bytes = Partials::strip_bytes(args->split.chunks, tile.head_dim);
+    const int64_t strip_bytes = Partials::strip_bytes(partials.max_chunks, tile.head_dim);
     const int64_t least = args->packing.heads > 1 ? problem.group() : 1;
     const int64_t room = kMostBytes / (head_strips * strip_bytes) / least;
     partials.heads =
@@ -48,7 +70,7 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
     const int64_t states = strips * partials.max_chunks * kStripRows;
     partials.out = arena->take<float4>(states * partials.columns / 4);
     partials.state = arena->take<float2>(states);
-    partials.chunks = arena->take<int32_t>(strips);
+    partials.counts = arena->take<int32_t>(strips);
   }
   args->by_items = Divisor(args->split.tiles * args->parts());
   args->by_parts = Divisor(args->parts());
@@ -66,7 +88,8 @@ void arrange_deal(KernelTile tile, Arena* arena, Arguments* args) {
   split.all = true;
   args->packing = pack_heads(params, tile, split);
   args->by_packs = Divisor(args->packs());
-  args->folds = true;
+  args->folds = Fold::kWhole;
+  arrange_sums(tile, arena, args);
   const int32_t rows = args->most_tile_rows;
   const int32_t width = args->grid.section / args->group * args->packs();
   Deal& deal = args->deal;

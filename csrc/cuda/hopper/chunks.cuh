@@ -20,28 +20,17 @@ __device__ __forceinline__ Tiles part_of(Tiles tiles, int32_t first, int32_t cou
   return tiles;
 }
 
-/// Whether the thread block takes all chunks of its tiles in turn. Of sequences that differ in
-/// length the device alone knows.
+/// Whether the thread block takes chunks of its tiles in turn. Of sequences that differ in length
+/// the device alone knows.
 template <class C>
 __device__ __forceinline__ bool folds(const Arguments& args,
                                       const typename SharedStorage<C>::Work& work) {
   if constexpr (C::kDeals) {
     return true;
   } else if constexpr (C::kRagged) {
-    return C::kFolds && work.chunks > 0;
+    return C::kFolds && work.chunk_tiles > 0;
   } else {
-    return C::kFolds && args.folds;
-  }
-}
-
-/// Key tiles of a chunk, where it does.
-template <class C>
-__device__ __forceinline__ int32_t folded_tiles(const Arguments& args,
-                                                const typename SharedStorage<C>::Work& work) {
-  if constexpr (C::kRagged) {
-    return work.chunks;
-  } else {
-    return args.split.chunk_tiles(work.tiles.count());
+    return C::kFolds && args.folds != Fold::kNone;
   }
 }
 

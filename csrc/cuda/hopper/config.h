@@ -67,8 +67,7 @@ struct Config {
   static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals);
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
-  // Products read the first HEAD_DIM columns alone.
-  static constexpr int kColumns = (HEAD_DIM + 31) / 32 * 32;
+  static constexpr int kColumns = columns_of(HEAD_DIM);
   static constexpr int kSlabColumns = slab_of(kColumns);
   static constexpr int kRowBytes = kSlabColumns * 2;
   static constexpr int kQueryBytes = kConsumerRows * kColumns * 2;  // of one consumer
@@ -99,7 +98,7 @@ struct Config {
   static constexpr int kQueryBuffers = kCrossTile ? 2 : 1;
   static constexpr int kOutBuffer = kCrossTile ? kQueryBuffers : 0;  // where O is staged
   // Loaders of pages have no room in few registers.
-  static constexpr bool kFewOfProducers = kWide && kPlain && !kRagged;
+  static constexpr bool kFewOfProducers = (kWide || kFewQueries) && kPlain && !kRagged;
   static constexpr int kProducerRegisters = kConsumers == 3   ? 32
                                             : kHalf           ? 48
                                             : kFewOfProducers ? 40
@@ -148,10 +147,13 @@ struct Work {
   int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
   int16_t chunk = -1;   // of the keys, whose partial results are written; -1: it visits them all
-  uint16_t chunks = 0;  // of the query tile; of a ragged one that folds, the key tiles of each
+  uint16_t chunks = 0;  // or groups of chunks, of the query tile: Partials::Count
+  uint16_t chunk_tiles = 0;  // key tiles of each chunk, of those that the thread block folds
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
-  bool written = false;  // some of its key tiles may need a mask that is written
-  int8_t heads = 1;      // that share the tile, from `head` on
+  bool written = false;    // some of its key tiles may need a mask that is written
+  int8_t heads = 1;        // that share the tile, from `head` on
+  int8_t first_group = 0;  // chunks of the group with which a fold begins
+  int8_t group = 0;        // ... and of those after it
   Slice slice;
   Tiles tiles;
   ListedRuns runs;  // of a list

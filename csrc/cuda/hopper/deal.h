@@ -3,8 +3,8 @@
 // key_split.h, from its own sequence alone; here is decided who takes them, which changes no bit: a
 // thread block that takes several sums them as the merge would, from the last one on.
 //
-//    chunks of a tile     0     1     2   |   3   4   5     in the order of the keys
-//    pieces               0     1     2   |       3         the last piece takes what fills a share
+//    chunks of a tile     0   1   2   3   |   4   5   6     in the order of the keys
+//    pieces               0   1   2   3   |       4         the last piece takes what fills a share
 //
 // Plain C++; lengths are known to the device alone, where the kernel that lists them
 // (tile_order.cu) calls this.
@@ -42,9 +42,9 @@ struct Deal {
   int32_t strips = 0;  // of a query tile
 };
 
-/// Partial results of a multiprocessor. A deal of tiles of one length takes 4.3, see
+/// Partial results of a multiprocessor, which deals of tiles of one length have room in, see
 /// tests/cpp/deal_test.cpp.
-constexpr int32_t kSlotsOfBlock = 5;
+constexpr int32_t kSlotsOfBlock = 6;
 
 /// How tiles are cut, of a call with so many thread blocks.
 class DealRule {
@@ -83,10 +83,19 @@ class DealRule {
     if (visited <= share_ && bins <= room_) return chunks;
     const int32_t fits = visited > share_ ? share_ : imin(share_ % visited, visited / 3 * 2);
     if (visited - fits < kLeastGain) return chunks;
-    return imax(1, imin(fits / tile.length, chunks - 1));
+    const int32_t first = imin(chunks - 1, chunks - fits / tile.length);
+    return chunks - whole_groups_from(first, chunks, group_of(visited));
   }
 
  private:
+  /// The first chunk, from one on, with which a piece may begin that ends with the last: inside the
+  /// last group any, else the first of a group, since a piece has one sum.
+  SPARSE_ATTN_HD static constexpr int32_t whole_groups_from(int32_t first, int32_t chunks,
+                                                            int32_t group) {
+    const int32_t last = (chunks - 1) / group * group;
+    return first >= last ? first : ceil_div(first, group) * group;
+  }
+
   int32_t share_ = 1;  // key tiles of a thread block, about
   int64_t room_ = 0;
 };

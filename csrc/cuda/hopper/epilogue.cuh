@@ -13,6 +13,7 @@
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"
+#include "chunk_sum.cuh"
 #include "chunks.cuh"
 #include "config.h"
 #include "softmax.cuh"
@@ -32,7 +33,8 @@ class Epilogue {
         smem_(smem),
         consumer_(consumer),
         row_(consumer * kConsumerRows + threadIdx.x % kWarpgroup / kWarp * kWarpRows),
-        lane_(threadIdx.x % kWarp) {}
+        lane_(threadIdx.x % kWarp),
+        sum_(args, row_, lane_) {}
 
   /// Writes lse, and finds 1 / l of both rows, times the values' scale; of a chunk m and l.
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, float scale_log2,
@@ -53,19 +55,17 @@ class Epilogue {
   }
 
   /// Stores O = `o` / l of a finished tile; of a chunk `o`, which joins the sum where the thread
-  /// block takes all: others follow unless `more` is false.
+  /// block takes several: others follow unless `more` is false.
   __device__ __forceinline__ void write(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
                                         const Work& work, bool more) {
     const Strip strip = strip_of(work);
     if (folds<C>(args_, work)) {
-      fold(o, inverse, work, strip, !more);
+      const RowState state = fold(o, inverse, work, strip, !more);
       if (more) return;
-      if constexpr (C::kDeals) {
-        if (is_dealt(work)) {
-          write_piece(o, work, strip);
-          __syncwarp();  // before lane 0 gives the work's slot back
-          return;
-        }
+      if (is_piece(work)) {
+        write_piece(o, state, work, strip);
+        __syncwarp();  // before lane 0 gives the work's slot back
+        return;
       }
     } else if (is_chunk(work)) {
       write_partial(o, work, strip);
@@ -119,11 +119,11 @@ class Epilogue {
   }
 
   /// Whether the merge joins what is summed here with other pieces of the tile.
-  __device__ __forceinline__ static bool is_dealt(const Work& work) {
+  __device__ __forceinline__ bool is_piece(const Work& work) const {
     if constexpr (C::kDeals) {
       return __any_sync(~0u, work.slot >= 0);  // a vote: uniform to the compiler
     } else {
-      return false;
+      return !C::kRagged && args_.folds == Fold::kGroup;
     }
   }
 
@@ -182,70 +182,49 @@ class Epilogue {
     const Partials& partials = args_.partials;
     const int32_t number = number_of(strip, work);
     partials.state[partials.at(number, work.chunk) * kStripRows + lane_ / 4 + 8 * r] = {m, l};
-    if (work.chunk == 0 && lane_ == 0) partials.chunks[number] = work.chunks;
+    if (work.chunk == 0 && lane_ == 0) partials.counts[number] = work.chunks;
   }
 
   __device__ __forceinline__ void write_partial(const float (&o)[C::HEAD_DIM / 2], const Work& work,
                                                 const Strip& strip) {
     if (strip.rows > 0) {
-      store_out(o, args_.partials.at(number_of(strip, work), work.chunk));
+      sum_.store_out(o, args_.partials, args_.partials.at(number_of(strip, work), work.chunk));
     }
   }
 
   /// Of a piece of a tile: the sum of its chunks.
-  __device__ __forceinline__ void write_piece(const float (&o)[C::HEAD_DIM / 2], const Work& work,
+  __device__ __forceinline__ void write_piece(const float (&o)[C::HEAD_DIM / 2],
+                                              const RowState& state, const Work& work,
                                               const Strip& strip) {
     if (strip.rows <= 0) return;
     const Partials& partials = args_.partials;
-    const int64_t at = int64_t{work.slot} * args_.deal.strips + row_ / kStripRows;
-    if (lane_ % 4 == 0) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        partials.state[at * kStripRows + lane_ / 4 + 8 * r] = {sum_m_[r], sum_l_[r]};
-      }
-    }
-    store_out(o, at);
-  }
-
-  /// The rows' output, where a strip's lies.
-  __device__ __forceinline__ void store_out(const float (&o)[C::HEAD_DIM / 2], int64_t at) {
-    float4* out = args_.partials.out_at(at, 0, lane_);
-#pragma unroll
-    for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
-      out[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+    if constexpr (C::kDeals) {
+      sum_.store(o, state, partials, int64_t{work.slot} * args_.deal.strips + row_ / kStripRows);
+    } else {
+      const int32_t number = number_of(strip, work);
+      if (work.chunk == 0 && lane_ == 0) partials.counts[number] = work.chunks;
+      sum_.store(o, state, partials, partials.at(number, work.chunk));
     }
   }
 
-  /// Joins a chunk with the sum of those before it, as the merge would; the last one becomes the
-  /// result, of which `inverse` is 1 / l.
-  __device__ __forceinline__ void fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
-                                       const Work& work, const Strip& strip, bool last) {
-    auto* sum = reinterpret_cast<float4*>(staged(work)) + lane_;
-    Join join[2];
+  /// Adds a chunk to what is summed of the tile; the last one becomes the result, of which
+  /// `inverse` is 1 / l.
+  __device__ __forceinline__ RowState fold(float (&o)[C::HEAD_DIM / 2], float (&inverse)[2],
+                                           const Work& work, const Strip& strip, bool last) {
+    RowState state;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float m = inverse[r] == 0.0f ? -INFINITY : maxima_[r];
-      join[r] = Join::of(begun_ ? sum_m_[r] : -INFINITY, m, inverse[r]);
-      const float l = join[r].sum(begun_ ? sum_l_[r] : 0.0f, inverse[r]);
-      sum_m_[r] = join[r].m;
-      sum_l_[r] = l;
-      if (last && !is_dealt(work)) inverse[r] = finish_row(join[r].m, l, r, work, strip);
+      state.m[r] = inverse[r] == 0.0f ? -INFINITY : maxima_[r];
+      state.l[r] = inverse[r];
     }
-    if (!begun_) {
-      if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
-      __syncwarp();
-    }
+    sum_.add(o, state, reinterpret_cast<float4*>(staged(work)), work, last);
+    if (last && !is_piece(work)) {
 #pragma unroll
-    for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
-      float4 before = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (begun_) before = sum[i * kWarp];
-      o[4 * i] = join[0].sum(before.x, o[4 * i]);
-      o[4 * i + 1] = join[0].sum(before.y, o[4 * i + 1]);
-      o[4 * i + 2] = join[1].sum(before.z, o[4 * i + 2]);
-      o[4 * i + 3] = join[1].sum(before.w, o[4 * i + 3]);
-      if (!last) sum[i * kWarp] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+      for (int r = 0; r < 2; ++r) {
+        inverse[r] = finish_row(state.m[r], state.l[r], r, work, strip);
+      }
     }
-    begun_ = !last;
+    return state;
   }
 
   /// Row r of the slice among the tensor's.
@@ -304,10 +283,8 @@ class Epilogue {
   const int row_;  // first of this warp's in the query tile
   const int lane_;
 
-  // Where a thread block takes all chunks of a tile.
-  float maxima_[2];            // m of a chunk's rows
-  float sum_m_[2], sum_l_[2];  // of the sum of those before it ...
-  bool begun_ = false;         // ... if there is one
+  float maxima_[2];  // m of a chunk's rows
+  ChunkSum<C> sum_;
 };
 
 }  // namespace sparse_attn::cuda::hopper

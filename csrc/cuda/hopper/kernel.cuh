@@ -85,7 +85,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     pattern.dilation = 1;
     all.classes = 1;
   }
-  if (!C::kFolds) all.folds = false;
+  if (!C::kFolds) all.folds = Fold::kNone;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
   if (!C::kBounds) all.params.scores.bounds = {};
   if (!C::kCaps) all.capped = false;

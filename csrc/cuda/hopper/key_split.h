@@ -3,7 +3,11 @@
 // device idle, and those with global rows, which visit hundreds of key tiles where their neighbours
 // visit ten. From sizes alone: which tiles are split depends on the pattern and the
 // lengths of the sequence, where a chunk ends on what its tile visits; neither on batch, heads or
-// device, so neither do a row's bits.
+// device, so neither do a row's bits. Results join from the last chunk to the first, first those of
+// a group, then groups: a thread block may sum a group, or all, before anybody else knows of it.
+//
+//    chunks    0 1 2 3   4 5 6 7   8 9
+//    a row     (0 <- 1 <- 2 <- 3)  <-  (4 <- 5 <- 6 <- 7)  <-  (8 <- 9)
 #pragma once
 
 #include "../../params.h"
@@ -30,6 +34,7 @@ struct KeySplit {
   int32_t tiles = 0;   // query tiles of a head (and class) that are split
   int32_t chunks = 0;  // of each one's keys, at most
   int32_t least = 0;   // key tiles of a chunk, at least
+  int32_t group = 0;   // chunks of a group of a tile that visits the most
   bool all = false;    // every tile is split; else those from the first global row on
 
   /// Key tiles of a chunk of a query tile that visits so many.
@@ -43,6 +48,18 @@ struct KeySplit {
 };
 
 constexpr int32_t kMostChunks = 16;
+constexpr int32_t kManyKeyTiles = 64;
+
+/// Chunks of a group, of a query tile that visits so many key tiles: of few all are one, since a
+/// thread block that takes several groups keeps their sum in the workspace.
+SPARSE_ATTN_HD constexpr int32_t group_of(int32_t visited) {
+  constexpr int32_t kFewChunks = 4;
+  return visited < kManyKeyTiles ? kMostChunks : kFewChunks;
+}
+
+/// What a thread block takes of a query tile that is split: a chunk, a group of chunks in turn, or
+/// all of them, so that no merge runs.
+enum class Fold : int32_t { kNone, kGroup, kWhole };
 
 /// Key tiles that a query tile of a sequence visits, at most.
 SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, KernelTile tile) {
@@ -73,7 +90,6 @@ struct ChunkRule {
   int32_t few;    // chunks of less than kManyKeyTiles, at most, ...
   int32_t most;   // ... and of more
 };
-constexpr int32_t kManyKeyTiles = 64;
 
 /// The split of a sequence with few query tiles a head.
 SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows, int32_t num_keys,
@@ -90,7 +106,7 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows
     const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
     const int32_t chunks = imin(most, visited / rule.least);
     if (visited < rule.from || chunks <= 1) return {};
-    return {class_tiles, chunks, rule.least, true};
+    return {class_tiles, chunks, rule.least, group_of(visited), true};
   }
   return {};
 }

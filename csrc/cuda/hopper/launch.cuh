@@ -59,7 +59,7 @@ Status launch_tiles(const TensorMaps& maps, Arguments args) {
   if (status.ok() && args.deal.most_merged > 0) {
     return merge_pieces(params, args.partials, args.deal, args.packing, args.multiprocessors);
   }
-  const bool merges = args.split.chunks > 0 && !args.folds;
+  const bool merges = args.split.chunks > 0 && args.folds != Fold::kWhole;
   return status.ok() && merges ? merge_chunks(params, args.partials) : status;
 }
 

@@ -131,7 +131,7 @@ class Loader {
     int32_t chunk = 0, chunk_left = 0;  // key tiles of a chunk, and of this one
     if (kKeys && folding) {
       const int32_t visited = work.tiles.count();
-      chunk = folded_tiles<C>(args_, work);
+      chunk = work.chunk_tiles;
       chunk_left = (visited - 1) % chunk + 1;
     }
     int32_t until_almost = 0;  // key tiles left to be loaded before the planner is told

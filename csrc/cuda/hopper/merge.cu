@@ -14,6 +14,7 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
+constexpr int32_t kLeastGroup = group_of(kManyKeyTiles);  // groups are powers of 2
 constexpr int kLanes = 32;
 constexpr int kMergeThreads = 128;
 constexpr int kColumns = kMergeThreads / kLanes * 8;  // of a thread block
@@ -41,6 +42,17 @@ struct alignas(16) Factor {
   float l;
 };
 
+/// What is summed of a row: l and two columns of its output.
+struct Sum {
+  float l, even, odd;
+
+  __device__ __forceinline__ void add(const Join& join, const Sum& chunk) {
+    l = join.sum(l, chunk.l);
+    even = join.sum(even, chunk.even);
+    odd = join.sum(odd, chunk.odd);
+  }
+};
+
 /// A strip of the results of a query head.
 struct Strip {
   int32_t batch, head;
@@ -60,6 +72,7 @@ struct Parts {
 struct Memory {
   float4 parts[kMostChunks][kMergeThreads];
   Factor factors[kMostChunks][kStripRows];
+  float maxima[kMostChunks / kLeastGroup][kStripRows];  // of groups
 };
 
 /// Copies this thread's results of `chunks` chunks to shared memory.
@@ -75,11 +88,12 @@ __device__ __forceinline__ void fetch_parts(Memory& memory, const Parts& parts, 
   ptx::cp_async_commit();
 }
 
-/// Joins the chunks of a strip and stores its rows; `i` are 8 columns, of which this thread has two
-/// in two rows. Short loops: each byte of code is fetched for the first time.
+/// Joins the chunks of a strip, in groups of so many, and stores its rows; `i` are 8 columns, of
+/// which this thread has two in two rows. Short loops: each byte of code is fetched for the first
+/// time.
 template <typename T>
 __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, const Parts& parts,
-                                           int32_t chunks, const Sequence& sequence,
+                                           int32_t chunks, int32_t group, const Sequence& sequence,
                                            const Strip& strip, int32_t i) {
   const int32_t lane = threadIdx.x % kLanes;
   const bool exists = i * 8 < call.value_dim;
@@ -92,29 +106,41 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
     float2 state = {-INFINITY, 0.0f};
     if (own < chunks) state = __ldcg(states + row);
     const float m = state.y == 0.0f ? -INFINITY : state.x;
-    float top = m;  // of the chunks from this one on
+    const int32_t in_group = own & (group - 1);
+    float top = m;  // of the chunks of the group from this one on
 #pragma unroll
     for (int step = 1; step < kMostChunks; step *= 2) {
       const float later = __shfl_down_sync(~0u, top, step, kMostChunks);
-      if (own + step < kMostChunks) top = fmaxf(top, later);
+      if (in_group + step < group) top = fmaxf(top, later);
     }
     const float before = __shfl_down_sync(~0u, top, 1, kMostChunks);
-    memory.factors[own][row] = {Join::of(own == kMostChunks - 1 ? -INFINITY : before, m, state.y),
+    memory.factors[own][row] = {Join::of(in_group == group - 1 ? -INFINITY : before, m, state.y),
                                 state.y};
+    if (in_group == 0) memory.maxima[own / kLeastGroup][row] = top;
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
 
-  float l[2] = {}, even[2] = {}, odd[2] = {};
+  float m[2] = {-INFINITY, -INFINITY};
+  Sum all[2] = {};
+#pragma unroll 1
+  for (int32_t first = (chunks - 1) & -group; first >= 0; first -= group) {
+    Sum own[2] = {};
 #pragma unroll 2
-  for (int32_t c = chunks - 1; c >= 0; --c) {
-    const float4 part = memory.parts[c][threadIdx.x];
+    for (int32_t c = imin(first + group, chunks) - 1; c >= first; --c) {
+      const float4 part = memory.parts[c][threadIdx.x];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Factor factor = memory.factors[c][lane / 4 + 8 * r];
+        own[r].add(factor.join, {factor.l, r == 0 ? part.x : part.z, r == 0 ? part.y : part.w});
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Factor factor = memory.factors[c][lane / 4 + 8 * r];
-      l[r] = factor.join.sum(l[r], factor.l);
-      even[r] = factor.join.sum(even[r], r == 0 ? part.x : part.z);
-      odd[r] = factor.join.sum(odd[r], r == 0 ? part.y : part.w);
+      const Join join =
+          Join::of(m[r], memory.maxima[first / kLeastGroup][lane / 4 + 8 * r], own[r].l);
+      m[r] = join.m;
+      all[r].add(join, own[r]);
     }
   }
 
@@ -125,19 +151,18 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
     const int32_t row = tensor_row(call, sequence, strip.batch,
                                    strip.class_idx + (strip.first + in_strip) * call.dilation);
     if (row < 0) continue;
-    const float m = memory.factors[0][in_strip].join.m;
     if (out.lse != nullptr && i == 0 && lane % 4 == 0) {
       out.lse[strip.batch * out.lse_stride_b + strip.head * out.lse_stride_h +
-              row * out.lse_stride_s] = log_sum(m, l[r]);
+              row * out.lse_stride_s] = log_sum(m[r], all[r].l);
     }
     if (!exists) continue;
-    float inverse = inverse_of(m, l[r], call.sink_logits, strip.head);
+    float inverse = inverse_of(m[r], all[r].l, call.sink_logits, strip.head);
     if (call.value_scale.data != nullptr) {
       inverse *= call.value_scale.at(strip.batch, strip.head, call.group);
     }
     T* to = static_cast<T*>(out.out.data) + strip.batch * out.out.stride_b +
             strip.head * out.out.stride_h + row * out.out.stride_s + i * 8 + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(to) = pack<T>(even[r] * inverse, odd[r] * inverse);
+    *reinterpret_cast<uint32_t*>(to) = pack<T>(all[r].even * inverse, all[r].odd * inverse);
   }
 }
 
@@ -166,7 +191,8 @@ __global__ void __launch_bounds__(kMergeThreads)
                 (number - problem * partials.strips) * kStripRows;
   if (strip.class_idx + strip.first * call.dilation >= sequence.rows) return;  // of no query
   fetch_parts(memory, parts, partials.max_chunks);
-  join_parts<T>(call, memory, parts, __ldcg(partials.chunks + number), sequence, strip, i);
+  const auto count = Partials::Count::of(__ldcg(partials.counts + number));
+  join_parts<T>(call, memory, parts, count.number, count.group(), sequence, strip, i);
 }
 
 /// The same of the pieces of a deal, as many as the device knows of.
@@ -207,7 +233,7 @@ __global__ void __launch_bounds__(kMergeThreads)
         partials.state + first * kStripRows, deal.strips * partials.columns / 8 * kLanes,
         deal.strips * kStripRows};
     fetch_parts(memory, parts, pieces);
-    join_parts<T>(call, memory, parts, pieces, sequence, strip, i);
+    join_parts<T>(call, memory, parts, pieces, group_of(whole.w), sequence, strip, i);
     __syncthreads();  // before the memory is written again
   }
 }

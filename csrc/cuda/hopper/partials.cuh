@@ -18,13 +18,29 @@ constexpr int kStripRows = 16;
 struct Partials {
   float4* out = nullptr;      // [strips, max_chunks, columns / 8, 32]: rows g, g + 8 of lane 4g + t
   float2* state = nullptr;    // [strips, max_chunks, 16]: m, l
-  int32_t* chunks = nullptr;  // [strips], how many were visited
+  int32_t* counts = nullptr;  // [strips]
   int32_t strips = 0;         // of a (head, class)
   int32_t first_head = 0, heads = 0;
   int32_t max_chunks = 0;
   int32_t columns = 0;
   int32_t tile_rows = 0;  // 0: the rows are all queries; else those of query tiles of this height,
                           // from that of the first global row on
+
+  /// How many chunks, or groups, of a tile are stored, and whether they are of one group.
+  struct Count {
+    static constexpr int32_t kOneGroup = 1 << 15;
+
+    int32_t number;
+    bool one_group;
+
+    SPARSE_ATTN_HD constexpr static Count of(int32_t code) {
+      return {code & ~kOneGroup, (code & kOneGroup) != 0};
+    }
+    SPARSE_ATTN_HD constexpr int32_t group() const {
+      return one_group ? kMostChunks : group_of(kManyKeyTiles);
+    }
+    SPARSE_ATTN_HD constexpr int32_t code() const { return number | (one_group ? kOneGroup : 0); }
+  };
 
   /// Where a chunk's strip begins, in strips.
   SPARSE_ATTN_HD constexpr int64_t at(int32_t strip, int32_t chunk) const {
@@ -46,18 +62,18 @@ struct Partials {
   }
 };
 
-/// How a chunk joins what was summed before it, from the last chunk to the first: one without keys
-/// for the row adds nothing, so the bits do not depend on which chunks other rows visited.
+/// How a chunk joins what was summed before it, and a group what groups before it were: one without
+/// keys for the row adds nothing, so the bits do not depend on which chunks other rows visited.
 struct Join {
   float m;          // of both
   float kept, own;  // what the sum before and the chunk are multiplied by
 
   /// Of a sum with maximum `before` and a chunk of `m` and `l`; m is -inf where there were no keys,
-  /// and where scores are NaN, which l shows.
+  /// and where all scores are NaN, which l shows and hands on.
   __device__ __forceinline__ static Join of(float before, float m, float l) {
     const float both = fmaxf(before, m);
-    return {both, before == both ? 1.0f : ptx::exp2_approx(before - both),
-            l == 0.0f ? 0.0f : ptx::exp2_approx(m - both)};
+    const float kept = before == both ? 1.0f : ptx::exp2_approx(before - both);
+    return {both, kept, l == 0.0f || l != l ? l : ptx::exp2_approx(m - both)};
   }
   __device__ __forceinline__ float sum(float before, float chunk) const {
     const float rest = before * kept;

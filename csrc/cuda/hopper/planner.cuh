@@ -31,7 +31,7 @@ class Planner {
     } else if constexpr (C::kRagged) {
       const int32_t rows = __ldcg(args_.sequence_ends + args_.params.problem.batch);
       num_tiles = imin(rows * args_.grid.section, num_tiles);
-      folds_ = C::kFolds && args_.folds &&
+      folds_ = C::kFolds && args_.folds != Fold::kNone &&
                __ldcg(args_.sequence_ends + args_.params.problem.batch + 1) != 0;
     }
     for (int32_t tile = blockIdx.x; tile < num_tiles; tile = next_tile(tile)) {
@@ -49,12 +49,12 @@ class Planner {
         work.runs =
             list_.runs(work.batch, work.head, work.first_row / list_.block_q, args_.box_rows);
       }
-      if (C::kSplits && work.chunk >= 0 && !args_.folds && !take_chunk(work)) continue;
+      if (C::kSplits && work.chunk >= 0 && !take_chunk(work)) continue;
       if constexpr (C::kDeals) {
         work.tiles = part_of(work.tiles, dealt_.begin, dealt_.size());
       } else if (C::kRagged && folds_) {
-        const int32_t length = imax(1, own_.chunk_tiles(work.tiles.count()));
-        work.chunks = static_cast<uint16_t>(imin(length, UINT16_MAX));
+        const int32_t visited = work.tiles.count(), length = imax(1, own_.chunk_tiles(visited));
+        fold_by(length, count_chunks(length, visited), group_of(visited), work);
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work, existing_keys(work, bounds.any));
@@ -97,15 +97,35 @@ class Planner {
     return Interval{first, first + args_.split.tiles * C::BLOCK_Q}.contains(work.first_row);
   }
 
-  /// Leaves of what the tile visits its chunk; false where it has fewer chunks.
+  /// How many chunks of `length` key tiles there are.
+  __device__ __forceinline__ int32_t count_chunks(int32_t length, int32_t visited) const {
+    const uint32_t begun = __ballot_sync(~0u, lane_ * length < visited);  // a lane each
+    return imax(1, __popc(begun));
+  }
+
+  /// The thread block takes the last ones of `chunks` chunks in turn.
+  __device__ __forceinline__ static void fold_by(int32_t length, int32_t chunks, int32_t group,
+                                                 Work& work) {
+    work.chunk_tiles = static_cast<uint16_t>(imin(length, UINT16_MAX));
+    work.first_group = static_cast<int8_t>((chunks - 1) % group + 1);
+    work.group = static_cast<int8_t>(group);
+  }
+
+  /// Leaves of what the tile visits its chunk or group; false where it has fewer.
   __device__ __forceinline__ bool take_chunk(Work& work) const {
     const int32_t visited = work.tiles.count();
     const int32_t length =  // chunk_tiles, by a product
         imax(args_.split.least, args_.by_chunks.divide(visited + args_.split.chunks - 1));
-    if (work.chunk > 0 && work.chunk * length >= visited) return false;
-    const uint32_t begun = __ballot_sync(~0u, lane_ * length < visited);  // a lane each
-    work.chunks = static_cast<uint16_t>(imax(1, __popc(begun)));
-    work.tiles = part_of(work.tiles, work.chunk * length, length);
+    const int32_t chunks = count_chunks(length, visited), group = group_of(visited);
+    if (args_.folds != Fold::kNone) {
+      fold_by(length, args_.folds == Fold::kWhole ? chunks : group, group, work);
+    }
+    if (args_.folds == Fold::kWhole) return true;
+    const int32_t in_part = args_.folds == Fold::kGroup ? group : 1;
+    if (work.chunk > 0 && work.chunk * in_part >= chunks) return false;
+    const Partials::Count count = {ceil_div(chunks, in_part), group >= chunks};
+    work.chunks = static_cast<uint16_t>(count.code());
+    work.tiles = part_of(work.tiles, work.chunk * in_part * length, in_part * length);
     return true;
   }
 
@@ -122,7 +142,7 @@ class Planner {
     Work work = place(whole.x + group * args_.group + head);
     work.heads = static_cast<int8_t>(imin(args_.packing.heads, args_.group - head));
     work.first_row = whole.y * C::BLOCK_Q;
-    work.chunks = static_cast<uint16_t>(imin(whole.z, UINT16_MAX));
+    fold_by(whole.z, part.x + part.y, group_of(whole.w), work);
     if constexpr (C::kDeals) {
       if (part.z >= 0) work.slot = part.z + in_piece * part.w + part.x;
     }

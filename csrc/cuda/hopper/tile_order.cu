@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kSequenceThreads)
       own_visited += static_cast<unsigned long long>(whole.visited) * args.deal.by_width.divisor;
       continue;
     }
-    if (args.folds) {
+    if (args.folds != Fold::kNone) {
       const KeySplit split = split_of_sequence(
           params.pattern, sequence, has_placed_globals(params.sequences), row.row_block, tile);
       if (split.chunks > 0) {

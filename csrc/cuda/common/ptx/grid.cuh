@@ -4,6 +4,13 @@
 
 namespace sparse_attn::cuda::ptx {
 
+/// blockIdx.x, read anew: what is computed from it takes no registers across a loop.
+__device__ __forceinline__ uint32_t block_number() {
+  uint32_t number;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+  return number;
+}
+
 /// Once every thread block has called this or has ended, the blocks of a dependent may begin.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
