@@ -61,7 +61,7 @@ Status launch_topk(const Arguments& args) {
                 "shared memory of a block");
   const AttentionParams& params = args.params;
   RankLaunch rank = {};
-  rank.plan = portable::plan_grid<Rank::BLOCK_Q>(params);
+  rank.plan = portable::plan_grid(params, Rank::BLOCK_Q);
   rank.thresholds = args.thresholds;
   TensorMaps maps;
   TileCoordinates coordinates;

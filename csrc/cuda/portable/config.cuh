@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../common/mma_product.cuh"
+#include "../common/partial_rows.cuh"
 #include "product_float.cuh"
 #include "tile.h"
 
@@ -15,6 +16,9 @@ template <KernelKind kKind, int HEAD_DIM>
 struct OwnShape {
   static constexpr TileShape kShape = tile_shape(kKind, HEAD_DIM);
 };
+
+/// The partial results of kernels that do not cut keys into chunks.
+struct NoPartials {};
 
 template <typename T_, KernelKind kKind, int HEAD_DIM_, bool kPartialBlocks = !is_dense(kKind),
           typename Shape = OwnShape<kKind, HEAD_DIM_>>
@@ -34,6 +38,7 @@ struct Config {
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr bool kGeneral = !is_dense(kKind);
   static constexpr bool kBits = kPartialBlocks;  // lists may have partial blocks
+  static constexpr bool kChunks = has_chunks(kKind);
   static constexpr bool kTop = kKind == KernelKind::kTop;
   /// Key tiles are those of a range and nothing else.
   static constexpr bool kRanges = kTop || kKind == KernelKind::kRank;
@@ -41,11 +46,12 @@ struct Config {
   /// they weigh more, and worse at large ones.
   static constexpr bool kInterleaved = !kFloat && HEAD_DIM <= 64;
   /// Thread blocks that share a multiprocessor's registers.
-  static constexpr int kBlocksPerSm = kThreads > 128 ? 1 : 2;
+  static constexpr int kBlocksPerSm = kThreads > 128 ? 1 : kChunks && HEAD_DIM == 128 ? 3 : 2;
 
   using Products = std::conditional_t<
       kFloat, FmaProducts<HEAD_DIM, BLOCK_KV, kPitch>,
       TensorCoreProducts<T, HEAD_DIM, BLOCK_KV, MT, kPitch, kShape.query_registers>>;
+  using Partials = std::conditional_t<kChunks, PartialRows, NoPartials>;
   using Walk = TileWalk<BLOCK_KV, kShape.granule, kBits>;
   using Step = typename Walk::Step;
   using Scores = float[MT][NT][4];

@@ -1,6 +1,6 @@
 // The portable engine: any GPU from sm_75. Chooses kernel and tile by the case and by the device's
-// opt-in shared memory, lays out the workspace (bits of global tokens, thresholds of top-k), and
-// launches.
+// opt-in shared memory, lays out the workspace (bits of global tokens, thresholds of top-k, partial
+// results), and launches.
 #include <array>
 #include <cstdlib>
 #include <iterator>
@@ -11,7 +11,9 @@
 #include "../common/radix_select.cuh"
 #include "../engines.h"
 #include "../select/global_tokens.h"
+#include "key_split.h"
 #include "launch.h"
+#include "work.cuh"
 
 namespace sparse_attn::cuda {
 namespace {
@@ -62,6 +64,17 @@ int32_t smem_limit(int32_t device) {
   return override_limit == nullptr ? limit : imin(limit, std::atoi(override_limit));
 }
 
+/// The kernel of a float32 call. Rows of one chunk have the same bits in all, so that calls without
+/// chunks take the one that knows none.
+KernelKind float_kernel(const AttentionParams& params) {
+  if (params.pattern.topk > 0) return KernelKind::kFloat;  // thresholds are those of whole rows
+  if (params.problem.seq_q <= tile_shape(KernelKind::kFloatLow, 1).block_q) {
+    return KernelKind::kFloatLow;  // a warp for each tile: the others would have no rows
+  }
+  const auto tile = tile_shape(KernelKind::kFloatChunks, params.problem.widest_dim());
+  return portable::most_chunks(params, tile) > 1 ? KernelKind::kFloatChunks : KernelKind::kFloat;
+}
+
 LaunchChoice choose(const AttentionParams& params) {
   LaunchChoice choice;
   choice.aligned = !params.features.has(Feature::kUnaligned);
@@ -72,6 +85,7 @@ LaunchChoice choose(const AttentionParams& params) {
       portable::topk_fits(params.problem.widest_dim(), choice.smem_limit)) {
     choice.kind = KernelKind::kTop;
   }
+  if (choice.kind == KernelKind::kFloat) choice.kind = float_kernel(params);
   return choice;
 }
 
@@ -98,9 +112,39 @@ constexpr std::array<Launch, sizeof...(kTile)> launchers(std::index_sequence<kTi
   return {launcher<kTiles[kTile].kind, kTiles[kTile].shape.head_dim>()...};
 }
 
+/// Thread blocks of a tile's kernel that a device holds at once.
+int32_t resident_blocks(const AttentionParams& params, const portable::TileShape& tile) {
+  constexpr int32_t kResidentThreads = 256;  // by their registers
+  int multiprocessors = 0;
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, params.device);
+  return multiprocessors * kResidentThreads / tile.threads();
+}
+
+/// Room for the chunks that thread blocks share out, where they do.
+PartialRows lay_out_partials(const AttentionParams& params, const LaunchChoice& choice,
+                             Arena* arena) {
+  PartialRows partials;
+  partials.max_chunks = 1;
+  if (!has_chunks(choice.kind)) return partials;
+  const portable::TileShape tile = tile_shape(choice.kind, params.problem.widest_dim());
+  const portable::GridPlan grid = portable::plan_grid(params, tile.block_q);
+  partials.max_chunks = portable::plan_split(params, tile, int64_t{grid.tiles} * grid.heads,
+                                             resident_blocks(params, tile));
+  if (partials.max_chunks == 1) return partials;
+  partials.rows = params.problem.seq_q;
+  partials.heads = grid.heads;
+  partials.columns = portable::partial_columns(params.problem.value_dim);
+  const int64_t rows = int64_t{partials.heads} * partials.rows;
+  partials.out = arena->take<float>(rows * partials.max_chunks * partials.columns);
+  partials.state = arena->take<float2>(rows * partials.max_chunks);
+  partials.chunks = arena->take<int32_t>(rows);
+  return partials;
+}
+
 struct Workspace {
   Threshold* thresholds = nullptr;  // [B, Hq, Sq], with top-k
-  char* global_tokens = nullptr;    // scattered ones
+  PartialRows partials;
+  char* global_tokens = nullptr;  // scattered ones
 };
 
 Workspace lay_out(const AttentionParams& params, const LaunchChoice& choice, Arena* arena) {
@@ -109,6 +153,7 @@ Workspace lay_out(const AttentionParams& params, const LaunchChoice& choice, Are
     workspace.thresholds = arena->take<Threshold>(int64_t{params.problem.batch} *
                                                   params.problem.heads_q * params.problem.seq_q);
   }
+  workspace.partials = lay_out_partials(params, choice, arena);
   workspace.global_tokens = arena->take<char>(global_token_bytes(params, key_tile(params, choice)));
   return workspace;
 }
@@ -125,6 +170,7 @@ Status run(const AttentionParams& given) {
   Arena arena(params.workspace);
   const Workspace workspace = lay_out(params, choice, &arena);
   choice.thresholds = workspace.thresholds;
+  choice.partials = workspace.partials;
   Status status = mark_global_tokens(&params, key_tile(params, choice), workspace.global_tokens);
   if (!status.ok()) return status;
   constexpr auto kLaunchers = launchers(std::make_index_sequence<std::size(kTiles)>());

@@ -5,5 +5,7 @@ namespace sparse_attn::cuda::portable {
 
 template Status launch<KernelKind::kGeneral, 64>(const AttentionParams&, const LaunchChoice&);
 template Status launch<KernelKind::kFloat, 64>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kFloatChunks, 64>(const AttentionParams&, const LaunchChoice&);
+template Status launch<KernelKind::kFloatLow, 64>(const AttentionParams&, const LaunchChoice&);
 
 }  // namespace sparse_attn::cuda::portable

@@ -3,6 +3,7 @@
 // slots in shared memory, K0 V0 K1 V1 ..., two loads ahead of the products.
 #pragma once
 
+#include "chunks.cuh"
 #include "store.cuh"
 #include "topk_keep.cuh"
 #include "transform.cuh"
@@ -28,7 +29,7 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const __grid_constant__ AttentionParams params,
                      const __grid_constant__ GridPlan plan, const Threshold* thresholds,
-                     bool aligned) {
+                     bool aligned, const __grid_constant__ typename Config::Partials partials) {
   constexpr TileShape kShape = Config::kShape;
   extern __shared__ __align__(128) char dynamic_smem[];
   char* smem = held_address(dynamic_smem);
@@ -48,7 +49,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   uint32_t free_slot = ring + (kShape.slots - 1) * kShape.slot_bytes();
 
   int32_t position = 0;
+  KernelChunks<Config> chunks(tile, partials);
+  if (!chunks.find(position)) return;
   typename Config::Step step = walk.next(position);
+  chunks.enter(position);
   if (step.exists()) tile.load_keys(key_slot, step);
   ptx::cp_async_commit();
   ptx::cp_async_wait<1>();
@@ -122,10 +126,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     key_slot = free_slot;
     free_slot = read;
     step = next_step;
+    if (chunks.left(step.exists(), position)) chunks.turn(rO, state, exponent, position);
   }
   ptx::cp_async_wait<0>();
-  state.finish(exponent);
-  store_tile<Config>(rO, state, tile, smem);
+  chunks.store(rO, state, exponent, smem);
 }
 
 }  // namespace sparse_attn::cuda::portable

@@ -22,11 +22,17 @@ Status launch_kernel(Kernel kernel, dim3 blocks, int32_t threads, int32_t smem_b
 template <typename Config>
 Status launch_config(const AttentionParams& params, const LaunchChoice& choice) {
   constexpr TileShape kShape = Config::kShape;
-  GridPlan plan = plan_grid<Config::BLOCK_Q>(params);
+  GridPlan plan = plan_grid(params, Config::BLOCK_Q);
+  uint32_t chunks = 1;
+  typename Config::Partials partials = {};
+  if constexpr (Config::kChunks) {
+    partials = choice.partials;
+    chunks = partials.max_chunks;
+  }
   const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
-                    ceil_div(plan.heads, plan.heads_at_once));
+                    ceil_div(plan.heads, plan.heads_at_once), chunks);
   Threshold* thresholds = static_cast<Threshold*>(choice.thresholds);
-  if constexpr (Config::kGeneral) {
+  if constexpr (Config::kGeneral && !Config::kChunks) {
     if (thresholds != nullptr) {
       constexpr int kMostBits = 8;
       constexpr int kLeastBits = 5;
@@ -41,13 +47,18 @@ Status launch_config(const AttentionParams& params, const LaunchChoice& choice) 
       if (!status.ok()) return status;
     }
   }
-  return launch_kernel(attention_kernel<Config>, blocks, Config::kThreads, kShape.smem_bytes(),
-                       params.stream, params, plan, thresholds, choice.aligned);
+  Status status =
+      launch_kernel(attention_kernel<Config>, blocks, Config::kThreads, kShape.smem_bytes(),
+                    params.stream, params, plan, thresholds, choice.aligned, partials);
+  if constexpr (Config::kChunks) {
+    if (status.ok() && chunks > 1) return join_chunks(params, partials);
+  }
+  return status;
 }
 
 template <KernelKind kKind, int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchChoice& choice) {
-  if constexpr (kKind == KernelKind::kFloat) {
+  if constexpr (is_float(kKind)) {
     return launch_config<Config<float, kKind, HEAD_DIM>>(params, choice);
   } else if (params.problem.dtype == Dtype::kFloat16) {
     return launch_config<Config<__half, kKind, HEAD_DIM>>(params, choice);

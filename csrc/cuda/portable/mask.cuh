@@ -38,6 +38,10 @@ struct WarpStep {
 template <typename Config>
 __device__ __forceinline__ WarpStep refine(const QueryTile<Config>& tile,
                                            const typename Config::Step& step) {
+  if (Config::kChunks &&
+      lane_row<Config>(0, 0) - static_cast<int>(threadIdx.x) % 32 / 4 >= tile.work.rows.size()) {
+    return {false, false};  // a warp without rows leaves the units to the others
+  }
   if (!step.masked()) return {true, false};
   bool gathered = QueryTile<Config>::kGranules > 1 && tile.params.pattern.list.present();
   if (gathered || !is_interval_tile(tile, step)) return {true, true};

@@ -39,8 +39,9 @@ struct TileShape {
 
 /// The kinds of kernel: dense ones for ranges and lists of large blocks on tensor cores, with tiles
 /// of 128 queries or, for lists of lower query blocks, of 64, 32 and 16; `kGeneral` for all of the
-/// contract, `kFloat` for float32. The last two fit every device. `kRank` finds the thresholds of a
-/// plain top-k and `kTop` is the dense kernel that keeps the scores above them.
+/// contract, `kFloat` for float32, `kFloatChunks` where a sequence of it may have few rows and
+/// `kFloatLow` where all have very few. The last four fit every device. `kRank` finds the
+/// thresholds of a plain top-k and `kTop` is the dense kernel that keeps the scores above them.
 enum class KernelKind : int32_t {
   kDense,
   kDense64,
@@ -48,16 +49,24 @@ enum class KernelKind : int32_t {
   kDense16,
   kGeneral,
   kFloat,
+  kFloatChunks,
+  kFloatLow,
   kRank,
   kTop
 };
 
-/// Kernels of sm_80 on that take plain scores of aligned rows alone.
-constexpr bool is_dense(KernelKind kind) {
-  return kind != KernelKind::kGeneral && kind != KernelKind::kFloat;
+/// Kernels that cut the keys of few rows into chunks.
+constexpr bool has_chunks(KernelKind kind) {
+  return kind == KernelKind::kFloatChunks || kind == KernelKind::kFloatLow;
 }
 
-/// A kernel that is compiled, for half precision or, of kFloat, for float32.
+/// Kernels of float32, with the same bits for a row of one chunk.
+constexpr bool is_float(KernelKind kind) { return kind == KernelKind::kFloat || has_chunks(kind); }
+
+/// Kernels of sm_80 on that take plain scores of aligned rows alone.
+constexpr bool is_dense(KernelKind kind) { return kind != KernelKind::kGeneral && !is_float(kind); }
+
+/// A kernel that is compiled, for half precision or, of is_float, for float32.
 struct CompiledTile {
   KernelKind kind;
   TileShape shape;
@@ -85,6 +94,12 @@ constexpr CompiledTile kTiles[] = {
     {KernelKind::kFloat, {64, 64, 32, 4, 3, 16, false, 4}},
     {KernelKind::kFloat, {128, 64, 16, 4, 3, 16, false, 4}},
     {KernelKind::kFloat, {256, 32, 8, 2, 3, 8, false, 4}},
+    {KernelKind::kFloatChunks, {64, 64, 32, 4, 3, 16, false, 4}},
+    {KernelKind::kFloatChunks, {128, 64, 16, 4, 3, 16, false, 4}},
+    {KernelKind::kFloatChunks, {256, 32, 8, 2, 3, 8, false, 4}},
+    {KernelKind::kFloatLow, {64, 16, 32, 1, 3, 16, false, 4}},
+    {KernelKind::kFloatLow, {128, 16, 16, 1, 3, 16, false, 4}},
+    {KernelKind::kFloatLow, {256, 16, 8, 1, 3, 8, false, 4}},
     {KernelKind::kRank, {64, 128, 64, 4, 2, 64, true, 2}},
     {KernelKind::kRank, {128, 128, 64, 4, 2, 64, true, 2}},
     {KernelKind::kRank, {256, 128, 64, 8, 2, 64, true, 2}},

@@ -36,7 +36,7 @@ Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice)
   constexpr int32_t kRankBytes = kRankRowBytes * Rank::BLOCK_Q;
   static_assert(sizeof(topk::RankStorage<Rank>) == kRankBytes,
                 "topk_fits counts what the pass holds");
-  GridPlan plan = plan_grid<Rank::BLOCK_Q>(params);
+  GridPlan plan = plan_grid(params, Rank::BLOCK_Q);
   const dim3 blocks(static_cast<uint32_t>(plan.tiles) * plan.heads_at_once,
                     ceil_div(plan.heads, plan.heads_at_once));
   Threshold* thresholds = static_cast<Threshold*>(choice.thresholds);
@@ -46,7 +46,7 @@ Status launch_topk_as(const AttentionParams& params, const LaunchChoice& choice)
   if (!status.ok()) return status;
   return launch_kernel(attention_kernel<Top>, blocks, Top::kThreads,
                        Top::kShape.smem_bytes() + kTopRowBytes * Top::BLOCK_Q, params.stream,
-                       params, plan, thresholds, true);
+                       params, plan, thresholds, true, NoPartials{});
 }
 
 template <int HEAD_DIM>

@@ -17,16 +17,15 @@ struct GridPlan {
   bool last_first = false;      // the last query tiles are the heavy ones
 };
 
-template <int BLOCK_Q>
-GridPlan plan_grid(const AttentionParams& params) {
+inline GridPlan plan_grid(const AttentionParams& params, int32_t block_q) {
   constexpr int64_t kGroupBytes = 32 << 20;  // measured best where the L2 cache has 50 MB
   constexpr int32_t kMostGroups = 65535;     // of blockIdx.y
   const Pattern& pattern = params.pattern;
   GridPlan plan;
   plan.classes = pattern.classes(params.problem.seq_q);
-  plan.tiles = plan.classes * ceil_div(ceil_div(params.problem.seq_q, pattern.dilation), BLOCK_Q);
+  plan.tiles = plan.classes * ceil_div(ceil_div(params.problem.seq_q, pattern.dilation), block_q);
   if (pattern.list.present()) {
-    plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.problem.seq_q), BLOCK_Q);
+    plan.tiles_per_block = ceil_div(imin(pattern.list.block_q, params.problem.seq_q), block_q);
     plan.tiles = ceil_div(params.problem.seq_q, pattern.list.block_q) * plan.tiles_per_block;
   }
   plan.heads = params.problem.batch * params.problem.heads_q;
