@@ -44,8 +44,8 @@ Status encode_tensor_map(Dtype dtype, const void* data, const TensorMapShape& sh
       map,
       dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       5, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      shape.box[0] == kWideBox ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      shape.box[0] == kWideBox ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, fetched,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {static_cast<int32_t>(result), "the CUDA driver refused a tensor map"};
 }
