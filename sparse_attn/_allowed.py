@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ._checks import is_dense
 from ._pattern import Pattern
 from .windows import Band, Dilated, Strided
 
@@ -81,7 +82,8 @@ def with_mask_of(
     Arguments that do not fit come back as they are: the op refuses them.
     """
     mask, offsets = common.get("attn_mask"), common.get("query_offsets")
-    if query.dim() != 4 or key.dim() != 4:
+    given = (query, key, *(mine for mine in (mask, offsets) if mine is not None))
+    if not all(map(is_dense, given)) or query.dim() != 4 or key.dim() != 4:
         return common
     if offsets is not None and offsets.shape != query.shape[:1]:
         return common

@@ -29,6 +29,7 @@ __all__ = [
     "check_block",
     "check_block_rows",
     "check_choice",
+    "check_dense",
     "check_integer",
     "check_kind",
     "check_num_layers",
@@ -37,6 +38,7 @@ __all__ = [
     "check_tensors",
     "check_window",
     "clamped",
+    "is_dense",
     "kind_of",
     "named_by",
     "refuse",
@@ -85,7 +87,7 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 def as_int32(indices: torch.Tensor) -> torch.Tensor:
     """Return a tensor of whole numbers as int32, numbers beyond it at its ends; others as is."""
-    if indices.dtype == torch.int32 or not _is_index(indices):
+    if indices.dtype == torch.int32 or not _is_index(indices) or not is_dense(indices):
         return indices
     ends = torch.iinfo(torch.int32)
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
@@ -93,7 +95,7 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
 
 def as_int64(indices: torch.Tensor) -> torch.Tensor:
     """Return a tensor of whole numbers as int64; others as is."""
-    return indices.long() if _is_index(indices) else indices
+    return indices.long() if _is_index(indices) and is_dense(indices) else indices
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:
@@ -108,6 +110,25 @@ def check_tensor(owner: str, name: str, value: object) -> None:
     """Raise ``TypeError`` unless `value` is a tensor."""
     if not isinstance(value, torch.Tensor):
         check_kind(owner, name, value, torch.Tensor, "a tensor")
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has sizes and strides, as nested and sparse ones have not."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def check_dense(owner: str, name: str, value: object) -> None:
+    """Raise ``TypeError`` unless `value` is a tensor with sizes and strides.
+
+    For what Python computes with before an op, which refuses other tensors, gets it.
+    """
+    check_tensor(owner, name, value)
+    assert isinstance(value, torch.Tensor)
+    if not is_dense(value):
+        got = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
+        raise TypeError(
+            f"sparse_attn.{owner}: expected {name} to be a dense (strided) tensor, got {got}"
+        )
 
 
 def check_tensors(

@@ -15,7 +15,17 @@ from torch.compiler import is_compiling
 
 from . import ops
 from ._allowed import with_mask_of
-from ._checks import Integer, Number, as_float, as_int32, check_kind, check_tensors, clamped, refuse
+from ._checks import (
+    Integer,
+    Number,
+    as_float,
+    as_int32,
+    check_kind,
+    check_tensors,
+    clamped,
+    is_dense,
+    refuse,
+)
 from ._pattern import Pattern
 from ._warn import warn_once
 
@@ -152,7 +162,9 @@ def call_op(
         out, lse = ops.call(op, (query, key, value), arguments)
         return (out, lse) if return_lse else out
     arguments.pop("return_lse", None)
-    lse = query.new_empty(ops.lse_shape(query), dtype=torch.float32) if return_lse else None
+    lse = None
+    if return_lse and is_dense(query):  # the op refuses others
+        lse = query.new_empty(ops.lse_shape(query), dtype=torch.float32)
     written = (out,) if lse is None else (out, lse)
     ops.call(f"{op}_out", (query, key, value), arguments | {"out": out, "lse": lse}, written)
     return (out, lse) if lse is not None else out

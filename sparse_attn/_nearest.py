@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._checks import check_kind, check_tensor, refuse
+from ._checks import check_dense, check_kind, refuse
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
 __all__ = ["Nearest", "nearest"]
@@ -71,7 +71,7 @@ def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
     >>> nearest(torch.ones(64, 64).tril().bool(), is_causal=True).pattern
     Full()
     """
-    check_tensor("nearest", "mask", mask)
+    check_dense("nearest", "mask", mask)
     if mask.dim() != 2 or mask.dtype != torch.bool or not mask.numel():
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         if mask.dim() == 4:

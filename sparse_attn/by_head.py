@@ -18,7 +18,7 @@ import torch
 
 from ._autocast import is_autocast_enabled
 from ._autograd import is_tracked
-from ._checks import check_integer, check_kind, refuse
+from ._checks import check_integer, check_kind, is_dense, refuse
 from ._pattern import check_pattern
 from ._tiles import TileRun
 from .ops import empty_output
@@ -203,7 +203,7 @@ def parts_of(
         Whether neighbouring runs of block top-k become one part, a `ListsByHead`.
     """
     tensors = query, key, value
-    if any(tensor.dim() != 4 for tensor in tensors):
+    if not _have_heads(*tensors):
         return [Part(pattern.rest, tensors, common)]
     heads_q, heads_kv = query.shape[1], key.shape[1]
     runs = pattern.runs(heads_kv)
@@ -287,10 +287,11 @@ def attend_by_head(
         What one call would return.
     """
     given = {name: argument for name, argument in common.items() if argument is not None}
-    if not _joins(query, key, value) and "out" not in given and query.dim() == value.dim() == 4:
+    have_heads = _have_heads(query, key, value)
+    if have_heads and "out" not in given and not _joins(query, key, value):
         given["out"] = empty_output(query, value)
     # A traced length is asked about only where the answer matters: to ask would narrow the graph.
-    joins = joins and query.dim() == 4 and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
+    joins = joins and have_heads and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
     parts = parts_of(pattern, query, key, value, given, joins)
     results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
     if len(results) == 1:
@@ -306,11 +307,18 @@ def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, head
     """Cut an argument to the heads of a run; one of another size is left for the op to refuse."""
     for table, own, count in ((_QUERY_HEADS, rows, heads_q), (_KEY_HEADS, heads, heads_kv)):
         dim = table.get(name)
-        if dim is None or not isinstance(argument, torch.Tensor) or argument.dim() < -dim:
+        if dim is None or not isinstance(argument, torch.Tensor) or not is_dense(argument):
+            continue
+        if argument.dim() < -dim:
             continue
         if argument.shape[dim] == count:
             return argument.narrow(dim, own.start, own.stop - own.start)
     return argument
+
+
+def _have_heads(*tensors: torch.Tensor) -> bool:
+    """Whether tensors can be cut by head; the op refuses others."""
+    return all(is_dense(tensor) and tensor.dim() == 4 for tensor in tensors)
 
 
 def _joins(*tensors: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import ops
-from ._checks import as_int64, check_choice, check_kind, check_tensor, refuse
+from ._checks import as_int64, check_choice, check_dense, check_kind, check_tensor, refuse
 from .sketch import KeySketch
 
 __all__ = ["append_to_cache", "quantize_cache"]
@@ -150,7 +150,7 @@ def quantize_cache(
     """
     owner = "quantize_cache"
     for name, tensor in (("key", key), ("value", value)):
-        check_tensor(owner, name, tensor)
+        check_dense(owner, name, tensor)
         if tensor.dim() != 4 or not tensor.is_floating_point():
             got = f"shape {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
             raise refuse(owner, f"{name} of four dimensions and a floating-point dtype", got)

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from . import ops
 from ._autocast import autocast
-from ._checks import check_tensors
+from ._checks import check_tensors, is_dense
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead, parts_of
@@ -78,7 +78,7 @@ def _stand_in(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> Patte
     blocks = pattern._region
     if not isinstance(pattern, TopK) or not isinstance(blocks, BlockTopK):
         return pattern
-    if query.dim() != 4 or key.dim() != 4:
+    if any(not is_dense(tensor) or tensor.dim() != 4 for tensor in (query, key)):
         return TopK(pattern.k)  # the op refuses it
     block_q, block_kv = blocks._blocks
     counts = query.new_zeros((1, 1, -(-query.shape[2] // block_q)), dtype=torch.int32)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Unpack
 
-from ._checks import LARGE, check_tensor, refuse
+from ._checks import LARGE, check_dense, refuse
 from ._common import Common, Result
 from ._pattern import check_pattern
 from .by_head import ByHead
@@ -94,7 +94,7 @@ def sharded_attention(
     of two ranks beside the own ones. Merging: Liu et al. 2023 (Ring Attention).
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_tensor(OWNER, name, tensor)
+        check_dense(OWNER, name, tensor)
     pattern = Full() if pattern is None else pattern
     check_pattern(OWNER, pattern)
     calls: dict[str, Any] = {n: a for n, a in common.items() if a is not None}

@@ -19,8 +19,8 @@ from ._checks import (
     MAX_LENGTH,
     check_block,
     check_block_rows,
+    check_dense,
     check_integer,
-    check_tensor,
     refuse,
     same_values,
 )
@@ -205,7 +205,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         >>> BlockLayout.from_mask(torch.ones(4, 4).tril().bool(), 64, 64).counts.tolist()
         [[[1, 2, 3, 4]]]
         """
-        check_tensor(_OWNER, "mask", mask)
+        check_dense(_OWNER, "mask", mask)
         check_block_rows(_OWNER, block_q)
         check_block(_OWNER, "block_kv", block_kv)
         mask = with_rank(mask, 4, "mask", "(NQ, NKV), (H, NQ, NKV) or (B, H, NQ, NKV)")

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_integer, check_kind, check_tensor, refuse
+from ._checks import check_dense, check_integer, check_kind, refuse
 from .layout_bits import Blocks
 
 OWNER = "BlockLayout"
@@ -47,7 +47,7 @@ Layout = TypeVar("Layout", bound=Makes)
 
 def check_entries(name: str, tensor: torch.Tensor) -> None:
     """Refuse what holds no integers."""
-    check_tensor(OWNER, name, tensor)
+    check_dense(OWNER, name, tensor)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise refuse(OWNER, f"{name} of an integer dtype", tensor.dtype)
     if tensor.is_meta:

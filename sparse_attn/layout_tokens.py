@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._checks import check_block, check_block_rows, check_integer, check_kind, check_tensor, refuse
+from ._checks import check_block, check_block_rows, check_dense, check_integer, check_kind, refuse
 from .layout_bits import (
     PAIRS,
     Blocks,
@@ -61,7 +61,7 @@ class TokenLayouts:
         >>> layout.to_mask()[0, 0].int().tolist(), layout.bits.shape[0]
         ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], 2)
         """
-        check_tensor(OWNER, "mask", mask)
+        check_dense(OWNER, "mask", mask)
         check_block_rows(OWNER, block_q)
         check_block(OWNER, "block_kv", block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import MAX_LENGTH, Integer, as_int64, check_integer, check_kind, check_tensor, refuse
+from ._checks import MAX_LENGTH, Integer, as_int64, check_dense, check_integer, check_kind, refuse
 
 __all__ = ["KeySketch"]
 
@@ -90,7 +90,7 @@ class KeySketch:
         seqused_k: torch.Tensor | None = None,
     ) -> None:
         owner = "KeySketch"
-        check_tensor(owner, "key", key)
+        check_dense(owner, "key", key)
         check_kind(owner, "bits", bits, Integer, "an int")
         check_kind(owner, "paged", paged, bool, "a bool")
         if bits not in (2, 4):
@@ -125,8 +125,8 @@ class KeySketch:
         if block_table is None and seqused_k is None:
             self.append(key, key.new_empty(0, dtype=torch.int64))
             return
-        check_tensor(owner, "block_table", block_table)
-        check_tensor(owner, "seqused_k", seqused_k)
+        check_dense(owner, "block_table", block_table)
+        check_dense(owner, "seqused_k", seqused_k)
         assert block_table is not None and seqused_k is not None
         self.append(key, self._ends(block_table, seqused_k))
 
@@ -177,10 +177,10 @@ class KeySketch:
             blocks that hold them are always kept.
         """
         owner = "KeySketch.append"
-        check_tensor(owner, "key", key)
+        check_dense(owner, "key", key)
         key = key.detach()
         if self.paged:
-            check_tensor(owner, "slot_mapping", slot_mapping)
+            check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
             stored = (self.codes, self.ranges)
             ops.call("sketch_pages", (key, as_int64(slot_mapping), *stored), {}, written=stored)

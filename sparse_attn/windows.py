@@ -15,6 +15,7 @@ import torch
 from ._checks import (
     LARGE,
     Integer,
+    check_dense,
     check_integer,
     check_kind,
     check_window,
@@ -160,6 +161,7 @@ class Band(Pattern):
         if tokens is None:
             return
         if isinstance(tokens, torch.Tensor):
+            check_dense("Band", "global_tokens", tokens)
             tokens = tokens.detach().clone()
             if tokens.dtype in (torch.int8, torch.uint8, torch.int16):
                 tokens = tokens.long()  # the ops take int32 and int64

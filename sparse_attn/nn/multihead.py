@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .._checks import check_integer, check_kind, check_tensor, refuse
+from .._checks import check_dense, check_integer, check_kind, refuse
 from .._observe import attend_in
 from .._policy_parts import widened
 from .._warn import warn_once
@@ -226,7 +226,7 @@ class SparseMultiheadAttention(nn.Module):
             Arguments that are no tensors; shapes or dtypes that do not fit.
         """
         for name, tensor in (("query", query), ("key", key), ("value", value)):
-            check_tensor(_OWNER, name, tensor)
+            check_dense(_OWNER, name, tensor)
         if self.training and self.dropout:
             raise NotImplementedError(
                 "sparse_attn.SparseMultiheadAttention: not served: "
@@ -352,7 +352,7 @@ def _attended(
     """View one of torch's masks in 4 dimensions and in the ops' sense: true is attended."""
     if mask is None:
         return None
-    check_tensor(_OWNER, name, mask)
+    check_dense(_OWNER, name, mask)
     batch, heads, seq_q, seq_kv = sizes
     shapes = {(seq_q, seq_kv), (batch * heads, seq_q, seq_kv)}
     if name == "key_padding_mask":

@@ -1,0 +1,89 @@
+"""Nested and sparse tensors are refused in one sentence, whatever is computed before the op."""
+
+import pytest
+import torch
+
+import sparse_attn as sa
+
+KINDS = ("nested", "jagged", "sparse", "csr")
+BY_HEAD = sa.ByHead({0: sa.Band(3)}, sa.Full())
+LISTS_BY_HEAD = sa.ByHead({0: sa.BlockTopK(64)}, sa.BlockTopK(64, mass=0.5))
+OF_OPS = r"sparse_attn::\w+: not served: tensors of (torch's backend \w+|this class)"
+OF_PYTHON = (
+    r"sparse_attn\.[\w.]+: expected {} to be a dense \(strided\) tensor, "
+    r"got (a nested tensor|one of layout torch\.\w+)"
+)
+
+
+class EvenKeys(sa.Pattern):
+    def allows(self, row, position, key):
+        return key % 2 == 0
+
+
+def without_strides(kind, device, dtype=torch.float32):
+    """Such a tensor in the place of (B, H, S, D)."""
+    if kind in ("sparse", "csr"):
+        tensor = torch.ones(2, 2, 64, 16, device=device, dtype=dtype)
+        return tensor.to_sparse() if kind == "sparse" else tensor.to_sparse_csr()
+    layout = torch.strided if kind == "nested" else torch.jagged
+    rows = [torch.ones(length, 2, 16, device=device, dtype=dtype) for length in (64, 30)]
+    return torch.nested.nested_tensor(rows, layout=layout).transpose(1, 2)
+
+
+def plain(device):
+    return torch.randn(2, 2, 64, 16, device=device)
+
+
+CALLS = {
+    "by-head": lambda x, p: sa.sparse_attention(x, x, x, BY_HEAD),
+    "by-head-value": lambda x, p: sa.sparse_attention(p, p, x, BY_HEAD),
+    "by-head-mask": lambda x, p: sa.sparse_attention(p, p, p, BY_HEAD, attn_mask=x),
+    "by-head-lists": lambda x, p: sa.sparse_attention(x, x, x, LISTS_BY_HEAD),
+    "own-pattern": lambda x, p: sa.naive_attention(x, x, x, EvenKeys()),
+    "own-pattern-mask": lambda x, p: sa.naive_attention(p, p, p, EvenKeys(), attn_mask=x),
+    "out-and-lse": lambda x, p: sa.fused_attention(x, x, x, out=p, return_lse=True),
+    "compare": lambda x, p: sa.quality.compare(x, x, x, BY_HEAD),
+}
+PYTHON_CALLS = {
+    "sketch": ("key", lambda x, p: sa.KeySketch(x)),
+    "sketch-append": ("key", lambda x, p: sa.KeySketch(p).append(x)),
+    "quantize-key": ("key", lambda x, p: sa.quantize_cache(x, x)),
+    "quantize-value": ("value", lambda x, p: sa.quantize_cache(p, x)),
+    "from-mask": ("mask", lambda x, p: sa.BlockLayout.from_mask(x, 16, 16)),
+    "from-token-mask": ("mask", lambda x, p: sa.BlockLayout.from_token_mask(x, 16, 16)),
+    "layout": ("counts", lambda x, p: sa.BlockLayout(x, x, 16, 16, 4)),
+    "nearest": ("mask", lambda x, p: sa.nearest(x)),
+    "globals": ("global_tokens", lambda x, p: sa.Band(3, global_tokens=x)),
+    "multihead": ("query", lambda x, p: sa.nn.SparseMultiheadAttention(32, 2)(x, x, x)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_op_refuses_them(call, kind, device):
+    with pytest.raises(NotImplementedError, match=rf"^{OF_OPS}$"):
+        call(without_strides(kind, device), plain(device))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "call"), PYTHON_CALLS.values(), ids=PYTHON_CALLS)
+def test_python_refuses_what_it_computes_with(name, call, kind, device):
+    with pytest.raises(TypeError, match=rf"^{OF_PYTHON.format(name)}$"):
+        call(without_strides(kind, device), plain(device))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_are_not_converted_before_the_op(kind, device):
+    offsets = without_strides(kind, device, torch.int64)
+    with pytest.raises(NotImplementedError, match=rf"^{OF_OPS}$"):
+        sa.fused_attention(*[plain(device)] * 3, query_offset=offsets)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "pattern", [BY_HEAD, sa.TopK(3, inside=sa.BlockTopK())], ids=["by-head", "topk-in-blocks"]
+)
+def test_can_use_gives_the_sentence(pattern, kind, device):
+    x = without_strides(kind, device)
+    answer = sa.can_use(x, x, x, pattern)
+    assert not answer and "not served: tensors of" in answer.reasons[0]
