@@ -256,7 +256,8 @@ class Policy(ReadyPolicies, ShownPolicy):
         >>> from sparse_attn import Full, Policy, TopK
         >>> Policy(TopK(64), heads={3: {1: Full()}}).check_model(4, 2)
         """
-        heads = [head for patterns in self.heads.values() for head in patterns]
+        by_head = [p for p in self.patterns() if isinstance(p, ByHead)]
+        heads = sorted({head for pattern in by_head for head in pattern.patterns})
         named = (
             ("dense_layers", self.dense_layers, "layers", num_layers, self.num_layers),
             ("layers", self.layers, "layers", num_layers, self.num_layers),

@@ -226,7 +226,8 @@ def _key_heads(model: PreTrainedModel) -> int | None:
     """Return the number of the model's key heads, None where its configuration does not say."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None)
-    return heads if heads is not None else getattr(config, "num_attention_heads", None)
+    heads = heads if heads is not None else getattr(config, "num_attention_heads", None)
+    return heads if isinstance(heads, int) else None  # a list has a number for each stage
 
 
 def _is_layer(module: nn.Module) -> bool:

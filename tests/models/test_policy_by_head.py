@@ -110,6 +110,43 @@ def test_models_have_patterns_by_head(padding, on_device):
     assert_same(got, output(eager, **inputs, attention_mask=first), mask)
 
 
+BEYOND = {
+    "bare": sa.ByHead({2: sa.Full()}, BAND),
+    "layers": sa.Policy(BAND, layers={1: sa.ByHead({2: sa.Full()})}),
+    "decode": sa.Policy(BAND, decode=sa.ByHead({2: sa.Full()}, BAND)),
+    "heads": sa.Policy(BAND, heads={1: {2: sa.Full()}}),
+}
+
+
+@pytest.mark.parametrize("policy", BEYOND.values(), ids=BEYOND)
+def test_heads_that_a_model_has_not_are_refused_at_once(policy):
+    """A model of 4 query heads and 2 key heads, and one of 2 of both."""
+    pytest.importorskip("transformers")
+    from tiny_models import CONFIGS, build
+
+    apply, model = sa.integrations.transformers.apply, build(CONFIGS["llama"]())
+    sentence = r"^sparse_attn\.Policy: expected heads below {}'s 2 key heads, got 2$"
+    with pytest.raises(ValueError, match=sentence.format("LlamaForCausalLM")):
+        apply(model, policy)
+    assert model.config._attn_implementation == "eager"
+    layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with pytest.raises(ValueError, match=sentence.format("TransformerEncoder")):
+        sa.swap_attention(encoder, policy)
+
+
+def test_a_model_that_does_not_say_its_heads_refuses_them_in_its_first_call():
+    pytest.importorskip("transformers")
+    from tiny_models import CONFIGS, build, output, text
+
+    model = build(CONFIGS["llama"]())
+    vars(model.config)["num_key_value_heads"] = [2, 2]  # of each stage, as some models have it
+    sa.integrations.transformers.apply(model, BEYOND["bare"])
+    sentence = r"layer 0 .*sparse_attn\.ByHead: expected patterns for the call's 2 key heads"
+    with pytest.raises(ValueError, match=sentence):
+        output(model, input_ids=text()[0])
+
+
 def test_generation_by_head(on_device):
     """Prefill and decode stand where they are: chunks equal the whole."""
     transformers = pytest.importorskip("transformers")
@@ -199,6 +236,15 @@ def test_a_missing_file_and_data_in_a_policy_are_refused(tmp_path):
         (lambda: sa.Policy(BAND, layers={4: BAND}, num_layers=4), "layers below .* 4 layers"),
         (lambda: sa.Policy(BAND, heads={4: {0: BAND}}, num_layers=4), "heads below .* 4 layers"),
         (lambda: sa.Policy(BAND, heads={0: {2: BAND}}, num_key_heads=2), "heads below .* 2 key"),
+        (lambda: sa.Policy(sa.ByHead({2: BAND}), num_key_heads=2), "heads below .* 2 key heads"),
+        (
+            lambda: sa.Policy(BAND, layers={1: sa.ByHead({4: BAND})}).check_model(2, 4),
+            "heads below the model's 4 key heads, got 4",
+        ),
+        (
+            lambda: sa.Policy(BAND, decode=sa.ByHead({7: BAND, 3: BAND})).check_model(None, 2),
+            "heads below the model's 2 key heads, got 3, 7",
+        ),
         (lambda: sa.Policy(BAND, num_key_heads=0), "num_key_heads of at least 1"),
         (lambda: sa.Policy(BAND, num_key_heads=2).check_model(1, 3), "3 key heads, got num_key"),
     ],
