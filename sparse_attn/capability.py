@@ -144,7 +144,7 @@ def can_use(
     except ValueError as error:
         return Capability(None, (str(error),), False)
     return_lse = arguments.pop("return_lse", False)
-    if return_lse and arguments.get("out") is not None:
+    if return_lse and arguments.get("out") is not None and is_dense(query):
         arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)
     pattern = _stand_in(pattern, query, key)
     arguments |= {"query": query, "key": key, "value": value} | pattern._arguments()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from typing_extensions import Unpack
 
 from ._checks import LARGE, check_dense, refuse
-from ._common import Common, Result
+from ._common import Common, Result, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead
 from .functional import sparse_attention
@@ -102,6 +102,7 @@ def sharded_attention(
     if unserved:
         raise NotImplementedError(f"sparse_attn.{OWNER}: not served: {unserved[0]} over shards")
     _check_served(pattern)
+    op_arguments(OWNER, calls)  # refuses in the name of this function
     if not (dist.is_available() and dist.is_initialized()):
         what = "a process group (torch.distributed.init_process_group)"
         raise refuse(OWNER, what, "none")

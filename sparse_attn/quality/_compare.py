@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from .._common import Common
+from .._checks import check_tensors
+from .._common import Common, op_arguments
 from .._pattern import check_pattern
 from ..by_head import ByHead, parts_of
 from ..functional import sparse_attention
@@ -124,12 +125,14 @@ def compare(
     Zhang et al. 2025 (SpargeAttn), there over all rows at once.
     """
     owner = "quality.compare"
+    check_tensors(owner, query, key, value)
     check_pattern(owner, pattern)
     given: dict[str, Any] = dict(common)
     for name in ("return_lse", "out"):
         argument = given.pop(name, None)
         if argument is not None and argument is not False:
             raise TypeError(f"sparse_attn.{owner}: expected no {name}, got one")
+    op_arguments(owner, given)  # refuses in the name of this function
     if isinstance(pattern, ByHead):
         parts = parts_of(pattern, query, key, value, given)
         return _joined([compare(*part.tensors, part.pattern, **part.common) for part in parts])

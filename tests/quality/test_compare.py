@@ -168,6 +168,28 @@ def test_arguments_that_make_no_sense_are_refused(device, name, given):
         sa.quality.compare(*tensors, "band")
 
 
+@pytest.mark.parametrize("pattern", [sa.Band(3), sa.ByHead({0: sa.Band(3)})], ids=["one", "heads"])
+@pytest.mark.parametrize(
+    ("common", "sentence"),
+    [
+        (dict(colour=1), "got an unexpected keyword argument 'colour'"),
+        (dict(scale="x"), "expected scale to be a float or None, got str"),
+        (dict(is_causal=1), "expected is_causal to be a bool, got int"),
+        (dict(dropout_p=0.5), r"expected dropout_p of 0 \(inference only\), got 0.5"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_keywords_are_refused_by_its_name(device, pattern, common, sentence):
+    query, key, value = Shape(1, 2, 2, 8, 8, 16).make(device)
+    with pytest.raises(
+        (TypeError, ValueError), match=rf"^sparse_attn\.quality\.compare: {sentence}$"
+    ):
+        sa.quality.compare(query, key, value, pattern, **common)
+    sentence = r"^sparse_attn\.quality\.compare: expected key to be a tensor, got list$"
+    with pytest.raises(TypeError, match=sentence):
+        sa.quality.compare(query, [1.0], value, pattern)
+
+
 def test_tensors_that_require_grad_are_measured(device):
     query, key, value = Shape(1, 2, 2, 8, 8, 16).make(device)
     got = sa.quality.compare(query.requires_grad_(), key, value, sa.Band(1))

@@ -103,6 +103,8 @@ def test_ranks_send_no_more_than_is_reached():
         (sa.Band, {}, TypeError, "got the class Band; write"),
         (sa.Band(3), {"key_origin": torch.zeros(1)}, NotImplementedError, "key_origin over shards"),
         (sa.Band(3), {}, ValueError, "expected a process group .*got none"),
+        (sa.Full(), {"colour": 1}, TypeError, "an unexpected keyword argument .colour."),
+        (sa.Full(), {"scale": "x"}, TypeError, "expected scale to be a float or None, got str"),
     ],
     ids=str,
 )
