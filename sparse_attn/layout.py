@@ -24,7 +24,7 @@ from ._checks import (
     refuse,
     same_values,
 )
-from .layout_bits import Blocks
+from .layout_bits import Blocks, of_pairs
 from .layout_entries import OWNER as _OWNER
 from .layout_entries import check_bits, check_entries, entries_of_csr, sorted_entries, with_rank
 from .layout_flex import block_mask_from
@@ -280,7 +280,8 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Parameters
         ----------
         row, key : Tensor
-            int64 ``(rows,)`` and ``(keys,)``, query and key indices that the layout covers.
+            int64 ``(rows,)`` and ``(keys,)``, query and key indices. Below 0 and past the last
+            block nothing is seen.
 
         Returns
         -------
@@ -295,11 +296,13 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         >>> layout.allows(torch.tensor([3]), torch.arange(2, 6)).int().tolist()
         [[[[0, 1, 0, 0]]]]
         """
-        block_row, block_key = row // self.block_q, key // self.block_kv
-        seen = self.to_mask()[:, :, block_row][..., block_key]
-        if self.bits is None or self.partial is None:
+        check_dense(_OWNER, "row", row)
+        check_dense(_OWNER, "key", key)
+        sizes = (self.block_q, self.block_kv)
+        seen = of_pairs(self.to_mask(), row, key, *sizes)
+        if self.bits is None or self.partial is None or not len(self.bits):
             return seen
-        bits_row = self._spread(self.partial, -1)[:, :, block_row][..., block_key].long()
+        bits_row = of_pairs(self._spread(self.partial, -1), row, key, *sizes).long()
         place = key % self.block_kv
         word = self.bits[bits_row.clamp(min=0), (row % self.block_q)[:, None], place // 32]
         return seen & ((bits_row < 0) | ((word >> (place % 32)) & 1 > 0))

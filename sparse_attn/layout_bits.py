@@ -16,7 +16,15 @@ import torch
 
 from ._checks import check_kind, kind_of, refuse
 
-__all__ = ["Blocks", "blocks_of_mask", "checked_mod", "existing_pairs", "judged", "pairs_of_mod"]
+__all__ = [
+    "Blocks",
+    "blocks_of_mask",
+    "checked_mod",
+    "existing_pairs",
+    "judged",
+    "of_pairs",
+    "pairs_of_mod",
+]
 
 #: Pairs that are looked at in one step.
 PAIRS = 2**24
@@ -43,6 +51,34 @@ def existing_pairs(Sq: int, Skv: int, block_q: int, block_kv: int, device: Any) 
     rows = (Sq - torch.arange(0, Sq, block_q, device=device)).clamp(max=block_q)
     keys = (Skv - torch.arange(0, Skv, block_kv, device=device)).clamp(max=block_kv)
     return rows[:, None] * keys
+
+
+def of_pairs(
+    blocks: torch.Tensor, row: torch.Tensor, key: torch.Tensor, block_q: int, block_kv: int
+) -> torch.Tensor:
+    """Return the value of each pair's block, zero for pairs outside all blocks.
+
+    Nothing waits for the device, where an index out of range would end the process.
+
+    Parameters
+    ----------
+    blocks : Tensor
+        ``(..., NQ, NKV)``
+    row, key : Tensor
+        int64 ``(rows,)`` and ``(keys,)``.
+
+    Returns
+    -------
+    Tensor
+        ``(..., rows, keys)``
+    """
+    num_q, num_kv = blocks.shape[-2:]
+    bordered = torch.nn.functional.pad(blocks, (0, 1, 0, 1))
+    is_row = (row >= 0) & (row < num_q * block_q)
+    is_key = (key >= 0) & (key < num_kv * block_kv)
+    block_row = torch.where(is_row, row // block_q, num_q)
+    block_key = torch.where(is_key, key // block_kv, num_kv)
+    return bordered[..., block_row, :][..., block_key]
 
 
 def judged(groups: Iterable[tuple[torch.Tensor, torch.Tensor]], whole: bool) -> Blocks:
