@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import wraps
 from numbers import Integral, Real
@@ -43,6 +44,7 @@ __all__ = [
     "named_by",
     "refuse",
     "same_values",
+    "told_as_given",
     "without",
 ]
 
@@ -53,6 +55,9 @@ LARGE = 2**40
 #: Most queries or keys of a call (``kMaxLength`` in csrc/pattern.h), and so of a block.
 MAX_LENGTH = 2**29 - 1
 MAX_LAYERS = 2**16  # policies list layers
+
+#: An op's sentence about a number of a tensor that is the first or the last of int32.
+_AT_AN_END = re.compile(r": expected (?P<name>\w+)\b.*, got (?P<sign>-?)214748364[78]$")
 
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
@@ -91,6 +96,20 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
         return indices
     ends = torch.iinfo(torch.int32)
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
+
+
+def told_as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
+    """Return an op's error; where it quotes a number that `as_int32` cut, it says so.
+
+    `given` are the tensors by name, as they were before.
+    """
+    found = _AT_AN_END.search(str(error))
+    if found is None:
+        return error
+    tensor = given.get(found["name"])
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype == torch.int32:
+        return error
+    return ValueError(f"{error} or {'less' if found['sign'] else 'more'}")
 
 
 def as_int64(indices: torch.Tensor) -> torch.Tensor:

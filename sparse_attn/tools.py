@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from . import ops
-from ._checks import Integer, as_int32, check_kind, check_tensor, clamped
+from ._checks import Integer, as_int32, check_kind, check_tensor, clamped, told_as_given
 from ._common import op_arguments
 from .by_head import ListsByHead
 from .layout import BlockLayout
@@ -106,7 +106,10 @@ def select_blocks(
         check_kind(owner, name, bound, (*Integer, type(None)), "an int or None")
         sequences[name] = clamped(bound)
     arguments = pattern._arguments() | placing | sequences
-    counts, indices = ops.call("select_blocks", (query, key), arguments)
+    try:
+        counts, indices = ops.call("select_blocks", (query, key), arguments)
+    except ValueError as error:
+        raise told_as_given(error, tensors) from None
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-from .._checks import Integer, as_int32, check_kind, check_tensor, check_tensors, clamped
+from .._checks import (
+    Integer,
+    as_int32,
+    check_kind,
+    check_tensor,
+    check_tensors,
+    clamped,
+    told_as_given,
+)
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
 from ..by_head import ByHead
@@ -64,7 +72,10 @@ def attend_sequences(
         reason = "ByHead with packed or paged sequences" if by_head else pattern._unserved()
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
     arguments = op_arguments(owner, common)
-    if isinstance(pattern._region, BlockTopK):
-        pattern = with_lists(pattern, query, key, common | placing)
-    arguments |= placing | pattern._arguments()
-    return call_op(op, query, key, value, arguments)
+    try:
+        if isinstance(pattern._region, BlockTopK):
+            pattern = with_lists(pattern, query, key, common | placing)
+        arguments |= placing | pattern._arguments()
+        return call_op(op, query, key, value, arguments)
+    except ValueError as error:
+        raise told_as_given(error, sequences) from None

@@ -168,3 +168,25 @@ def test_wrong_kinds():
         sa.varlen_attention(query, query, query, starts, [0, 4], 4, 4)
     with pytest.raises(TypeError, match="varlen_attention: expected seqused_k to be a tensor"):
         sa.varlen_attention(query, query, query, starts, starts, 4, 4, seqused_k=[4])
+
+
+BEYOND = {
+    "table": (dict(block_table=[[0, 2**40]]), r"block_table\[0, 1\] .* got 2147483647 or more"),
+    "table-below": (dict(block_table=[[0, -(2**40)]]), "got -2147483648 or less"),
+    "used": (dict(seqused_k=[2**31]), r"seqused_k\[0\] from 0 to 32, .* got 2147483647 or more"),
+    "rows": (dict(cu_seq_q=[0, 2**33]), "cu_seq_q up to 3, .* got 2147483647 or more"),
+    "used-within": (dict(seqused_k=[2**31 - 2]), "got 2147483646"),
+}
+
+
+@pytest.mark.parametrize("pattern", [None, sa.BlockTopK(16)], ids=["full", "block-topk"])
+@pytest.mark.parametrize(("wrong", "sentence"), BEYOND.values(), ids=BEYOND)
+def test_numbers_beyond_int32_are_told_truly(wrong, sentence, pattern):
+    """Indices of 64 bits are cut to 32 before the op sees them."""
+    query, cache = torch.randn(3, 2, 16), torch.randn(4, 16, 2, 16)
+    given = {"block_table": [[0, 1]], "seqused_k": [32], "cu_seq_q": [0, 3]} | wrong
+    tensors = {name: torch.tensor(numbers) for name, numbers in given.items()}
+    with pytest.raises(ValueError, match=rf"^sparse_attn::\w+: expected .*{sentence}$"):
+        sa.paged_attention(query, cache, cache, **tensors, max_q=3, pattern=pattern)
+    with pytest.raises(ValueError, match=rf"^sparse_attn::\w+: expected .*{sentence}$"):
+        sa.select_blocks(query, cache, sa.BlockTopK(16), **tensors, max_q=3)
