@@ -70,6 +70,30 @@ def fitted(device, engine, shape):
     return replace(shape, D=head_dim, Sq=queries, block=max(block, shape.block), Dv=value_dim)
 
 
+def cuda_engine(device, engine, filled=False, **given):
+    """Return a call of one CUDA engine, ``(query, key, value, pattern, **common)``.
+
+    A refusal fails its test. `filled`: outputs hold NaN until they are written. `given` are common
+    arguments that a call may give anew.
+    """
+    if device != "cuda":
+        pytest.skip("a CUDA engine: run with --device cuda")
+
+    def call(query, key, value, pattern, **common):
+        if filled:
+            common.setdefault("out", filled_output(query, value))
+        return sa.sparse_attention(
+            query, key, value, pattern, **{"engine": engine, **given, **common}
+        )
+
+    return call
+
+
+def filled_output(query, value):
+    """An output that holds NaN until it is written."""
+    return empty_output(query, value).fill_(torch.nan)
+
+
 class Attend:
     """Calls `sparse_attention` with one engine."""
 
@@ -88,7 +112,7 @@ class Attend:
 
     def __call__(self, pattern, query, key, value, **common):
         if self.filled:
-            common.setdefault("out", empty_output(query, value).fill_(torch.nan))
+            common.setdefault("out", filled_output(query, value))
         try:
             return sa.sparse_attention(query, key, value, pattern, engine=self.engine, **common)
         except NotImplementedError as error:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from engines import cuda_engine
 from ragged import Ragged, alone, make_pages
 from reference import PATTERNS, Shape, random_layout
 
@@ -30,14 +31,7 @@ LONG = {
 
 @pytest.fixture
 def split(device):
-    """Call `decode`."""
-    if device != "cuda":
-        pytest.skip("a CUDA engine: run with --device cuda")
-
-    def call(query, key, value, pattern, **common):
-        return sa.sparse_attention(query, key, value, pattern, engine="decode", **common)
-
-    return call
+    return cuda_engine(device, "decode")
 
 
 def check(split, tensors, pattern, **common):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from engines import cuda_engine
 from ragged import Ragged, packed, split, split_lse
 from reference import Shape, random_layout, with_bits
 
 import sparse_attn as sa
-from sparse_attn.ops import empty_output
 from sparse_attn.testing import assert_close_to_reference
 
 #: Rows on either side of the limits that cut the keys in another way, and of a low tile.
@@ -32,16 +32,7 @@ PATTERNS = {
 
 @pytest.fixture
 def portable(device):
-    """Call `portable` for out and lse; outputs hold NaN until they are written."""
-    if device != "cuda":
-        pytest.skip("a CUDA engine: run with --device cuda")
-
-    def call(query, key, value, pattern, **common):
-        out = empty_output(query, value).fill_(torch.nan)
-        given = {"engine": "portable", "return_lse": True, "out": out, **common}
-        return sa.sparse_attention(query, key, value, pattern, **given)
-
-    return call
+    return cuda_engine(device, "portable", filled=True, return_lse=True)
 
 
 def batch_that_fills(shape):
