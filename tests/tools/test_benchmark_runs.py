@@ -18,7 +18,7 @@ from benchmarks.masks import (
 )
 from benchmarks.memory import peak_bytes, reserved_over_calls
 from benchmarks.precompile import precompile
-from benchmarks.runner import Runner
+from benchmarks.runner import Runner, sentence
 from benchmarks.timing import Sample, Timer, interleaved
 
 CPU = torch.device("cpu")
@@ -54,6 +54,38 @@ def test_a_failing_peer_is_a_sentence_in_its_row():
     result = runner.run(Group("g", entries))
     assert not result.rows[0].failure and len(result.rows[0].rounds_ms) == 2
     assert all("Error" in row.failure or "Unavailable" in row.failure for row in result.rows[1:])
+
+
+TOLD = {
+    "source": ("at /home/me/flash-attn_2/api.cpp:848: no", "at api.cpp:848: no"),
+    "start": ("/opt/x/libcuda.so.1 is missing", "libcuda.so.1 is missing"),
+    "quoted": ("open '/tmp/a+b@1/c.json' and \"/var/d.txt\"", "open 'c.json' and \"d.txt\""),
+    "several": ("/a/b.py, (/c/d.py) =/e/f.py", "b.py, (d.py) =f.py"),
+    "folder": ("wrote /tmp/somebody/", "wrote "),
+    "shapes": ("64/128 heads, s/cap, 1 / 2, a/b/c.py", "64/128 heads, s/cap, 1 / 2, a/b/c.py"),
+    "address": ("see https://example.org/docs/x.html", "see https://example.org/docs/x.html"),
+    "lines": ("\n\n  first /x/y.py \nsecond", "first y.py"),
+    "nothing": ("  \n ", "no message"),
+}
+
+
+@pytest.mark.parametrize(("said", "told"), TOLD.values(), ids=TOLD)
+def test_a_failure_is_one_line_without_folders(said, told):
+    assert sentence(RuntimeError(said)) == f"RuntimeError: {told}".rstrip()
+
+
+def test_a_failure_names_its_kind_and_is_no_longer_than_a_row_holds():
+    assert sentence(KeyError("/home/me/x.py")) == "KeyError: 'x.py'"
+    assert len(sentence(ValueError("/a/b/c.py " + "word " * 99))) == 300
+
+
+def test_a_failing_entry_names_no_folder(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("/home/me/peer/api.cpp:3: unsupported\nTraceback: /home/me")
+
+    monkeypatch.setattr("benchmarks.runner.contender", fails)
+    result = _runner(seconds=60).run(Group("g", (Entry("sdpa", SMALL, "sdpa"),)))
+    assert result.rows[0].failure == "RuntimeError: api.cpp:3: unsupported"
 
 
 def test_a_spent_budget_is_told():
