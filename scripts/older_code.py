@@ -82,6 +82,7 @@ def run_tests(tree: Path, extra: list[str]) -> dict[str, object]:
         "-q",
         "--engine",
         ENGINES,
+        "--shared-device",  # the levels run side by side
     ]
     command += ["-p", "no:cacheprovider", f"--junitxml={report}", *extra]
     start = time.monotonic()

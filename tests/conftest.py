@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--filled-outputs", action="store_true", help="calls get outputs filled with NaN"
     )
+    parser.addoption(
+        "--shared-device", action="store_true", help="another suite runs there: less memory is free"
+    )
     parser.addoption("--engine", help="engines to test, comma separated, of those of the device")
     parser.addoption("--fuzz-examples", type=int, default=25, help="random cases of each property")
     parser.addoption("--fuzz-seconds", type=float, help="seconds after which fewer must do")
@@ -76,7 +79,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         (dict(getattr(report, "user_properties", ())).get("engine", ""), report.longrepr[2])
         for report in reporter.stats.get("skipped", ())
     ]
-    if sentences := over_budget(session.config.getoption("--device"), skips):
+    device, shared = map(session.config.getoption, ("--device", "--shared-device"))
+    if sentences := over_budget(device, skips, shared):
         reporter.write_line("")
         for sentence in sentences:
             reporter.write_line(f"over the budget of skips: {sentence}", red=True)

@@ -1,6 +1,7 @@
 """The part ``older`` of the recorded GPU run: what it runs on and how it counts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,3 +35,19 @@ def test_takes_the_given_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tree = older_code.stage(level)
         assert (tree / "sparse_attn" / "_C_cuda.so").read_text() == level
         assert (tree / "tests" / "conftest.py").exists()
+
+
+def test_the_suites_of_the_levels_say_that_they_share_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def noted(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(older_code.subprocess, "run", noted)
+    (tmp_path / "sparse_attn").mkdir()
+    (tmp_path / "sparse_attn" / "_C_cuda.so").write_text("75-virtual")
+    assert older_code.run_tests(tmp_path, ["-x"])["exit_status"] == 0
+    assert commands[0][-1] == "-x" and "--shared-device" in commands[0]

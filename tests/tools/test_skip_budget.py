@@ -32,12 +32,32 @@ def test_too_many_skips_fail():
     assert f"{most + 1} times" in over_budget("cuda", [MASKS] * (most + 1))[0]
 
 
-def test_a_run_over_the_budget_fails(tmp_path):
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('tired')\n"
+def test_missing_memory_is_within_the_budget_of_a_shared_device_alone():
+    skips = [("portable", "Skipped: needs 40 GiB of free device memory")] * 3
+    assert "no budget" in over_budget("cuda", skips)[0]
+    assert over_budget("cuda", skips, shared=True) == []
+    assert over_budget("cuda", skips * 100, shared=True)
+    assert over_budget("cuda", [("portable", MASKS[1])], shared=True)
+
+
+def run_that_skips(folder, reason, *options):
+    """Run two tests, of which one is skipped."""
+    (folder / "test_it.py").write_text(
+        f"import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip({reason!r})\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "test_it.py"]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *options, "test_it.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_run_beside_another_suite_says_so(tmp_path):
+    reason = "needs 40 GiB of free device memory"
+    assert run_that_skips(tmp_path, reason, "--device", "cuda").returncode == 1
+    run = run_that_skips(tmp_path, reason, "--device", "cuda", "--shared-device")
+    assert run.returncode == 0 and "1 passed, 1 skipped" in run.stdout
+
+
+def test_a_run_over_the_budget_fails(tmp_path):
+    run = run_that_skips(tmp_path, "tired")
     assert run.returncode == 1 and "1 passed, 1 skipped" in run.stdout
     assert "a test has no budget for the reason: Skipped: tired" in run.stdout
