@@ -190,7 +190,12 @@ def call(
     except InferenceOnly:
         raise
     except RuntimeError as error:
-        raise _translated(error) from None
+        told = _translated(error)
+        if told is error and any(tensor.is_neg() for tensor in written):
+            told = NotImplementedError(
+                f"sparse_attn::{name}: not served: to write into a negated view (tensor.is_neg())"
+            )
+        raise told from None
 
 
 def ask_engine(name: str, arguments: dict[str, Any]) -> str:

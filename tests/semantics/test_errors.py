@@ -316,6 +316,17 @@ def test_nested_tensors(device):
             sa.band_attention(query, query, query, (9, 0))
 
 
+def test_negated_views_are_read_but_not_written(device):
+    """torch negates such views later, and has no rule for an op that may write into none."""
+    call = Call(device)
+    out = torch._neg_view(torch.zeros_like(call.query))
+    sentence = r"^sparse_attn::band_out: not served: to write into a negated view"
+    for common in ({}, {"return_lse": True}):
+        with pytest.raises(NotImplementedError, match=sentence):
+            call.band(out=out, **common)
+    assert torch.equal(call.band(torch._neg_view(call.query)), call.band(-call.query))
+
+
 def test_two_forms_of_the_offset_are_refused_by_the_op(device):
     call = Call(device)
     with pytest.raises(RuntimeError, match="query_offset as an int or as a tensor, got both"):
