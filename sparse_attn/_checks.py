@@ -24,6 +24,7 @@ __all__ = [
     "MAX_LENGTH",
     "Integer",
     "Number",
+    "as_device",
     "as_float",
     "as_int32",
     "as_int64",
@@ -33,6 +34,7 @@ __all__ = [
     "check_dense",
     "check_integer",
     "check_kind",
+    "check_length",
     "check_num_layers",
     "check_share",
     "check_tensor",
@@ -40,6 +42,7 @@ __all__ = [
     "check_window",
     "clamped",
     "is_dense",
+    "is_index",
     "kind_of",
     "named_by",
     "refuse",
@@ -85,14 +88,15 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def _is_index(tensor: torch.Tensor) -> bool:
+def is_index(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds whole numbers."""
     kind = tensor.dtype
     return not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
 
 
 def as_int32(indices: torch.Tensor) -> torch.Tensor:
     """Return a tensor of whole numbers as int32, numbers beyond it at its ends; others as is."""
-    if indices.dtype == torch.int32 or not _is_index(indices) or not is_dense(indices):
+    if indices.dtype == torch.int32 or not is_index(indices) or not is_dense(indices):
         return indices
     ends = torch.iinfo(torch.int32)
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
@@ -114,7 +118,7 @@ def told_as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
 
 def as_int64(indices: torch.Tensor) -> torch.Tensor:
     """Return a tensor of whole numbers as int64; others as is."""
-    return indices.long() if _is_index(indices) and is_dense(indices) else indices
+    return indices.long() if is_index(indices) and is_dense(indices) else indices
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:
@@ -180,6 +184,27 @@ def check_integer(owner: str, name: str, value: Any, least: int) -> int:
     if value < least:
         raise refuse(owner, f"{name} of at least {least}", value)
     return cast(int, value if isinstance(value, (int, torch.SymInt)) else int(value))
+
+
+def check_length(owner: str, name: str, value: Any, least: int = 0) -> int:
+    """Return `value` when it is a number of queries or keys that a call may have."""
+    number = check_integer(owner, name, value, least)
+    if number > MAX_LENGTH:
+        raise refuse(owner, f"{name} of at most {MAX_LENGTH}", value)
+    return number
+
+
+def as_device(owner: str, device: Any) -> torch.device:
+    """Return what names a device as one; whether the machine has it is torch's to say."""
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        got = repr(device) if isinstance(device, (str, int)) else kind_of(device)
+        kind = TypeError if not isinstance(device, (str, int)) else ValueError
+        what = "device to be a torch.device or its name, such as 'cuda:0'"
+        raise kind(f"sparse_attn.{owner}: expected {what}, got {got}") from None
 
 
 def check_num_layers(owner: str, value: Any, least: int = 1) -> int:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import MAX_LENGTH, check_integer, kind_of, refuse
+from ._checks import check_length, kind_of
 from ._pattern_picture import DrawnPattern
 from ._tiles import TileRun, checked_tile
 
@@ -151,9 +151,7 @@ class Pattern(DrawnPattern):
         """Refuse lengths that are no ints of at least 0, or that no engine serves."""
         owner = type(self).__name__
         for name, length in (("Sq", Sq), ("Skv", Skv)):
-            check_integer(owner, name, length, 0)
-            if length > MAX_LENGTH:
-                raise refuse(owner, f"{name} of at most {MAX_LENGTH}", length)
+            check_length(owner, name, length)
 
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._checks import Integer, check_integer, check_kind, refuse
+from ._checks import Integer, check_kind, check_length, refuse
 
 __all__ = ["TileRun", "checked_tile", "tile_picture", "tile_runs"]
 
@@ -40,7 +40,7 @@ def checked_tile(owner: str, tile: Any) -> tuple[int, int]:
     else:
         check_kind(owner, "tile", tile, Integer, "an int or a pair (queries, keys)")
         tile = (tile, tile)
-    queries, keys = (check_integer(owner, "tile", side, 1) for side in tile)
+    queries, keys = (check_length(owner, "tile", side, 1) for side in tile)
     return queries, keys
 
 

@@ -17,6 +17,7 @@ import torch
 from . import ops
 from ._checks import (
     MAX_LENGTH,
+    as_device,
     check_block,
     check_block_rows,
     check_dense,
@@ -353,6 +354,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         >>> BlockLayout.local(64, 64, 16, 16, 1).to("meta").counts.device
         device(type='meta')
         """
+        device = as_device(_OWNER, device)
         counts, indices = self.counts.to(device), self.indices.to(device)
         partial = None if self.partial is None else self.partial.to(device)
         bits = None if self.bits is None else self.bits.to(device)

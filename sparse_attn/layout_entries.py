@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_dense, check_integer, check_kind, refuse
+from ._checks import check_dense, check_integer, check_kind, is_index, refuse
 from .layout_bits import Blocks
 
 OWNER = "BlockLayout"
@@ -48,7 +48,7 @@ Layout = TypeVar("Layout", bound=Makes)
 def check_entries(name: str, tensor: torch.Tensor) -> None:
     """Refuse what holds no integers."""
     check_dense(OWNER, name, tensor)
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if not is_index(tensor):
         raise refuse(OWNER, f"{name} of an integer dtype", tensor.dtype)
     if tensor.is_meta:
         raise refuse(OWNER, f"{name} with contents", "a meta tensor")

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import check_block, check_integer, check_window, clamped
+from ._checks import (
+    Integer,
+    as_device,
+    check_block,
+    check_integer,
+    check_kind,
+    check_length,
+    check_window,
+    clamped,
+    refuse,
+)
 from .layout_entries import OWNER, Device, Layout
 from .windows import Window
 
@@ -19,10 +29,11 @@ def _diagonal(
     Sq: int, Skv: int, block_q: int, block_kv: int, device: Device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Key blocks of a query block's first and last row ``(NQ, 1)``; all blocks ``(1, NKV)``."""
-    check_integer(OWNER, "Sq", Sq, 0)
-    check_integer(OWNER, "Skv", Skv, 0)
+    check_length(OWNER, "Sq", Sq)
+    check_length(OWNER, "Skv", Skv)
     check_block(OWNER, "block_q", block_q)
     check_block(OWNER, "block_kv", block_kv)
+    device = None if device is None else as_device(OWNER, device)
     start = torch.arange(0, Sq, block_q, device=device)[:, None]
     end = torch.clamp(start + block_q, max=Sq) - 1
     offset = Skv - Sq
@@ -36,7 +47,7 @@ def _local_mask(
     """Key blocks ``(NQ, NKV)`` in a window around each query block's diagonal."""
     left, right = map(clamped, check_window(OWNER, window))
     first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
-    mask = torch.ones(first.shape[0], key_block.shape[1], dtype=torch.bool, device=device)
+    mask = torch.ones(first.shape[0], key_block.shape[1], dtype=torch.bool, device=key_block.device)
     if left is not None:
         mask &= key_block >= first - left
     if right is not None:
@@ -135,6 +146,9 @@ class ReadyLayouts:
         """
         num_global = clamped(check_integer(OWNER, "num_global", num_global, 0))
         num_random = clamped(check_integer(OWNER, "num_random", num_random, 0))
+        check_kind(OWNER, "seed", seed, Integer, "an int")
+        if not -(2**63) <= seed < 2**64:
+            raise refuse(OWNER, "seed of 64 bits", seed)
         mask = _local_mask(Sq, Skv, block_q, block_kv, window, device)
         first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
         mask |= (key_block < num_global) | ((last >= 0) & (first < num_global))

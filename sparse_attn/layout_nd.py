@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from ._checks import check_integer, check_kind, check_window, clamped, refuse
+from ._checks import (
+    as_device,
+    check_integer,
+    check_kind,
+    check_length,
+    check_window,
+    clamped,
+    refuse,
+)
 from .layout_bits import PAIRS, Blocks, existing_pairs, judged
 from .layout_entries import OWNER, Device, Layout
 
@@ -80,6 +88,7 @@ class GridLayouts:
         sizes, tiles, sides = _checked(shape, window, tile)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         block, tokens = math.prod(tiles), math.prod(sizes)
+        device = None if device is None else as_device(OWNER, device)
         place = torch.stack(
             torch.meshgrid(*(torch.arange(size, device=device) for size in sizes), indexing="ij"),
             dim=-1,
@@ -99,6 +108,8 @@ def _checked(
     tiles = [check_integer(OWNER, "tile", size, 1) for size in tile]
     if not sizes or len(tiles) != len(sizes):
         raise refuse(OWNER, f"tile of {max(len(sizes), 1)} axes as shape has", tuple(tile))
+    check_length(OWNER, "the tokens of shape", math.prod(sizes))
+    check_length(OWNER, "the tokens of tile", math.prod(tiles))
     if math.prod(tiles) % 16:
         raise refuse(OWNER, "tile of a multiple of 16 tokens", tuple(tile))
     windows = window if isinstance(window, (tuple, list)) else [window] * len(sizes)

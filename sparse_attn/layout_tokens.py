@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from ._checks import check_block, check_block_rows, check_dense, check_integer, check_kind, refuse
+from ._checks import (
+    as_device,
+    check_block,
+    check_block_rows,
+    check_dense,
+    check_kind,
+    check_length,
+    refuse,
+)
 from .layout_bits import (
     PAIRS,
     Blocks,
@@ -68,6 +76,8 @@ class TokenLayouts:
         mask = with_rank(mask, 4, "mask", "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
         if mask.dtype != torch.bool:
             raise refuse(OWNER, "mask of dtype bool", mask.dtype)
+        if mask.is_meta:
+            raise refuse(OWNER, "mask with contents", "a meta tensor")
         batch, heads, Sq, Skv = mask.shape
 
         def strip(begin: int, end: int) -> torch.Tensor:
@@ -130,14 +140,16 @@ class TokenLayouts:
         from torch.nn.attention.flex_attention import create_mask
 
         mod = checked_mod(OWNER, mask_mod)
-        batch = 1 if B is None else check_integer(OWNER, "B", B, 1)
-        heads = 1 if H is None else check_integer(OWNER, "H", H, 1)
-        check_integer(OWNER, "Sq", Sq, 0)
-        check_integer(OWNER, "Skv", Skv, 0)
+        batch = 1 if B is None else check_length(OWNER, "B", B, 1)
+        heads = 1 if H is None else check_length(OWNER, "H", H, 1)
+        check_length(OWNER, "Sq", Sq)
+        check_length(OWNER, "Skv", Skv)
         check_block_rows(OWNER, block_q)
         check_block(OWNER, "block_kv", block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
-        device = torch.get_default_device() if device is None else device
+        device = torch.get_default_device() if device is None else as_device(OWNER, device)
+        if device.type == "meta":
+            raise refuse(OWNER, "a device on which mask_mod can be asked", device)
 
         def strip(begin: int, end: int) -> torch.Tensor:
             def shifted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -7,7 +7,16 @@ from typing import Any
 import torch
 
 from . import ops
-from ._checks import MAX_LENGTH, Integer, as_int64, check_dense, check_integer, check_kind, refuse
+from ._checks import (
+    MAX_LENGTH,
+    Integer,
+    as_int64,
+    check_dense,
+    check_integer,
+    check_kind,
+    is_index,
+    refuse,
+)
 
 __all__ = ["KeySketch"]
 
@@ -143,6 +152,9 @@ class KeySketch:
             shapes = f"{tuple(block_table.shape)} and {tuple(seqused_k.shape)}"
             what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
             raise refuse("KeySketch", what, shapes)
+        for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
+            if not is_index(tensor):
+                raise refuse("KeySketch", f"{name} of an integer dtype", tensor.dtype)
         page_size = self.codes.shape[2]
         room = block_table.shape[1] * page_size
         start = torch.arange(0, room, self._group, device=block_table.device)

@@ -240,6 +240,13 @@ REFUSED = {
         lambda: BlockLayout.from_csr(torch.tensor([0, 2, 1]), ONE, (2, 3), 16, 16),
         r"crow that rises from 0 to 1, got \[0, 2, 1\]",
     ),
+    "long": (lambda: BlockLayout.local(10**30, 64, 16, 16, 1), "Sq of at most 536870911, got 1000"),
+    "device": (
+        lambda: BlockLayout.local(64, 64, 16, 16, 1, device="gpu"),
+        "device to .* got 'gpu'",
+    ),
+    "to": (lambda: BlockLayout.local(64, 64, 16, 16, 1).to("cuda0"), "device to .* got 'cuda0'"),
+    "seed": (lambda: BlockLayout.bigbird(64, 64, 16, 16, seed=2**64), "seed of 64 bits, got 1844"),
     "csr-column": (
         lambda: BlockLayout.from_csr(torch.tensor([0, 1]), ONE * 7, (1, 3), 16, 16),
         "indices from 0 to 2, got 7",
@@ -262,8 +269,11 @@ def test_wrong_contents_are_refused(make, sentence):
         lambda: BlockLayout.from_mask([[True]], 16, 16),
         lambda: BlockLayout.from_csr(ONE, ONE, 3, 16, 16),
         lambda: BlockLayout.from_flex("mask"),
+        lambda: BlockLayout.local(64, 64, 16, 16, 1).to(torch.float16),
+        lambda: BlockLayout.bigbird(64, 64, 16, 16, device=1.0),
+        lambda: BlockLayout.bigbird(64, 64, 16, 16, seed="0"),
     ],
-    ids=["counts", "block_q", "mask", "shape", "block_mask"],
+    ids=["counts", "block_q", "mask", "shape", "block_mask", "to", "device", "seed"],
 )
 def test_wrong_kinds_are_refused(make):
     with pytest.raises(TypeError, match=r"sparse_attn\.BlockLayout: expected .* got"):

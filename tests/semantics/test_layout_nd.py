@@ -93,6 +93,8 @@ WRONG = {
     "no-axes": ((), 1, (), ValueError, "tile of 1 axes"),
     "block": ((8, 8), 1, (3, 4), ValueError, r"tile of a multiple of 16 tokens, got \(3, 4\)"),
     "size": ((8, 0), 1, (4, 4), ValueError, "shape of at least 1, got 0"),
+    "tokens": ((2**20, 2**20), 1, (4, 4), ValueError, "the tokens of shape of at most 536870911"),
+    "large": ((8, 8), 1, (2**40, 2**40), ValueError, "the tokens of tile of at most 536870911"),
     "sides": ((8, 8), (1, 1, 1), (4, 4), ValueError, "window with sides for each of 2 axes"),
     "side": ((8, 8), (1, -1), (4, 4), ValueError, "window's left side of at least 0, got -1"),
     "shape": (64, 1, (4, 4), TypeError, "shape to be a sequence of ints, got int"),
@@ -104,3 +106,8 @@ WRONG = {
 def test_wrong_grids(shape, window, tile, kind, sentence):
     with pytest.raises(kind, match=f"^sparse_attn.BlockLayout: expected {sentence}"):
         BlockLayout.local_nd(shape, window, tile)
+
+
+def test_a_wrong_device():
+    with pytest.raises(ValueError, match="^sparse_attn.BlockLayout: expected device .* 'gpu'$"):
+        BlockLayout.local_nd((8, 8), 1, (4, 4), device="gpu")

@@ -225,3 +225,23 @@ def test_wrong_mask_mods(mask_mod, sentence):
 def test_a_mask_mod_is_a_function():
     with pytest.raises(TypeError, match="mask_mod to be a function of .*got Tensor"):
         BlockLayout.from_mask_mod(torch.ones(4, 4), 1, 1, 4, 4, 16, 16)
+
+
+NOWHERE = {
+    "batch": ((10**30, 1, 64, 64, 16, 16), None, "B of at most 536870911, got 1000"),
+    "length": ((1, 1, 64, 2**31, 16, 16), None, "Skv of at most 536870911, got 2147483648"),
+    "device": ((1, 1, 64, 64, 16, 16), "gpu", "device to be .* got 'gpu'"),
+    "meta": ((1, 1, 64, 64, 16, 16), "meta", "a device on which mask_mod can be asked, got meta"),
+}
+
+
+@pytest.mark.parametrize("sizes, device, sentence", NOWHERE.values(), ids=NOWHERE)
+def test_sizes_and_devices_without_a_mask(sizes, device, sentence):
+    with pytest.raises(ValueError, match=f"^sparse_attn.BlockLayout: expected {sentence}"):
+        BlockLayout.from_mask_mod(lambda b, h, q, k: q > k, *sizes, device=device)
+
+
+def test_a_token_mask_without_contents():
+    mask = torch.ones(64, 64, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match="mask with contents, got a meta tensor"):
+        BlockLayout.from_token_mask(mask, 16, 16)

@@ -99,6 +99,7 @@ def test_patterns_without_tiles_say_so(pattern, error, sentence):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
+        ({"tile": 10**30}, ValueError, "Band: expected tile of at most 536870911, got 1000"),
         ({"tile": 0}, ValueError, "Band: expected tile of at least 1, got 0"),
         ({"tile": (1, 2, 3)}, ValueError, r"Band: expected tile of \(queries, keys\)"),
         ({"tile": "64"}, TypeError, "Band: expected tile to be an int or a pair"),

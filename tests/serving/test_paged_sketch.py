@@ -172,6 +172,15 @@ def test_wrong_calls(device):
         plain.append(key, torch.arange(3))
     with pytest.raises(ValueError, match="capacity without paged=True"):
         sa.KeySketch(key_cache, paged=True, capacity=9)
+    used = torch.full((len(table),), 9, device=device)
+    for name, pages, lengths in (
+        ("block_table", table.float(), used),
+        ("seqused_k", table, used > 3),
+    ):
+        with pytest.raises(
+            ValueError, match=f"KeySketch: expected {name} of an integer dtype, got"
+        ):
+            sa.KeySketch(key_cache, paged=True, block_table=pages, seqused_k=lengths)
     with pytest.raises(ValueError, match="paged=True with block_table"):
         sa.KeySketch(key, block_table=table)
     with pytest.raises(ValueError, match="key_cache with a page_size that is a multiple of 16"):
