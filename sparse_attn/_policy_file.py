@@ -92,10 +92,15 @@ def write(path: str | PathLike[str], fields: Mapping[str, Any], about: Mapping[s
     held = {
         name: None if value is None else FIELDS[name].to(value) for name, value in fields.items()
     }
-    whole = {"format": FORMAT, "version": VERSION} | held | {"about": dict(about)}
     check_kind(_SAVE, "path", path, (str, PathLike), "a path")
+    check_kind(_SAVE, "about", about, Mapping, "a mapping")
+    whole = {"format": FORMAT, "version": VERSION} | held | {"about": dict(about)}
     try:
-        Path(path).write_text(json.dumps(whole, indent=1) + "\n")
+        text = json.dumps(whole, indent=1)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refuse(_SAVE, "about that JSON can hold", f"one that it cannot ({error})") from None
+    try:
+        Path(path).write_text(f"{text}\n")
     except OSError as error:
         raise _unreachable(_SAVE, "a file that can be written", path, error) from None
 

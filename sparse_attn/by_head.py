@@ -18,7 +18,7 @@ import torch
 
 from ._autocast import is_autocast_enabled
 from ._autograd import is_tracked
-from ._checks import check_integer, check_kind, is_dense, refuse
+from ._checks import check_integer, check_kind, check_length, is_dense, refuse
 from ._pattern import check_pattern
 from ._tiles import TileRun
 from .ops import empty_output
@@ -108,8 +108,8 @@ class ByHead(Pattern):
 
         Raises
         ------
-        ValueError
-            A pattern for a head that the call does not have.
+        TypeError, ValueError
+            A number that is no int of at least 0; a pattern for a head that the call does not have.
 
         Examples
         --------
@@ -117,6 +117,7 @@ class ByHead(Pattern):
         >>> ByHead({2: Full()}, rest=TopK(7)).runs(3)
         [(TopK(k=7), slice(0, 2, None)), (Full(), slice(2, 3, None))]
         """
+        check_length("ByHead", "num_heads", num_heads)
         beyond = [head for head in self.patterns if head >= num_heads]
         if beyond:
             what = f"patterns for the call's {num_heads} key heads"

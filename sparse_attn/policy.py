@@ -115,7 +115,7 @@ class Policy(ReadyPolicies, ShownPolicy):
         owner = "Policy"
         check_prefill("pattern", self.pattern, "a pattern such as sparse_attn.Band")
         if self.num_layers is not None:
-            check_num_layers(owner, self.num_layers)
+            self._set("num_layers", check_num_layers(owner, self.num_layers))
         check_kind(owner, "dense_layers", self.dense_layers, Iterable, "an iterable of ints")
         layers = {check_integer(owner, "dense_layers", layer, 0) for layer in self.dense_layers}
         self._set("dense_layers", tuple(sorted(layers)))
@@ -125,7 +125,8 @@ class Policy(ReadyPolicies, ShownPolicy):
             self._set("dense_below", twice_reach(self.pattern))
             self._set("_default_below", self.dense_below)
         else:
-            check_integer(owner, "dense_below", self.dense_below, 0)
+            below = check_integer(owner, "dense_below", self.dense_below, 0)
+            self._set("dense_below", below)
         self._set("_dense", widened(self.pattern))
         if self.decode is None:
             self._set("_decode", self.pattern)
@@ -133,7 +134,8 @@ class Policy(ReadyPolicies, ShownPolicy):
             check_served("decode", self.decode, "a pattern or None")
             self._set("_decode", self._dense if isinstance(self.decode, Full) else self.decode)
         if self.num_key_heads is not None:
-            check_integer(owner, "num_key_heads", self.num_key_heads, 1)
+            heads = check_integer(owner, "num_key_heads", self.num_key_heads, 1)
+            self._set("num_key_heads", heads)
         self._set("layers", checked_layers(self.layers))
         self._set("heads", checked_heads(self.heads))
         self._set("_own", {layer: self._patterns_of(layer) for layer in self._named()})
@@ -305,7 +307,7 @@ class Policy(ReadyPolicies, ShownPolicy):
         }
         if self.dense_below == self._default_below:
             held["dense_below"] = None
-        _policy_file.write(path, held, about or {})
+        _policy_file.write(path, held, {} if about is None else about)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Policy:

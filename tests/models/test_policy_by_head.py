@@ -217,6 +217,32 @@ def test_wrong_files_are_refused_in_a_sentence(tmp_path, text, sentence):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("about", "error", "sentence"),
+    [
+        (3, TypeError, "expected about to be a mapping, got int"),
+        ({"text": torch.ones(1)}, ValueError, r"about that JSON can hold, got one .*Tensor.*\)"),
+        ({(1, 2): 3}, ValueError, r"about that JSON can hold, got one .*tuple.*\)"),
+    ],
+    ids=["number", "tensor", "key"],
+)
+def test_an_about_that_no_file_holds_is_refused(tmp_path, about, error, sentence):
+    with pytest.raises(error, match=rf"^sparse_attn\.Policy\.save: .*{sentence}$"):
+        sa.Policy(BAND).save(tmp_path / "policy.json", about=about)
+    assert not (tmp_path / "policy.json").exists()
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    number = numpy.int64(2)
+    options = dict(num_layers=number, num_key_heads=number, dense_below=number)
+    policy = sa.Policy(
+        sa.Band(number), heads={number - 1: {number - 2: sa.TopK(number)}}, **options
+    )
+    policy.save(tmp_path / "policy.json")
+    assert sa.Policy.load(tmp_path / "policy.json") == policy
+
+
 def test_a_missing_file_and_data_in_a_policy_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^sparse_attn\.Policy\.load: expected a policy"):
         sa.Policy.load(tmp_path / "none.json")
