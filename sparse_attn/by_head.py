@@ -96,7 +96,7 @@ class ByHead(Pattern):
         >>> ByHead({2: Full()}, rest=Band(7)).of(2)
         Full()
         """
-        return self.patterns.get(head, self.rest)
+        return self.patterns.get(check_integer("ByHead", "head", head, 0), self.rest)
 
     def runs(self, num_heads: int) -> list[tuple[Pattern, slice]]:
         """Return equal patterns of neighbouring key heads, each with its heads.

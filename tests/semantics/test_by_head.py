@@ -187,13 +187,14 @@ def test_compiles_to_one_graph(device):
         (lambda: sa.ByHead({0: "band"}), "ByHead: expected pattern to be a pattern"),
         (lambda: sa.ByHead({0: sa.ByHead({})}), "ByHead: expected a pattern for each head"),
         (lambda: sa.ByHead({9: BAND}).runs(4), "ByHead: expected patterns for the call's 4 key"),
+        (lambda: sa.ByHead({0: BAND}).of([0]), "ByHead: expected head to be an int, got list"),
         (
             lambda: sa.ByHead({0: BAND}).runs(4.0),
             "ByHead: expected num_heads to be an int, got flo",
         ),
         (lambda: sa.ByHead({0: BAND}).runs(10**30), "ByHead: expected num_heads of at most 53687"),
     ],
-    ids=["kind", "name", "negative", "pattern", "nested", "beyond", "count", "many"],
+    ids=["kind", "name", "negative", "pattern", "nested", "beyond", "of", "count", "many"],
 )
 def test_wrong_arguments_are_refused(make, sentence):
     with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.{sentence}"):
