@@ -281,7 +281,7 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
             folder, dtype=getattr(torch, dtype), output_loading_info=True, **given
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-    except (KeyError, OSError, ValueError, ImportError) as error:
+    except Exception as error:  # of the files, whatever kind their readers raise
         said = " ".join(str(error).split()) or repr(error)
         raise _Wrong(f"expected a causal language model in {path}, got: {said:.200}") from None
     _check_predicts_tokens(path, model, loading["missing_keys"])
@@ -328,7 +328,7 @@ def _device(name: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # a meta device has nothing to compute
     except (RuntimeError, AssertionError):
         raise _Wrong(f"expected a device of this machine, got {name}") from None
     return device

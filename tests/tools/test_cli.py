@@ -1,5 +1,6 @@
 """python -m sparse_attn: its commands on a tiny saved model, and its sentences."""
 
+import shutil
 import subprocess
 import sys
 
@@ -111,6 +112,7 @@ def test_advise_writes_policy_and_report(folder, text, tmp_path, capsys):
         (dict(length=0), "expected a length of at least 1, got 0"),
         (dict(keep=2), "expected keep above 0 and up to 1, got 2"),
         (dict(device="toaster"), "expected a device of this machine, got toaster"),
+        (dict(device="meta"), "expected a device of this machine, got meta"),
         (dict(out=__file__), "expected a folder for --out, got .*, which is a file"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -167,6 +169,26 @@ def test_a_file_that_holds_no_model_is_named(text, capsys):
     assert run("profile", text, "--text", text) == 1
     sentence = "expected a folder with config.json, or one .gguf file, got"
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("model.safetensors", None, "cut off"),
+        ("config.json", '"num_attention_heads": 4', '"num_attention_heads": 3'),
+        ("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": "two"'),
+        ("config.json", '"vocab_size": 97', '"vocab_size": 50'),
+    ],
+    ids=["weights", "heads", "layers", "vocabulary"],
+)
+def test_a_damaged_model_is_named(folder, text, tmp_path, capsys, file, old, new):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / file
+    path.write_text(new if old is None else path.read_text().replace(old, new))
+    capsys.readouterr()
+    assert run("profile", tmp_path, "--text", text, "--length", 64) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"expected a causal language model in {tmp_path}, got: " in last
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
