@@ -282,6 +282,8 @@ def named_by(owner: str, only: Any) -> Callable[[str], bool]:
         return lambda path: True
     check_kind(owner, "only", only, Sequence, "a name or a sequence of names")
     names = [only] if isinstance(only, str) else only
+    for name in names:
+        check_kind(owner, "each of only", name, str, "a name")
     return lambda path: any(fnmatchcase(path, name) for name in names)
 
 

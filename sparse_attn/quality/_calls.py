@@ -44,8 +44,8 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.T
         if list(moved) == ["input_ids"] and not hasattr(module, "config"):
             return output_of(module(moved["input_ids"]))  # its argument may have any name
         return output_of(module(**moved))
-    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, (NotImplementedError, torch.OutOfMemoryError)) or _is_ours(error):
+    except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
             raise
         _check_fits(owner, module, moved)
         said = " ".join(str(error).split())

@@ -330,5 +330,8 @@ def test_a_policy_for_layers_by_name():
     apply(other, sa.Band(1))
     apply(other, sa.Policy(sa.Band(1), dense_below=0, num_layers=1), only="*layers.1.*")
     assert torch.equal(output(other, input_ids=ids), want)
+    for names in ([3], b"x"):
+        with pytest.raises(TypeError, match="apply: expected each of only to be a name, got int"):
+            apply(other, sa.Band(1), only=names)
     with pytest.raises(ValueError, match="expected self-attention of LlamaF.* under the names x"):
         apply(other, sa.Band(1), only="x")

@@ -84,6 +84,19 @@ def test_models_that_refuse_the_inputs_are_named():
             judge(torch.nn.Linear(3, 3), torch.zeros(1, 8))
 
 
+def test_whatever_a_model_raises_is_named():
+    """A container without a forward, and a forward that asserts."""
+
+    class Asserts(torch.nn.Module):
+        def forward(self, x):
+            assert x.shape[-1] == 32, "of 32 features"
+
+    parts = torch.nn.ModuleList([torch.nn.Linear(3, 3)])
+    for model, kind in ((Asserts(), "AssertionError"), (parts, "NotImplementedError")):
+        with pytest.raises(ValueError, match=rf"inputs that the model takes .* got {kind} of"):
+            sa.profile(model, torch.zeros(1, 8, 16))
+
+
 class Embedder(torch.nn.Sequential):
     """Takes features, as a SentenceTransformer does."""
 
