@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from .._checks import check_kind, refuse
 from .._pattern import check_pattern
 from ..patterns import Pattern
@@ -28,7 +30,7 @@ def named_policies(
         policies = [policies]
     if not isinstance(policies, Mapping):
         what = "a policy, a list of policies, or a mapping of name to policy"
-        kinds = Policy if isinstance(policies, str) else Iterable
+        kinds = Policy if isinstance(policies, (str, torch.Tensor)) else Iterable
         check_kind(owner, argument, policies, kinds, what)
         policies = _numbered(policies)
     for name, policy in policies.items():
@@ -51,6 +53,8 @@ def _numbered(policies: Iterable[Any]) -> dict[str, Any]:
 
 
 def _name(policy: Any) -> str:
-    if not isinstance(policy, Policy):
+    if isinstance(policy, Pattern):
         return repr(policy)
+    if not isinstance(policy, Policy):  # for the sentence that refuses it
+        return f"{' '.join(repr(policy).split()):.40}"
     return "policy" if policy.layers or policy.heads else repr(policy.pattern)

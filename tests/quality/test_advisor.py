@@ -328,6 +328,7 @@ def test_a_search_by_time(llama, ids):
         (dict(minutes=float("nan")), "minutes above 0"),
         (dict(validate=torch.empty(1, 0).long()), r"validate with a tensor .*shape \(1, 0\)"),
         (dict(resume="nowhere/search.json"), "resume in a folder that exists"),
+        (dict(resume=3), "resume to be a path or None, got int"),
         (dict(by="speed"), "by to be one of pairs, time, got 'speed'"),
         (dict(patterns=[]), "patterns beside Full"),
         (dict(patterns=["band"]), "pattern 'band' to be one"),

@@ -168,6 +168,12 @@ def test_table_and_picture(on_device, llama):
     [
         (torch.ones(1, 8, dtype=torch.long), "band", "policies to be a policy"),
         (torch.ones(1, 8, dtype=torch.long), [3], "policy .* to be one"),
+        (
+            torch.ones(1, 8).long(),
+            [torch.ones(9, 9)],
+            r"policy tensor\(\[\[1.* to be one, got Tensor",
+        ),
+        (torch.ones(1, 8).long(), torch.tensor(3), "policies to be a policy, .* got Tensor$"),
         ("text", BAND, "inputs to be .* got str; a tokenizer makes ids of it"),
         (torch.arange(9), BAND, r"inputs of shape \(batch, length\), got .* ids\[None\]"),
         ([], BAND, "expected inputs, got none"),
