@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._checks import is_dense
+from ._checks import MAX_LENGTH, is_dense
 from ._pattern import Pattern
 from .windows import Band, Dilated, Strided
 
@@ -19,12 +19,13 @@ __all__ = ["allowed_by", "positions", "with_mask_of"]
 
 
 def positions(query: torch.Tensor, key: torch.Tensor, query_offset: Any) -> torch.Tensor:
-    """Key position of every query, ``(B|1, 1, Sq, 1)``."""
+    """Key position of every query, ``(B|1, 1, Sq, 1)``; offsets beyond any length count as it."""
     row = torch.arange(query.shape[2], device=query.device)[:, None]
     if isinstance(query_offset, torch.Tensor):
-        return row + query_offset.long()[:, None, None, None]
+        offsets = query_offset.long().clamp(-MAX_LENGTH, MAX_LENGTH)
+        return row + offsets[:, None, None, None]
     offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
-    return (row + max(-(2**40), min(offset, 2**40)))[None, None]
+    return (row + max(-MAX_LENGTH, min(offset, MAX_LENGTH)))[None, None]
 
 
 def _allowed_from(

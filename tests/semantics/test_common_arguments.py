@@ -101,6 +101,25 @@ def test_query_offset(attend, device, name, offset):
     check(attend, device, name, query_offset=offset, is_causal=True)
 
 
+@pytest.mark.parametrize("pattern", [sa.Band((None, 0)), sa.Band((2**40, 9)), sa.Strided(2**40, 3)])
+def test_windows_reach_back_from_offsets_beyond_any_length(attend, device, pattern):
+    """As far as the offset counts, 2^29 - 1; the reference and `naive_attention`'s mask say so."""
+    tensors = attend.fit(SHAPE).make(device, attend.dtype)
+    long = torch.full((SHAPE.B,), 2**40, device=device)
+    for offset in (2**40, long):
+        common = dict(query_offset=offset, is_causal=True, return_lse=True)
+        result = attend(pattern, *tensors, **common)
+        assert_close_to_reference(result, *tensors, pattern, **common)
+        assert torch.equal(
+            result[0],
+            attend(
+                pattern,
+                *tensors,
+                **common | {"query_offset": 2**29},
+            )[0],
+        )
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_query_offset_of_each_batch_entry(attend, device, name):
     offsets = torch.tensor([-3, 40], dtype=torch.int32, device=device)
