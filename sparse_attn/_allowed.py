@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
-from ._checks import MAX_LENGTH, is_dense
+from ._checks import MAX_LENGTH, is_dense, refuse
 from ._pattern import Pattern
 from .windows import Band, Dilated, Strided
 
@@ -71,7 +72,13 @@ def allowed_by(
     allowed = _allowed_from(key_origin, pattern, row, position, column)
     if allowed.dim() == 4 and 1 < allowed.shape[1] < query.shape[1]:  # lists of key heads
         allowed = allowed.repeat_interleave(query.shape[1] // allowed.shape[1], 1)
-    allowed = allowed.expand(*query.shape[:3], key.shape[2])
+    whole = (*query.shape[:3], key.shape[2])
+    if not is_compiling():
+        sizes = zip(allowed.shape[::-1], whole[::-1], strict=False)
+        if any(mine not in (1, size) for mine, size in sizes):
+            what = f"allows to return what broadcasts to {whole}"
+            raise refuse(type(pattern).__name__, what, f"shape {tuple(allowed.shape)}")
+    allowed = allowed.expand(whole)
     return allowed & (column <= position) if is_causal else allowed
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_compiling
 
-from ._checks import check_length, kind_of
+from ._checks import check_length, kind_of, refuse
 from ._pattern_picture import DrawnPattern
 from ._tiles import TileRun, checked_tile
 
@@ -126,7 +127,7 @@ class Pattern(DrawnPattern):
     def _allowed(
         self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
-        """Return what `allows` says when it is bool."""
+        """Return what `allows` says when it is bool, and of a shape that says it of these pairs."""
         allowed = self.allows(row, position, key)
         if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
             got = allowed.dtype if isinstance(allowed, torch.Tensor) else kind_of(allowed)
@@ -134,6 +135,12 @@ class Pattern(DrawnPattern):
             raise TypeError(
                 f"sparse_attn.{name}: expected allows to return a bool tensor, got {got}"
             )
+        if not is_compiling():
+            pairs = torch.broadcast_shapes(row.shape, position.shape, key.shape)[-2:]
+            sizes = zip(allowed.shape[::-1], pairs[::-1], strict=False)
+            if allowed.dim() > 4 or any(mine not in (1, whole) for mine, whole in sizes):
+                what = f"allows to return what broadcasts to (B, Hq, {pairs[0]}, {pairs[1]})"
+                raise refuse(type(self).__name__, what, f"shape {tuple(allowed.shape)}")
         return allowed
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:

@@ -192,3 +192,41 @@ def test_a_pattern_without_allows_says_so():
         Nothing().mask(4, 4)
     with pytest.raises(NotImplementedError, match=sentence):
         sa.naive_attention(*torch.randn(3, 1, 1, 4, 16), Nothing())
+
+
+class Says(sa.Pattern):
+    """Allows what it is given."""
+
+    def __init__(self, *sizes):
+        self.allowed = torch.ones(sizes, dtype=torch.bool)
+
+    def allows(self, row, position, key):
+        return self.allowed.to(key.device)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (8, 7), (2, 1, 1, 8, 8), (1, 1, 9, 1)], ids=str)
+def test_shapes_that_say_nothing_of_the_pairs_are_refused(device, sizes):
+    sentence = (
+        r"^sparse_attn\.Says: expected allows to return what broadcasts to \(B, Hq, 8, 8\), got"
+    )
+    pattern = Says(*sizes)
+    for ask in (pattern.mask, pattern.density):
+        with pytest.raises(ValueError, match=sentence):
+            ask(8, 8)
+    with pytest.raises(ValueError, match=sentence):
+        sa.naive_attention(*torch.randn(3, 1, 2, 8, 16, device=device), pattern)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 8, 8), (1, 3, 8, 8)], ids=["batch", "heads"])
+def test_other_batch_entries_or_heads_are_refused(device, sizes):
+    sentence = r"Says: expected allows to return what broadcasts to \(2, 4, 8, 8\), got shape"
+    with pytest.raises(ValueError, match=sentence):
+        sa.naive_attention(*torch.randn(3, 2, 4, 8, 16, device=device), Says(*sizes))
+
+
+@pytest.mark.parametrize("sizes", [(), (8,), (8, 1), (1, 8), (2, 4, 8, 8)], ids=str)
+def test_shapes_that_broadcast_are_masks(device, sizes):
+    query, key, value = torch.randn(3, 2, 4, 8, 16, device=device)
+    out = sa.naive_attention(query, key, value, Says(*sizes))
+    mask = torch.ones(2, 4, 8, 8, dtype=torch.bool, device=device)
+    assert torch.equal(out, sa.naive_attention(query, key, value, attn_mask=mask))
