@@ -20,7 +20,9 @@ from ._checks import (
     check_kind,
     check_window,
     clamped,
+    is_index,
     kind_of,
+    refuse,
     same_values,
 )
 from ._pattern import Pattern
@@ -214,6 +216,13 @@ class Band(Pattern):
     def _device(self) -> torch.device | None:
         tokens = self.global_tokens
         return tokens.device if isinstance(tokens, torch.Tensor) else None
+
+    def _check_lengths(self, Sq: int, Skv: int) -> None:
+        super()._check_lengths(Sq, Skv)
+        tokens = self.global_tokens
+        if isinstance(tokens, torch.Tensor) and (tokens.dim() != 1 or not is_index(tokens)):
+            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            raise refuse("Band", "global_tokens of an integer dtype and shape (tokens,)", got)
 
     def _is_global(self, position: torch.Tensor) -> torch.Tensor:
         tokens = self.global_tokens

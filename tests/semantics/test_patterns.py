@@ -112,6 +112,20 @@ def test_density_asks_for_the_lengths_of_the_mask():
                 call(5, length)
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [torch.tensor(3), torch.ones(1, 2).int(), torch.ones(2).bool(), torch.ones(2)],
+    ids=str,
+)
+def test_index_tensors_of_another_kind_make_no_mask(tokens):
+    band = sa.Band(3, global_tokens=tokens)
+    for ask in (band.mask, band.density, band.cost):
+        with pytest.raises(
+            ValueError, match=r"^sparse_attn\.Band: expected global_tokens of an int"
+        ):
+            ask(8, 8)
+
+
 def test_an_empty_picture_is_refused():
     pytest.importorskip("matplotlib")
     layout = sa.BlockLayout.from_mask(torch.zeros(0, 1, 1, 1).bool(), 16, 16)
