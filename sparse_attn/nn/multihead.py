@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .._autocast import is_autocast_enabled
 from .._checks import check_dense, check_integer, check_kind, refuse
 from .._observe import attend_in
 from .._policy_parts import widened
@@ -285,6 +286,9 @@ class SparseMultiheadAttention(nn.Module):
                 )
             if tensor.shape[-1] != self.embed_dim:
                 raise refuse(_OWNER, f"{name} of embed_dim {self.embed_dim}", tensor.shape[-1])
+            dtype = self.in_proj_weight.dtype
+            if tensor.dtype != dtype and not is_autocast_enabled(tensor.device.type):
+                raise refuse(_OWNER, f"{name} of the weights' dtype {dtype}", tensor.dtype)
         weights = self.in_proj_weight.chunk(3)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads = []
