@@ -21,6 +21,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from .._checks import refuse
 from ._model_source import calls_attention, reads_mask, refuse_model
 
 __all__ = ["Note", "attention_mask", "is_intervals", "note_of", "padding_arguments"]
@@ -93,7 +94,7 @@ def attention_mask(
     Raises
     ------
     ValueError
-        A model that does not call attention functions, such as Longformer.
+        A model that does not call attention functions, such as Longformer; a mask of another rank.
     """
     call: dict[str, Any] = dict(
         batch_size=batch_size,
@@ -106,6 +107,9 @@ def attention_mask(
         use_vmap=use_vmap,
         device=device,
     )
+    if attention_mask is not None and attention_mask.dim() != 2:
+        what = "attention_mask of shape (batch, positions) or (batch, 1 or heads, queries, keys)"
+        raise refuse("integrations.transformers", what, f"shape {tuple(attention_mask.shape)}")
     compiling = torch.compiler.is_compiling()
     dense = Note(None, None, kv_length, kv_offset, None)
     if not compiling:

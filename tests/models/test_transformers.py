@@ -106,6 +106,16 @@ def test_own_4d_mask(kind):
     assert_same(output(ours, input_ids=ids, attention_mask=mask), theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+def test_a_mask_of_three_dimensions_is_refused(dtype):
+    _, ours = pair("llama")
+    mask = torch.ones(2, 24, 24, dtype=dtype)
+    with pytest.raises(
+        ValueError, match=r"expected attention_mask of shape .* got shape \(2, 24, 24\)"
+    ):
+        output(ours, input_ids=text()[0], attention_mask=mask)
+
+
 def test_padded_rows_are_finite():
     _, ours = pair("llama")
     ids, mask = text("left")
