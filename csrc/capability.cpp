@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/common/log2_units.h"
+#include "cuda/decode/plan.h"
 #include "cuda/hopper/table.h"
 
 namespace sparse_attn {
@@ -36,7 +37,7 @@ constexpr EngineLimits kEngines[] = {
     {"hopper", true, 90,
      kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kSequences)},
     {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices, F::kTopK)).with(kSequences)},
+     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices)).with(kSequences)},
     {"portable", true, 75, kContiguous.with(kSequences)},
     {"naive", true, 0, kContiguous.with(kSequences)},
 };
@@ -223,6 +224,29 @@ std::string hopper_refusal(const Case& c) {
   return "";
 }
 
+/// Limits of the decode engine that are no single features.
+std::string decode_refusal(const Case& c) {
+  const bool strided = c.features.any(Features::of(F::kDilation, F::kColumns));
+  if (c.features.has(F::kFloat8Keys) && strided) {
+    return "decode takes no keys of float8 with dilation or strided columns";
+  }
+  if (c.problem.seq_q > kFewQueries) {
+    return "decode takes up to " + std::to_string(kFewQueries) + " queries, not " +
+           std::to_string(c.problem.seq_q);
+  }
+  if (!c.features.has(F::kTopK)) return "";
+  constexpr Features kTopCalls =
+      Features::of(F::kTopK, F::kKeyBounds, F::kQueryOffsets, F::kSinkLogits, F::kValueDim,
+                   F::kPacked, F::kUsedKeys, F::kPaged);
+  const std::string words = unlisted(c.features, kTopCalls);
+  if (!words.empty()) return "decode takes no " + words + " with token top-k";
+  if (c.topk > cuda::decode::kMostKept) {
+    return "decode takes token top-k of up to " + std::to_string(cuda::decode::kMostKept) +
+           " keys, not " + std::to_string(c.topk);
+  }
+  return "";
+}
+
 /// Why an engine does not serve the case; empty when it does.
 std::string refusal(const EngineLimits& engine, const Case& c) {
   const std::string name = engine.name;
@@ -236,14 +260,7 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   const std::string words = unlisted(c.features, engine.accepts);
   if (!words.empty()) return name + " takes no " + words;
   if (name == "hopper") return hopper_refusal(c);
-  const bool strided = c.features.any(Features::of(F::kDilation, F::kColumns));
-  if (name == "decode" && c.features.has(F::kFloat8Keys) && strided) {
-    return "decode takes no keys of float8 with dilation or strided columns";
-  }
-  if (name == "decode" && c.problem.seq_q > kFewQueries) {
-    return "decode takes up to " + std::to_string(kFewQueries) + " queries, not " +
-           std::to_string(c.problem.seq_q);
-  }
+  if (name == "decode") return decode_refusal(c);
   return "";
 }
 
@@ -282,15 +299,12 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
            "read it in place";
   }
   const bool float8 = c.features.has(F::kFloat8Keys);
-  const Features not_of_decode =
-      Features::of(F::kTopK, F::kGlobalIndices)
-          .with(float8 ? Features::of(F::kDilation, F::kColumns) : Features());
-  if (c.problem.seq_q > kFewQueries || c.features.any(not_of_decode)) return "";
+  if (c.features.has(F::kGlobalIndices) || !decode_refusal(c).empty()) return "";
   if (float8) {
     return "hopper leaves up to " + std::to_string(kFewQueries) +
            " queries on keys of float8 to decode, which reads them in place";
   }
-  const int32_t least = least_keys_of_decode(c);
+  const int32_t least = c.features.has(F::kTopK) ? 0 : least_keys_of_decode(c);
   if (c.problem.seq_kv < least) return "";
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
          std::to_string(least) + " keys or more to decode, which splits the keys";

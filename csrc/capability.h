@@ -19,6 +19,7 @@ struct Case {
   Problem problem;
   Features features;
   int32_t block_q = 0;     // of a block list; 0 without
+  int32_t topk = 0;        // keys that token top-k keeps; 0 without
   bool may_split = false;  // some sequence may be one that hopper would split (key_split.h)
   bool cut_small = false;  // hopper would lay out keys in many small sections (sections.h)
 };

@@ -29,7 +29,8 @@ BUDGET = {
         ("hopper", "takes no .* with keys of float8"): 40,
         ("hopper", "is built for head dims up to 128, not"): 40,  # lists of packed sequences
         ("decode", "takes (no keys of float8 with dilation|up to 16 queries)"): None,
-        ("decode", "takes no (token top-k|global_tokens given as indices)"): None,
+        ("decode", "takes no (.* with token top-k|global_tokens given as indices)"): None,
+        ("decode", "takes token top-k of up to"): 20,
         ("hopper", "takes no block lists with token top-k"): None,
         ("hopper", "takes no attn_mask"): 150,
         ("hopper", "takes (attn_mask|alibi_slopes) with block lists at head dims"): 60,
@@ -40,7 +41,6 @@ BUDGET = {
         ("hopper", "takes .*token top-k"): 110,
         ("decode", "takes no float32"): 10,
         ("decode", "takes no global_tokens given as indices"): 110,
-        ("decode", "takes no token top-k"): 400,
         ("decode", "takes up to 16 queries"): 500,
     },
 }

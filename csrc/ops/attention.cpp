@@ -44,6 +44,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   if (params.sequences.first_keys != nullptr) c.problem.seq_kv = params.sequences.packed_keys;
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
+  c.topk = params.pattern.topk;
   c.may_split = cuda::hopper::may_split(params);
   const bool any = params.problem.batch > 0 && params.problem.heads_kv > 0;
   c.cut_small = any && cuda::hopper::is_cut_small(params);  // no keys have no sections

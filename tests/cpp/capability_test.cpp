@@ -177,6 +177,26 @@ void test_hopper_takes_top_k_of_scaled_scores_alone() {
   }
 }
 
+/// Token top-k of few queries and few kept keys.
+void test_decode_keeps_highest() {
+  for (int32_t sm : {80, 90, 120}) {
+    Case c = plain_case(sm, 96);
+    c.problem.seq_q = kFewQueries;
+    c.features.add(Feature::kTopK);
+    c.topk = cuda::decode::kMostKept;
+    CHECK(engine_of(c) == "decode", engine_of(c));
+    ++c.topk;
+    CHECK(engine_of(c) != "decode", "keeps more than decode holds");
+    c.topk = 1;
+    ++c.problem.seq_q;
+    CHECK(engine_of(c) != "decode", "more than few queries");
+    c.problem.seq_q = 1;
+    c.features.add(Feature::kSoftcap);
+    const Choice choice = choose_engine(c, "decode");
+    CHECK(choice.reasons[0] == "decode takes no softcap with token top-k", choice.reasons[0]);
+  }
+}
+
 /// Head dims between those of the table take the next one, whose lists may be of low blocks.
 void test_hopper_takes_every_head_dim() {
   for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
@@ -262,6 +282,7 @@ int main() {
   test_keys_of_float8_are_read_in_place_by_few_queries();
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();
+  test_decode_keeps_highest();
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
   test_hopper_takes_biases();

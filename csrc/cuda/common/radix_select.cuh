@@ -80,14 +80,16 @@ struct SelectStorage {
 };
 
 /// The threshold that keeps the k highest of key(0) .. key(n - 1); all threads get it. Fewer than k
-/// keys above 0 are all kept, keys of 0 never.
+/// keys above 0 are all kept, keys of 0 never. Where `low_bits` are left out, a multiple of 8, its
+/// key has none of them and is at most the k-th.
 template <typename Key>
-__device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, SelectStorage& storage) {
+__device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, SelectStorage& storage,
+                                    int low_bits = 0) {
   uint32_t prefix = 0;
   uint32_t wanted = k;
   uint32_t equal_keys = 0;
   bool found = true;
-  for (int shift = 24; shift >= 0 && found; shift -= 8) {
+  for (int shift = 24; shift >= low_bits && found; shift -= 8) {
     for (int bin = threadIdx.x; bin < SelectStorage::kBins; bin += blockDim.x) {
       storage.histogram[bin] = 0;
     }
@@ -106,7 +108,7 @@ __device__ Threshold find_threshold(const Key& key, int32_t n, int32_t k, Select
     found = digit.found;
   }
   if (!found) return {};  // fewer than k keys: everything above 0 is kept
-  if (wanted == equal_keys) return {prefix, n};
+  if (wanted == equal_keys || low_bits > 0) return {prefix, n};
 
   // The `wanted`-th of the keys equal to the threshold, in index order.
   if (threadIdx.x < 32) {

@@ -1,11 +1,12 @@
 // The decode engine: few queries, split over their keys. The workspace of the partial results and
-// the two launches: chunks, then the merge.
+// the two launches: chunks, then the merge; for token top-k scores, then what is kept (topk.h).
 #include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "config.cuh"
 #include "launch.h"
 #include "row_tile.cuh"
+#include "topk.h"
 
 namespace sparse_attn::cuda {
 namespace decode {
@@ -38,12 +39,12 @@ SplitGrid grid_of(const AttentionParams& params) {
     device.resident =
         attribute(cudaDevAttrMultiProcessorCount, params.device) *
         (params.keys.dtype == Dtype::kFloat8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm);
-    device.clusters = has_clusters();
+    device.clusters = params.pattern.topk == 0 && has_clusters();
     const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
       constexpr int32_t kTallBytes = Tall::kSmemBytes + sizeof(TileState<Tall>);
-      device.tall = smem >= kTallBytes;
+      device.tall = smem >= kTallBytes && params.pattern.topk == 0;
     }
     return plan_grid(params, device);
   });
@@ -65,11 +66,43 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
 
 int64_t workspace_bytes(const AttentionParams& params) {
   Arena arena(nullptr);
-  lay_out(params, grid_of(params), &arena);
+  if (params.pattern.topk > 0) {
+    arena.take<float>(TopkParts(params.problem).scores());
+  } else {
+    lay_out(params, grid_of(params), &arena);
+  }
   return arena.used();
 }
 
+/// Scores, then what is kept of them, of as many key heads at a time as the workspace holds.
+Status run_topk(const AttentionParams& params) {
+  Arena arena(params.workspace);
+  const TopkParts parts(params.problem);
+  ScoreRows rows;
+  rows.scores = arena.take<float>(parts.scores());
+  rows.pitch = parts.pitch;
+  SplitGrid grid = grid_of(params);
+  grid.shares = 0;  // each sequence has as many thread blocks
+  const int32_t of_head = grid.tiles * grid.splits;
+  for (int32_t first = 0; first < parts.all; first += parts.at_once) {
+    const int32_t heads = imin(parts.at_once, parts.all - first);
+    grid.first_block = first * of_head;
+    rows.first = int64_t{first} * parts.rows;
+    rows.count = heads * parts.rows;
+    Status status = with_config(params.problem.widest_dim(), [&](auto config) {
+      constexpr int kHeadDim = decltype(config)::HEAD_DIM;
+      return params.problem.dtype == Dtype::kFloat16
+                 ? launch_scores<__half, kHeadDim>(params, grid, heads * of_head, rows)
+                 : launch_scores<__nv_bfloat16, kHeadDim>(params, grid, heads * of_head, rows);
+    });
+    if (status.ok()) status = attend_highest(params, rows);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
 Status run(const AttentionParams& params) {
+  if (params.pattern.topk > 0) return run_topk(params);
   Arena arena(params.workspace);
   LaunchPlan plan;
   plan.grid = grid_of(params);

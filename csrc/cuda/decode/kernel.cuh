@@ -52,11 +52,6 @@ struct KeyLoader {
   }
 
  private:
-  /// Where a key lies: its page, and its row there or in the sequence.
-  struct Place {
-    int64_t page, row;
-  };
-
   __device__ __forceinline__ void load(const Step& step, uint32_t key_to, uint32_t value_to) const {
     const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
     Interval valid =
@@ -77,23 +72,15 @@ struct KeyLoader {
     }
     // Consecutive keys of a step lie in one page: pages are whole numbers of steps.
     const bool strided = kKind == Kind::kStrided;
-    const Place first = place(strided ? view.at(step.start) : step.start);
+    const KeyPlace first = place(strided ? view.at(step.start) : step.start);
     const int64_t stride = strided ? view.step : 1;
     key_rows.load(key_to, row_at(state.key_head, key, first), stride * key.stride_s, valid);
     value_rows.load(value_to, row_at(state.value_head, value, first), stride * value.stride_s,
                     valid);
   }
 
-  __device__ __forceinline__ Place place(int32_t j) const {
-    const KeySource& source = params.keys;
-    if (kKind == Kind::kPlain || !source.paged()) return {0, j};
-    const int32_t size = source.page_size;
-    const int32_t page = state.page_shift >= 0 ? j >> state.page_shift : j / size;
-    return {source.existing_page(source.entry_of(state.work.batch, page)), j - page * size};
-  }
-  __device__ __forceinline__ static const Element* row_at(const Element* head,
-                                                          const TensorView& tensor, Place place) {
-    return head + place.page * tensor.stride_b + place.row * tensor.stride_s;
+  __device__ __forceinline__ KeyPlace place(int32_t j) const {
+    return place_of_key<kKind>(params.keys, state, j);
   }
 };
 
@@ -101,16 +88,9 @@ struct KeyLoader {
 template <typename Config>
 __device__ __forceinline__ void load_queries(const AttentionParams& params,
                                              const TileState<Config>& state,
-                                             const RowLoader<Config>& rows, int mt, uint32_t to) {
-  using T = typename Config::T;
-  const TensorView& query = params.query;
-  const T* first = static_cast<const T*>(query.data) + state.work.batch * query.stride_b +
-                   state.work.sequence.first_row * query.stride_s;
-  const TileRow* row = &state.rows[mt * kFragmentRows];
-  const int count = imin(state.work.rows - mt * kFragmentRows, kFragmentRows);
-  rows.load_each(to, {0, imax(count, 0)}, [&](int r) {
-    return first + row[r].head * query.stride_h + row[r].query * query.stride_s;
-  });
+                                             const RowLoader<Config>& loader, int mt, uint32_t to) {
+  const QueryRows<Config> queries(params, state, mt);
+  loader.load_each(to, {0, queries.count}, queries);
 }
 
 /// Sums up the chunks from `chunk` to `end`; the thread block calls it. Where `early`, it waits for

@@ -15,6 +15,7 @@ constexpr int32_t kFragmentRows = 16;  // of mma
 constexpr int32_t kTallRows = 32;      // packed query rows of a tile where there are more than that
 constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies at once
 constexpr int32_t kMostMerged = 16;    // thread blocks of a cluster
+constexpr int32_t kMostKept = 2048;    // keys that token top-k keeps of a row (topk.h)
 
 /// The grid of a call.
 struct SplitGrid {
@@ -28,6 +29,7 @@ struct SplitGrid {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   bool merged = false;       // whether they are a cluster, which merges the chunks
+  int32_t first_block = 0;   // of a call that is served in several parts
 };
 
 /// Keys of the blocks of a list, as far as a sequence may have that many.

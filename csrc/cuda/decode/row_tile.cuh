@@ -70,7 +70,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   const bool same_lengths = kKind == Kind::kPlain || params.sequences.same_lengths();
   const bool shared = !same_lengths && grid.shares > 0;
   Work work;
-  uint32_t block = blockIdx.x;
+  uint32_t block = grid.first_block + blockIdx.x;
   if (!shared) {
     work.splits = grid.splits;
     work.split = block % grid.splits;
@@ -123,6 +123,26 @@ __device__ __forceinline__ const Element* head_of(const KeySource& source, const
   const Element* head = static_cast<const Element*>(tensor.data) + work.key_head * tensor.stride_h;
   if (source.paged()) return head;
   return head + work.batch * tensor.stride_b + work.sequence.first_key * tensor.stride_s;
+}
+
+/// Where a key lies: its page, and its row there or in the sequence.
+struct KeyPlace {
+  int64_t page, row;
+};
+
+template <Kind kKind, typename Config>
+__device__ __forceinline__ KeyPlace place_of_key(const KeySource& source,
+                                                 const TileState<Config>& state, int32_t j) {
+  if (kKind == Kind::kPlain || !source.paged()) return {0, j};
+  const int32_t size = source.page_size;
+  const int32_t page = state.page_shift >= 0 ? j >> state.page_shift : j / size;
+  return {source.existing_page(source.entry_of(state.work.batch, page)), j - page * size};
+}
+
+template <typename Element>
+__device__ __forceinline__ const Element* row_at(const Element* head, const TensorView& tensor,
+                                                 KeyPlace place) {
+  return head + place.page * tensor.stride_b + place.row * tensor.stride_s;
 }
 
 /// Extremes of the bounds that a warp's lanes hold.
@@ -211,6 +231,19 @@ struct RowLoader {
     }
   }
 
+  /// Row r lies at row_of(r), aligned; rows that are not in `valid` become zeros and are not read.
+  /// Unrolled: a copy in a rolled loop had its place and its cache policy from one uniform register
+  /// (nvcc 13.0), which is an illegal instruction.
+  template <typename RowOf>
+  __device__ __forceinline__ void load_aligned(uint32_t to, Interval valid,
+                                               const RowOf& row_of) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      ptx::cp_async_16_once(place(to, pass), row_of(row(pass)) + column(),
+                            valid.contains(row(pass)) && column() < columns);
+    }
+  }
+
   /// Row r lies at row_of(r); rows that are not in `valid` become zeros.
   template <typename RowOf>
   __device__ __forceinline__ void load_each(uint32_t to, Interval valid,
@@ -244,6 +277,28 @@ struct RowLoader {
     const uint32_t first = to + swizzled<Config::kPitch>(row(0), threadIdx.x % kLanesPerRow);
     const int rows = pass * kRowsAtOnce;
     return (first ^ (rows % 8 * kChunkBytes)) + rows * Config::kPitch;
+  }
+};
+
+/// Where the queries of a fragment of rows lie, and how many there are.
+template <typename Config>
+struct QueryRows {
+  using T = typename Config::T;
+  const T* first;
+  const TileRow* rows;
+  int64_t stride_h, stride_s;
+  int32_t count;
+
+  __device__ __forceinline__ QueryRows(const AttentionParams& params,
+                                       const TileState<Config>& state, int mt)
+      : first(static_cast<const T*>(params.query.data) + state.work.batch * params.query.stride_b +
+              state.work.sequence.first_row * params.query.stride_s),
+        rows(&state.rows[mt * kFragmentRows]),
+        stride_h(params.query.stride_h),
+        stride_s(params.query.stride_s),
+        count(imax(imin(state.work.rows - mt * kFragmentRows, kFragmentRows), 0)) {}
+  __device__ __forceinline__ const T* operator()(int r) const {
+    return first + rows[r].head * stride_h + rows[r].query * stride_s;
   }
 };
 
