@@ -22,12 +22,15 @@ __all__ = [
     "draw_shares",
     "draw_tiles",
     "image_html",
+    "make_room",
 ]
 
 _EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE = "#eef1f5", "#f3c98b", "#5b8fc7", "#1f4e79"
 _DENSE = "#40474f"
 #: Points from a picture to its legend, the axis' numbers and label between them.
 _BELOW = 34
+#: Inches above and below a legend beside a picture.
+_AROUND = 0.8
 #: Inches of a picture of many layers, and labels of many heads, at most.
 _TALLEST, _LABELS = 24, 32
 
@@ -164,6 +167,7 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     columns : sequence of str
         Labels of the columns.
     """
+    own = ax is None
     names = sorted({name for row in cells for name in row if name is not None and name != "dense"})
     color = dict(zip(names, _colors(len(names)), strict=True))
     if any("dense" in row for row in cells):
@@ -178,7 +182,17 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     ax.yaxis.get_major_locator().set_params(integer=True)
     marks = {"\n".join(textwrap.wrap(name, 36)): shade for name, shade in color.items()}
     _legend(ax, marks, loc="upper left", bbox_to_anchor=(1, 1))
+    if own:
+        make_room(ax)
     return ax
+
+
+def make_room(ax: Any) -> None:
+    """Make a figure tall enough for the legend of its axes."""
+    legend = ax.get_legend()
+    if legend is not None:
+        height = legend.get_window_extent().height / ax.figure.dpi + _AROUND
+        ax.figure.set_figheight(max(ax.figure.get_figheight(), height))
 
 
 def _axes_apart(width: float, height: float) -> Any:
@@ -214,6 +228,7 @@ def as_html(text: str, draw: Callable[[Any], Any] | None = None, width: float = 
     try:
         ax = _axes_apart(width, 4)
         draw(ax)
+        make_room(ax)
     except (ImportError, NotImplementedError, TypeError, ValueError):
         return shown
     return shown + image_html(ax.figure, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._drawing import draw_cells
+from .._drawing import draw_cells, make_room
 from ..quality._picture import FAINT, INK, LINE, draw_frontier
 from ._findings import Findings
 
@@ -25,6 +25,7 @@ def draw_findings(found: Findings) -> Any:
     )
     _over_cost(left, found)
     _by_head(right, found, layers)
+    make_room(right)
     figure.draw_without_rendering()  # the map's legend takes room from the points' names
     _name_points(left, found)
     return figure

@@ -49,6 +49,9 @@ DRAWN = {
     "policy-of-30": lambda: POLICY.plot(30),
     "policy-bare": lambda: sa.Policy(sa.Band(5)).plot(),
     "policy-of-many": lambda: sa.Policy(sa.Band(5), heads={1: {99: sa.Full()}}).plot(900),
+    "policy-of-patterns": lambda: sa.Policy(
+        sa.Full(), heads={0: {head: sa.Band(head + 1, sinks=4) for head in range(24)}}
+    ).plot(2),
     "long": lambda: sa.Band(3).plot(100_000),
     "long-layout": lambda: sa.BlockLayout.local(100_000, 100_000, 64, 64, (3, 0)).plot(),
     "long-line": lambda: sa.Band((999, 0), sinks=4).plot(1, 50_000),
