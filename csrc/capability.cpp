@@ -304,7 +304,11 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
     return "hopper leaves up to " + std::to_string(kFewQueries) +
            " queries on keys of float8 to decode, which reads them in place";
   }
-  const int32_t least = c.features.has(F::kTopK) ? 0 : least_keys_of_decode(c);
+  if (c.features.has(F::kTopK)) {
+    return "hopper leaves token top-k of up to " + std::to_string(kFewQueries) +
+           " queries to decode, which reads keys once";
+  }
+  const int32_t least = least_keys_of_decode(c);
   if (c.problem.seq_kv < least) return "";
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
          std::to_string(least) + " keys or more to decode, which splits the keys";
