@@ -53,6 +53,12 @@ def test_whatever_the_sample_says(few, device, sampled, k, dtype):
     check(few, scores, dtype, k)
 
 
+@pytest.mark.sanitizer
+def test_rows_with_and_without_a_sample(few, device):
+    for keys in (300, 7000):
+        check(few, torch.randperm(keys, device=device), torch.bfloat16, 64)
+
+
 @pytest.mark.parametrize("keys", [3000, LONG, 20_000])
 @pytest.mark.parametrize("k", [1, 700, 2048])
 @pytest.mark.parametrize("values", [1, 3, 200])
