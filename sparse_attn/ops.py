@@ -180,10 +180,11 @@ def call(
     op = _OPS[name]
     # torch has no rule for an op that may write into such views: it fails late, up to 2.11 with
     # memory that others own.
-    if any(tensor.is_neg() for tensor in written):
-        raise NotImplementedError(
-            f"sparse_attn::{name}: not served: to write into a negated view (tensor.is_neg())"
-        )
+    for tensor in written:
+        if tensor.is_neg():
+            raise NotImplementedError(
+                f"sparse_attn::{name}: not served: to write into a negated view (tensor.is_neg())"
+            )
     try:
         # Inference mode leaves the autograd kernels out by itself.
         if (torch.is_inference_mode_enabled() and not written) or is_tracked(args, kwargs):
