@@ -35,8 +35,7 @@ __all__ = ["advise", "policy_of"]
 OWNER = "advise"
 #: Bisections of the price of error.
 STEPS = 10
-#: Top-1 agreement that another text may lose, by the square root of this one's KL: 0.28 to
-#: 0.723 on eleven texts under two policies (docs/advisor.md).
+#: Top-1 agreement that another text may lose, by the root of this one's KL (docs/advisor.md).
 LOST = 0.72
 #: What weighs a key head visits less of the pairs, so that it moves the output more than rounding.
 PROBED = 0.15
