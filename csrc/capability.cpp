@@ -283,12 +283,13 @@ bool fills_tiles_of_hopper(const Case& c) {
 }
 
 /// From how many keys on decode, which splits them, is faster than hopper: where products for 16
-/// queries take longer than a merge. Never where query heads fill hopper's tiles, whose thread
-/// blocks split keys too (docs/kernels/decode.md).
+/// queries take longer than a merge, and for the fewest queries on any, since hopper has a tile of
+/// them for each query head. Never where query heads fill hopper's tiles, whose thread blocks split
+/// keys too (docs/kernels/decode.md).
 int32_t least_keys_of_decode(const Case& c) {
-  constexpr int32_t kOfQuery = 128, kLeast = 256, kMost = 1024;
+  constexpr int32_t kFewest = 8, kLeast = 1024;
   if (fills_tiles_of_hopper(c)) return kUnlimited;
-  return std::min(std::max(kOfQuery * c.problem.seq_q, kLeast), kMost);
+  return c.problem.seq_q <= kFewest ? 0 : kLeast;
 }
 
 /// Why `auto` skips a supported engine for one that is faster here.
@@ -310,6 +311,10 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   }
   const int32_t least = least_keys_of_decode(c);
   if (c.problem.seq_kv < least) return "";
+  if (least == 0) {
+    return "hopper leaves " + std::to_string(c.problem.seq_q) +
+           " queries to decode, whose tiles are of a key head's queries";
+  }
   return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
          std::to_string(least) + " keys or more to decode, which splits the keys";
 }

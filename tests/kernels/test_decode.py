@@ -194,15 +194,16 @@ def test_graph_follows_a_growing_cache(split, device):
 
 @pytest.mark.parametrize("Sq", [1, 5, 12])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("Skv", [1, 128, 129, 1000, 2049, 4096, 17000])
+@pytest.mark.parametrize("Skv", [1, 128, 256, 257, 400, 1000, 2049, 4096, 17000])
 def test_who_merges_changes_no_bit(split, device, Skv, head_dim, Sq):
     """Small batches merge their chunks in the launch that wrote them, others in one of its own."""
-    query, key, value = Shape(40, 8, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
-    bounds = torch.tensor([0, Skv], dtype=torch.int32, device=device).expand(40, 1, Sq, 2)
+    most = 100 if Skv <= 400 else 40  # one thread block for each row tile, all of them at once
+    query, key, value = Shape(most, 8, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
+    bounds = torch.tensor([0, Skv], dtype=torch.int32, device=device).expand(most, 1, Sq, 2)
     for common in (dict(is_causal=True), dict(key_bounds=bounds)):
         common["return_lse"] = True
         many = split(query, key, value, sa.Full(), **common)
-        for batch in (1, 3):
+        for batch in (1, 3, 40):
             if "key_bounds" in common:
                 common["key_bounds"] = bounds[:batch]
             few = split(query[:batch], key[:batch], value[:batch], sa.Full(), **common)
@@ -242,33 +243,41 @@ def test_a_graph_of_many_calls_repeats_its_bits(split, device, Skv):
 
 #: More sequences than a warp has lanes, most of them short; some have no keys.
 UNEVEN = tuple(0 if b % 13 == 5 else round(17 * 1000 ** (b * 29 % 70 / 69)) for b in range(70))
+#: Short ones, each of which is one chunk.
+SHORT = tuple(b * 37 % 257 for b in range(70))
 
 
 @pytest.mark.parametrize("page_size", [16, 48, 64])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
 def test_uneven_sequences_have_bits_of_their_own(split, device, name, page_size):
     """Thread blocks are shared out by the lengths of all, which changes no bit of one."""
-    check_uneven(split, device, name, page_size, coarse=False)
+    check_uneven(split, device, name, page_size, UNEVEN)
+
+
+@pytest.mark.parametrize("page_size", [16, 48])
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
+def test_short_sequences_have_bits_of_their_own(split, device, name, page_size):
+    check_uneven(split, device, name, page_size, SHORT)
 
 
 @pytest.mark.parametrize("page_size", [16, 48, 64])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks"])
 def test_uneven_sequences_of_float8_have_bits_of_their_own(split, device, name, page_size):
-    check_uneven(split, device, name, page_size, coarse=True)
+    check_uneven(split, device, name, page_size, UNEVEN, coarse=True)
 
 
-def check_uneven(split, device, name, page_size, coarse):
-    ragged = Ragged((1,) * len(UNEVEN), UNEVEN, 8, 2, 128)
+def check_uneven(split, device, name, page_size, lengths, coarse=False):
+    ragged = Ragged((1,) * len(lengths), lengths, 8, 2, 128)
     sequences = ragged.sequences(device, torch.bfloat16)
     if coarse:
         kind = torch.float8_e4m3fn
         sequences = [(q, k.to(kind), v.to(kind)) for q, k, v in sequences]
     queries, keys, values = zip(*sequences, strict=True)
     pages = make_pages(keys, values, page_size)
-    pattern = LONG[name](Shape(1, 8, 2, 1, max(UNEVEN), 128), device)
+    pattern = LONG[name](Shape(1, 8, 2, 1, max(lengths), 128), device)
     given = {"pattern": pattern, "is_causal": True, "engine": "decode", "return_lse": True}
     caches = (pages.key, pages.value, pages.table, pages.used)
     out, lse = sa.paged_attention(torch.cat(queries), *caches, **given)
     for b, sequence in enumerate(sequences):
-        want = split(*sequence, alone(pattern, b, 1, UNEVEN[b]), is_causal=True, return_lse=True)
+        want = split(*sequence, alone(pattern, b, 1, lengths[b]), is_causal=True, return_lse=True)
         assert torch.equal(out[b : b + 1], want[0]) and torch.equal(lse[b : b + 1], want[1])

@@ -49,6 +49,34 @@ __device__ __forceinline__ T element_of(float x, Dtype dtype) {
   }
 }
 
+/// Stores the columns from d on of a row's output, which nothing has divided yet, and its lse, from
+/// its m and l: query `query` of head `head` of a sequence of batch entry `batch`.
+template <typename T, int kColumns>
+__device__ __forceinline__ void store_row(const AttentionParams& params, const Sequence& sequence,
+                                          int64_t batch, int64_t head, int64_t query, int32_t d,
+                                          const float (&columns)[kColumns], float m, float l) {
+  SoftmaxState<1, false> state;
+  state.m[0][0] = m;
+  state.l[0][0] = l;
+  const int64_t row = sequence.first_row + query;
+  const Outputs& outputs = params.outputs;
+  if (d < params.problem.value_dim) {
+    const float sink =
+        params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[head];
+    T* out = static_cast<T*>(outputs.out.data) + batch * outputs.out.stride_b +
+             head * outputs.out.stride_h + row * outputs.out.stride_s;
+    const float weight = state.weight(0, 0, sink) * params.value_scale(batch, head);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      out[d + c] = element_of<T>(columns[c] * weight, params.problem.dtype);
+    }
+  }
+  if (outputs.lse != nullptr && d == 0) {
+    outputs.lse[batch * outputs.lse_stride_b + head * outputs.lse_stride_h +
+                row * outputs.lse_stride_s] = state.lse(0, 0);
+  }
+}
+
 /// Merges a row; thread `thread` of threads_of_row() calls it.
 template <typename T, int kColumns>
 __device__ __forceinline__ void merge_row(const AttentionParams& params,
@@ -56,18 +84,14 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
                                           const MergedRow& merged, int32_t thread) {
   constexpr int kAtOnce = 32 / kColumns;  // chunks
   const int64_t batch = merged.batch, head = merged.head;
-  const int64_t i = merged.query;
   const int32_t d = thread * kColumns;
   const bool exists = d < params.problem.value_dim;
   const int32_t chunks = merged.chunks;
   const float2* chunk_state = partials.state + partials.at(merged.row, 0);
   const float* chunk_out = partials.out + partials.at(merged.row, 0) * partials.columns;
 
-  SoftmaxState<1, false> state;
-  float& m = state.m[0][0];
-  float& l = state.l[0][0];
-  m = -INFINITY;
-  l = 0.0f;
+  float m = -INFINITY;
+  float l = 0.0f;
   struct alignas(kColumns * sizeof(float)) Columns {
     float of[kColumns] = {};
   } acc;
@@ -96,21 +120,7 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
     }
   }
 
-  float sink = params.scores.sink_logits == nullptr ? -INFINITY : params.scores.sink_logits[head];
-  if (exists) {
-    T* out = static_cast<T*>(params.outputs.out.data) + batch * params.outputs.out.stride_b +
-             head * params.outputs.out.stride_h +
-             (sequence.first_row + i) * params.outputs.out.stride_s;
-    const float weight = state.weight(0, 0, sink) * params.value_scale(batch, head);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      out[d + c] = element_of<T>(acc.of[c] * weight, params.problem.dtype);
-    }
-  }
-  if (params.outputs.lse != nullptr && d == 0) {
-    params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
-                       (sequence.first_row + i) * params.outputs.lse_stride_s] = state.lse(0, 0);
-  }
+  store_row<T>(params, sequence, batch, head, merged.query, d, acc.of, m, l);
 }
 
 }  // namespace sparse_attn::cuda

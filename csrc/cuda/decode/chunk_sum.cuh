@@ -2,9 +2,8 @@
 // store it.
 #pragma once
 
-#include "../common/partial_rows.cuh"
+#include "../common/merge_row.cuh"
 #include "../common/ptx/math.cuh"
-#include "../common/state.cuh"
 #include "row_tile.cuh"
 #include "scores.cuh"
 
@@ -58,14 +57,14 @@ __device__ __forceinline__ float weight_of(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
 }
 
-/// Adds up the warps' sums of a chunk and stores them, as many rows at a time as a slot holds; the
-/// thread block calls it. Each warp's part of the output passes through `staging`, an offset into
-/// the rings, of rows of HEAD_DIM floats.
+/// Adds up the warps' sums of a chunk and stores them, or the output of rows of which it is the
+/// `whole`, as many rows at a time as a slot holds; the thread block calls it. Each warp's part of
+/// the output passes through `staging`, an offset into the rings, of rows of HEAD_DIM floats.
 template <typename Config>
 __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
                                             const AttentionParams& params, TileState<Config>& state,
-                                            const PartialRows& partials, int32_t chunk, char* rings,
-                                            int32_t staging) {
+                                            const PartialRows& partials, bool whole, int32_t chunk,
+                                            char* rings, int32_t staging) {
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -106,7 +105,8 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
     for (int i = threadIdx.x; i < rows * kColumns; i += Config::kThreads) {
       int r = first + i / kColumns;
       int column = i % kColumns * 4;
-      int64_t at = partials.at(row_index(params, state.work, state.rows[r]), chunk);
+      const TileRow& row = state.rows[r];
+      int64_t at = partials.at(row_index(params, state.work, row), chunk);
       float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
       float l = 0.0f;
       float m = row_maximum(state, r);
@@ -117,6 +117,12 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
         out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
                fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
         l = fmaf(weight, state.sums[of_warp][r].y, l);
+      }
+      if (__builtin_expect(whole, false)) {
+        const float columns[4] = {out.x, out.y, out.z, out.w};
+        store_row<typename Config::T>(params, state.work.sequence, state.work.batch, row.head,
+                                      row.query, column, columns, m, l);
+        continue;
       }
       if (column < partials.columns) {
         *reinterpret_cast<float4*>(partials.out + at * partials.columns + column) = out;

@@ -57,6 +57,7 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
   partials.heads = params.problem.batch * params.problem.heads_q;
   partials.max_chunks = grid.max_chunks;
   partials.columns = params.problem.value_dim;
+  if (grid.ending == Ending::kWhole) return partials;
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   partials.out = arena->take<float>(rows * grid.max_chunks * partials.columns);
   partials.state = arena->take<float2>(rows * grid.max_chunks);
@@ -67,7 +68,7 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
 int64_t workspace_bytes(const AttentionParams& params) {
   Arena arena(nullptr);
   if (params.pattern.topk > 0) {
-    arena.take<float>(TopkParts(params.problem).scores());
+    arena.take<float>(TopkParts(params.problem, params.sequences).scores());
   } else {
     lay_out(params, grid_of(params), &arena);
   }
@@ -77,7 +78,7 @@ int64_t workspace_bytes(const AttentionParams& params) {
 /// Scores, then what is kept of them, of as many key heads at a time as the workspace holds.
 Status run_topk(const AttentionParams& params) {
   Arena arena(params.workspace);
-  const TopkParts parts(params.problem);
+  const TopkParts parts(params.problem, params.sequences);
   ScoreRows rows;
   rows.scores = arena.take<float>(parts.scores());
   rows.pitch = parts.pitch;
@@ -113,7 +114,8 @@ Status run(const AttentionParams& params) {
     return params.problem.dtype == Dtype::kFloat16 ? launch<__half, kHeadDim>(params, plan)
                                                    : launch<__nv_bfloat16, kHeadDim>(params, plan);
   });
-  return status.ok() && !plan.grid.merged ? merge_chunks(params, plan.partials) : status;
+  const bool merged_after = plan.grid.ending == Ending::kMerged;
+  return status.ok() && merged_after ? merge_chunks(params, plan.partials) : status;
 }
 
 }  // namespace

@@ -93,13 +93,13 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
   loader.load_each(to, {0, queries.count}, queries);
 }
 
-/// Sums up the chunks from `chunk` to `end`; the thread block calls it. Where `early`, it waits for
-/// the kernel in front before it reads anything.
+/// Sums up the chunks from `chunk` to `end`, or the one that is the `whole` row; the thread block
+/// calls it. Where `early`, it waits for the kernel in front before it reads anything.
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const Pattern& pattern,
                                            TileState<Config>& state, const PartialRows& partials,
-                                           bool aligned, bool early, int32_t chunk, int32_t end,
-                                           char* smem) {
+                                           bool whole, bool aligned, bool early, int32_t chunk,
+                                           int32_t end, char* smem) {
   using Loader = KeyLoader<Config, kKind>;
   constexpr int kStages = Config::kStages;
   constexpr bool kLean = is_lean(kKind);
@@ -109,8 +109,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
   const int32_t key_columns = kLean ? Config::HEAD_DIM : params.problem.head_dim;
   const int32_t value_columns = kLean ? Config::HEAD_DIM : params.problem.value_dim;
-  const bool whole = kLean || aligned;
-  const RowLoader<Config> query_rows = {key_columns, whole};
+  const bool copied = kLean || aligned;
+  const RowLoader<Config> query_rows = {key_columns, copied};
   typename Config::Products products;
   Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
   walk.at_once = Config::kAtOnce;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
                    state,
                    state.steps[warp],
                    ring,
-                   Loader::rows(key_columns, whole),
-                   Loader::rows(value_columns, whole),
+                   Loader::rows(key_columns, copied),
+                   Loader::rows(value_columns, copied),
                    walk};
 
   const bool transformed = !kLean && !has_plain_scores(params);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       const int32_t staging = Loader::keys(warp * Config::kRingBytes, load_slot);
 #pragma unroll 1
       for (; chunk < next_chunk; ++chunk) {
-        store_chunk(sum, exponent, params, state, partials, chunk, smem, staging);
+        store_chunk(sum, exponent, params, state, partials, whole, chunk, smem, staging);
       }
       if (chunk == end) break;
     }
@@ -205,7 +205,13 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
         Config::leave_out(rS[i]);
         continue;
       }
-      if (step.masked) mask_scores<Config>(rS[i], pattern, state, step);
+      if (step.masked) {
+        if (pattern.has_lead()) {
+          mask_scores<Config>(rS[i], pattern, state, step);
+        } else {
+          mask_by_window<Config>(rS[i], state, step);
+        }
+      }
       if constexpr (!kLean) {
         if (pattern.list.has_bits() && step.bits >= 0) {
           mask_by_bits<Config>(rS[i], pattern.list, state, step);
@@ -270,19 +276,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
   __syncthreads();
   const Work& work = state.work;
-  const int32_t chunks = work.rows > 0 ? state.walk.chunks : 0;
+  const bool whole = grid.ending == Ending::kWhole;
+  const int32_t chunks = work.rows <= 0 ? 0 : whole ? 1 : state.walk.chunks;
   const uint32_t splits = imax(work.splits, 1);
   const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / splits;
   const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / splits;
   if (chunk < end) {
-    sum_chunks<Config, kKind>(params, pattern, state, partials, aligned, early, chunk, end, smem);
+    sum_chunks<Config, kKind>(params, pattern, state, partials, whole, aligned, early, chunk, end,
+                              smem);
   } else if (early) {
     ptx::wait_for_primary();
   }
-  if (!grid.merged && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
+  if (grid.ending == Ending::kMerged && work.split == 0 &&
+      static_cast<int>(threadIdx.x) < work.rows) {
     partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = chunks;
   }
-  if (!ptx::kHasClusters || !grid.merged) return;
+  if (!ptx::kHasClusters || grid.ending != Ending::kByCluster) return;
   ptx::sync_cluster();
   // A row of its own for each thread block, or several at once.
   constexpr int kWide = 4;

@@ -19,7 +19,7 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
                          params.problem.heads_kv * grid.tiles;
   LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
                        to_stream(params.stream)};
-  if (plan.grid.merged) shape.cluster = plan.grid.splits;
+  if (plan.grid.ending == Ending::kByCluster) shape.cluster = plan.grid.splits;
   constexpr uint32_t kPortableCluster = 8;
   if (shape.cluster > kPortableCluster) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);

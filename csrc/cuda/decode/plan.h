@@ -17,6 +17,13 @@ constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies 
 constexpr int32_t kMostMerged = 16;    // thread blocks of a cluster
 constexpr int32_t kMostKept = 2048;    // keys that token top-k keeps of a row (topk.h)
 
+/// How the chunks of a row become its output.
+enum class Ending {
+  kMerged,     // by the kernel after this one
+  kByCluster,  // by the thread blocks that stored them, which are a cluster
+  kWhole,      // the row has one chunk, whose sum is divided and stored
+};
+
 /// The grid of a call.
 struct SplitGrid {
   int32_t classes = 1;       // residue classes that have rows
@@ -28,8 +35,8 @@ struct SplitGrid {
   int32_t max_chunks = 1;    // chunks that a row tile may visit, at most
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
-  bool merged = false;       // whether they are a cluster, which merges the chunks
-  int32_t first_block = 0;   // of a call that is served in several parts
+  Ending ending = Ending::kMerged;
+  int32_t first_block = 0;  // of a call that is served in several parts
 };
 
 /// Keys of the blocks of a list, as far as a sequence may have that many.
@@ -72,8 +79,12 @@ SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList&
   return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
 }
 
+/// Keys of a sequence that are one chunk, since a merge would take longer than they do.
+constexpr int32_t kShortSequence = 256;
+
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
+  if (keys <= kShortSequence) return kShortSequence / kStepKeys;
   return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list);
 }
 
@@ -157,7 +168,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
     plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count));  // as long as each list is
   } else if (!params.sequences.same_lengths()) {
     // Each sequence's chunks follow from its own lengths; an interval touches up to two more.
-    plan.max_chunks = most_chunks(reach) + 2 + most_chunks(lead);
+    plan.max_chunks = (seq_kv <= kShortSequence ? 1 : most_chunks(reach) + 2) + most_chunks(lead);
   } else {
     // An interval off the chunks' edges touches one more of them than its length asks for.
     plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1,
@@ -166,6 +177,10 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   }
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
+  if (plan.max_chunks == 1) {
+    plan.ending = Ending::kWhole;
+    return plan;
+  }
 
   int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
   // Waves of thread blocks; measured best, see docs/kernels/decode.md.
@@ -177,16 +192,18 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
     plan.splits *= 2;
   }
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
-  // a multiprocessor, or pairs. Larger clusters would not all run at once.
+  // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
+  // too while all of them run at once: then nothing hides a second kernel.
   constexpr int32_t kShort = 512;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
          blocks * together * 2 <= (together == 1 ? device.resident : device.resident / 2)) {
     together *= 2;
   }
-  if (device.clusters && together > 1 && ceil_div(chunks, together) * chunk <= kShort) {
+  const bool at_once = blocks * together <= device.resident;
+  if (device.clusters && at_once && ceil_div(chunks, together) * chunk <= kShort) {
     plan.splits = together;
-    plan.merged = true;
+    plan.ending = Ending::kByCluster;
   } else if (!params.sequences.same_lengths() && !list.present()) {
     const int64_t row_tiles = int64_t{params.problem.heads_kv} * plan.tiles;  // of a sequence
     plan.shares =

@@ -50,6 +50,22 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const P
   }
 }
 
+/// The same where a row sees one interval of keys: so little that the loop need not be rolled.
+template <typename Config>
+__device__ __forceinline__ void mask_by_window(typename Config::Scores& rS,
+                                               const TileState<Config>& state, const Step& step) {
+#pragma unroll
+  for (int row = 0; row < 2 * Config::MT; ++row) {
+    const Interval keys = state.rows[lane_row(row / 2, row % 2)].main.second;
+#pragma unroll
+    for (int k = 0; k < 2 * Config::NT; ++k) {
+      const int i = k / 2 * 4 + row % 2 * 2 + k % 2;
+      float& score = rS[row / 2][i / 4][i % 4];
+      score = keys.contains(step.start + lane_column(i)) ? score : -INFINITY;
+    }
+  }
+}
+
 /// Scores of the pairs that the bits of a partial block leave out become -inf.
 template <typename Config>
 __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const BlockList& list,

@@ -28,11 +28,13 @@ struct TopkParts {
   int32_t rows = 1;              // of each
   int64_t pitch = 0;
 
-  explicit TopkParts(const Problem& problem) {
+  TopkParts(const Problem& problem, const Sequences& sequences) {
     constexpr int64_t kMostBytes = int64_t{64} << 20;
     all = problem.batch * problem.heads_kv;
     rows = problem.group() * problem.seq_q;
-    pitch = int64_t{ceil_div(problem.seq_kv, kStepKeys)} * kStepKeys;
+    const bool packed = sequences.first_keys != nullptr;
+    const int32_t keys = packed ? imin(problem.seq_kv, sequences.packed_keys) : problem.seq_kv;
+    pitch = int64_t{ceil_div(imax(keys, 1), kStepKeys)} * kStepKeys;
     const int64_t fit = kMostBytes / (rows * pitch * static_cast<int64_t>(sizeof(float)));
     at_once = static_cast<int32_t>(fit < 1 ? 1 : fit < all ? fit : all);
   }

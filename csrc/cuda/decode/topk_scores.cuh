@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int32_t first = all.begin + work.split * each;
   const Interval steps = {first, imin(first + each, all.end)};
   const int warp = threadIdx.x / 32;
+  // No uniform number, unlike the split kernel's: copies to one had a form that is no instruction
+  // (nvcc 13.0).
   const uint32_t ring = ptx::shared_address(smem) + warp * Config::kRingBytes;
   const RowLoader<Config> loader = {params.problem.head_dim, true};
   const TensorView& key = params.keys.key;
