@@ -230,11 +230,13 @@ std::string decode_refusal(const Case& c) {
   if (c.features.has(F::kFloat8Keys) && strided) {
     return "decode takes no keys of float8 with dilation or strided columns";
   }
-  if (c.problem.seq_q > kFewQueries) {
-    return "decode takes up to " + std::to_string(kFewQueries) + " queries, not " +
-           std::to_string(c.problem.seq_q);
+  const bool ranks = c.features.has(F::kTopK);
+  const int32_t most = ranks ? cuda::decode::kMostRanking : kFewQueries;
+  if (c.problem.seq_q > most) {
+    return "decode takes up to " + std::to_string(most) + " queries" +
+           (ranks ? " of token top-k" : "") + ", not " + std::to_string(c.problem.seq_q);
   }
-  if (!c.features.has(F::kTopK)) return "";
+  if (!ranks) return "";
   constexpr Features kTopCalls =
       Features::of(F::kTopK, F::kKeyBounds, F::kQueryOffsets, F::kSinkLogits, F::kValueDim,
                    F::kPacked, F::kUsedKeys, F::kPaged);
@@ -292,8 +294,24 @@ int32_t least_keys_of_decode(const Case& c) {
   return c.problem.seq_q <= kFewest ? 0 : kLeast;
 }
 
+/// Whether decode, which stores the scores of all pairs, is faster at token top-k than engines that
+/// rank them tile by tile and, for few queries, fill little of a device. Of packed and paged
+/// sequences, whose lengths only the device knows, few queries alone.
+bool is_ranked_by_decode(const Case& c) {
+  constexpr int32_t kKeysOfQuery = 512;
+  if (c.problem.seq_q <= kFewQueries) return true;
+  return !c.features.any(hopper::kLengths) && c.problem.seq_kv >= kKeysOfQuery * c.problem.seq_q;
+}
+
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
+  const bool ranks = c.features.has(F::kTopK);
+  const bool ranked_by_decode = ranks && is_ranked_by_decode(c);
+  const std::string calls =
+      std::to_string(c.problem.seq_q) + " queries on " + std::to_string(c.problem.seq_kv) + " keys";
+  if (std::string(engine.name) == "decode" && ranks && !ranked_by_decode) {
+    return "decode leaves token top-k of " + calls + " to engines that store no scores";
+  }
   if (std::string(engine.name) != "hopper") return "";
   if (c.cut_small) {
     return "hopper leaves windows that reach little of a large cache of float8 to engines that "
@@ -305,10 +323,10 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
     return "hopper leaves up to " + std::to_string(kFewQueries) +
            " queries on keys of float8 to decode, which reads them in place";
   }
-  if (c.features.has(F::kTopK)) {
-    return "hopper leaves token top-k of up to " + std::to_string(kFewQueries) +
-           " queries to decode, which reads keys once";
+  if (ranked_by_decode) {
+    return "hopper leaves token top-k of " + calls + " to decode, which reads keys once";
   }
+  if (ranks) return "";
   const int32_t least = least_keys_of_decode(c);
   if (c.problem.seq_kv < least) return "";
   if (least == 0) {

@@ -187,8 +187,19 @@ void test_decode_keeps_highest() {
     ++c.topk;
     CHECK(engine_of(c) != "decode", "keeps more than decode holds");
     c.topk = 1;
+    for (int32_t rows : {17, cuda::decode::kMostRanking}) {
+      c.problem.seq_q = rows;
+      for (int32_t keys : {512 * rows - 1, 512 * rows}) {
+        c.problem.seq_kv = keys;
+        CHECK(engine_of(c) == (keys == 512 * rows ? "decode" : "portable"), engine_of(c));
+        CHECK(engine_of(c, "decode") == "decode", "by name");
+      }
+      Case ragged = c;
+      ragged.features.add(Feature::kUsedKeys);
+      CHECK(engine_of(ragged) == "portable", "what a sequence takes follows from all of them");
+    }
     ++c.problem.seq_q;
-    CHECK(engine_of(c) != "decode", "more than few queries");
+    CHECK(engine_of(c, "decode").empty(), "more than few queries");
     c.problem.seq_q = 1;
     c.features.add(Feature::kSoftcap);
     const Choice choice = choose_engine(c, "decode");

@@ -69,7 +69,7 @@ def test_ties_go_to_the_lower_key(few, device, keys, k, values):
     check(few, torch.randint(values, (keys,), device=device), torch.bfloat16, k)
 
 
-@pytest.mark.parametrize("Sq", [1, 16])
+@pytest.mark.parametrize("Sq", [1, 16, 64])
 def test_heads_are_served_in_parts(few, device, Sq):
     """Scores of 64 MiB at once, and the bits of each key head alone."""
     shape = Shape(2, 32, 8, Sq, 320_000 // Sq, 64)
@@ -114,13 +114,14 @@ def test_pages_of_long_rows_have_the_bits_of_contiguous_keys(few, device, page_s
         assert torch.equal(paged[i : i + 1], alone)
 
 
+@pytest.mark.parametrize("Sq", [5, 43])
 @pytest.mark.parametrize("name", ["bounds", "offsets", "sinks", "value-dim"])
-def test_long_rows_with(few, device, name):
-    shape = Shape(2, 4, 2, 5, 7000, 64)
+def test_long_rows_with(few, device, name, Sq):
+    shape = Shape(2, 4, 2, Sq, 7000, 64)
     query, key, value = shape.make(device, torch.bfloat16)
     common = {}
     if name == "bounds":
-        low = torch.randint(0, 7000, (2, 4, 5), device=device)
+        low = torch.randint(0, 7000, (2, 4, Sq), device=device)
         size = torch.randint(0, 7000, low.shape, device=device)
         size[..., 0] = 0
         common["key_bounds"] = torch.stack([low, low + size], -1).int()

@@ -16,6 +16,7 @@ constexpr int32_t kTallRows = 32;      // packed query rows of a tile where ther
 constexpr int32_t kStepKeys = 16;      // keys that a warp loads and multiplies at once
 constexpr int32_t kMostMerged = 16;    // thread blocks of a cluster
 constexpr int32_t kMostKept = 2048;    // keys that token top-k keeps of a row (topk.h)
+constexpr int32_t kMostRanking = 64;   // queries of token top-k
 
 /// How the chunks of a row become its output.
 enum class Ending {

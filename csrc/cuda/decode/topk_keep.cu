@@ -7,10 +7,9 @@
 // lie.
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/merge_row.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
-#include "../common/state.cuh"
-#include "../common/types.cuh"
 #include "topk.h"
 
 namespace sparse_attn::cuda::decode {
@@ -217,9 +216,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     storage.keys[i] = __float_as_uint(weight);
     sum += weight;
   }
-  SoftmaxState<1, false> state;
-  state.m[0][0] = top * kLog2e;
-  state.l[0][0] = reduce_block(sum, of_warp, [](float a, float b) { return a + b; });
+  sum = reduce_block(sum, of_warp, [](float a, float b) { return a + b; });
 
   float of_columns[kColumns] = {};
   sum_values<T>(params, sequence, batch, head / problem.group(), seen.begin, kept, storage,
@@ -229,24 +226,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) sums[threadIdx.x][c] = of_columns[c];
   __syncthreads();
-  const float* sink = params.scores.sink_logits;
-  const float weight = state.weight(0, 0, sink == nullptr ? -INFINITY : sink[head]);
-  const int64_t i = sequence.first_row + query;
   const auto column = static_cast<int32_t>(threadIdx.x);
   if (column < problem.value_dim) {
     const int32_t lanes = problem.value_dim / kColumns, groups = kThreads / lanes;
-    float total = 0.0f;
+    float total[1] = {};
     for (int32_t group = 0; group < groups; ++group) {
-      total += sums[group * lanes + column / kColumns][column % kColumns];
+      total[0] += sums[group * lanes + column / kColumns][column % kColumns];
     }
-    const TensorView& out = params.outputs.out;
-    static_cast<T*>(
-        out.data)[batch * out.stride_b + head * out.stride_h + i * out.stride_s + column] =
-        from_float<T>(total * weight);
-  }
-  if (params.outputs.lse != nullptr && threadIdx.x == 0) {
-    params.outputs.lse[batch * params.outputs.lse_stride_b + head * params.outputs.lse_stride_h +
-                       i * params.outputs.lse_stride_s] = state.lse(0, 0);
+    store_row<T>(params, sequence, batch, head, query, column, total, top * kLog2e, sum);
   }
 }
 
