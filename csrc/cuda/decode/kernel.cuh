@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Pattern pattern = pattern_of<kKind>(params);
   ptx::launch_dependents();
   // What the host knows is prepared before the kernel in front has ended.
-  const bool early = kKind == Kind::kPlain && !params.sequences.offsets_on_device();
+  const bool early = grid.early;
   if (!early) ptx::wait_for_primary();
   if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
   __syncthreads();

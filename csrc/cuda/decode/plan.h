@@ -37,6 +37,7 @@ struct SplitGrid {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   Ending ending = Ending::kMerged;
+  bool early = false;       // the host knows what tiles are, before the kernel in front has ended
   int32_t first_block = 0;  // of a call that is served in several parts
 };
 
@@ -132,6 +133,29 @@ inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
   return params.features.within(kSequences) ? Kind::kSequences : Kind::kGeneral;
 }
 
+/// What a kernel reads from tensors to know its tile, or what scores are multiplied by.
+constexpr Features kTilesOnDevice =
+    Features::of(Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins,
+                 Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys,
+                 Feature::kList, Feature::kGlobalIndices);
+
+/// Thread blocks that share the `chunks` of each of `blocks` row tiles: about two waves of them, or
+/// another number where its waves take a tenth less time, as a last wave that is mostly empty does
+/// not. Measured best, see docs/kernels/decode.md.
+inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
+  constexpr int64_t kWaves = 2, kMostWaves = 4;
+  auto time = [&](int64_t splits) {  // of chunks one after the other
+    return ceil_div64(blocks * splits, resident) * ceil_div64(chunks, splits);
+  };
+  int64_t best = 1;
+  while (best * 2 * blocks <= kWaves * resident && best < chunks) best *= 2;
+  const int64_t usual = time(best);
+  for (int64_t splits = 1; splits <= chunks && splits * blocks <= kMostWaves * resident; ++splits) {
+    if (10 * time(splits) <= 9 * usual && time(splits) < time(best)) best = splits;
+  }
+  return static_cast<int32_t>(best);
+}
+
 /// What a device has for the kernels of a head dim.
 struct DeviceShape {
   int32_t resident = 1;  // thread blocks that it holds at once
@@ -178,20 +202,18 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   }
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
+  plan.early = !params.features.any(kTilesOnDevice);
   if (plan.max_chunks == 1) {
     plan.ending = Ending::kWhole;
     return plan;
   }
 
   int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
-  // Waves of thread blocks; measured best, see docs/kernels/decode.md.
-  constexpr int64_t kWaves = 2, kWavesOfShares = 4;
+  constexpr int64_t kWavesOfShares = 4;
   // Thread blocks without a chunk would only wait for their turn.
   const int32_t chunks =
       list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
-  while (blocks * plan.splits * 2 <= kWaves * device.resident && plan.splits < chunks) {
-    plan.splits *= 2;
-  }
+  plan.splits = count_splits(blocks, chunks, device.resident);
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
   // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
   // too while all of them run at once: then nothing hides a second kernel.
