@@ -149,6 +149,7 @@ inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
   };
   int64_t best = 1;
   while (best * 2 * blocks <= kWaves * resident && best < chunks) best *= 2;
+  best = best < chunks ? best : chunks;
   const int64_t usual = time(best);
   for (int64_t splits = 1; splits <= chunks && splits * blocks <= kMostWaves * resident; ++splits) {
     if (10 * time(splits) <= 9 * usual && time(splits) < time(best)) best = splits;

@@ -6,11 +6,13 @@
 #include <cuda_runtime.h>
 
 #include "../../params.h"
-#include "../common/ptx/math.cuh"
+#include "../common/join.cuh"
 #include "deal.h"
 #include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
+
+using Join = cuda::Join<false>;
 
 constexpr int kStripRows = 16;
 
@@ -59,25 +61,6 @@ struct Partials {
   static constexpr int64_t strip_bytes(int32_t chunks, int32_t columns) {
     const int64_t chunk_bytes = columns * sizeof(float) + sizeof(float2);
     return kStripRows * chunks * chunk_bytes + sizeof(int32_t);
-  }
-};
-
-/// How a chunk joins what was summed before it, and a group what groups before it were: one without
-/// keys for the row adds nothing, so the bits do not depend on which chunks other rows visited.
-struct Join {
-  float m;          // of both
-  float kept, own;  // what the sum before and the chunk are multiplied by
-
-  /// Of a sum with maximum `before` and a chunk of `m` and `l`; m is -inf where there were no keys,
-  /// and where all scores are NaN, which l shows and hands on.
-  __device__ __forceinline__ static Join of(float before, float m, float l) {
-    const float both = fmaxf(before, m);
-    const float kept = before == both ? 1.0f : ptx::exp2_approx(before - both);
-    return {both, kept, l == 0.0f || l != l ? l : ptx::exp2_approx(m - both)};
-  }
-  __device__ __forceinline__ float sum(float before, float chunk) const {
-    const float rest = before * kept;
-    return own == 0.0f ? rest : fmaf(chunk, own, rest);
   }
 };
 

@@ -16,9 +16,7 @@ struct RowSum {
 
   /// Takes in a chunk of `other`; the outputs are joined by what it returns.
   __device__ __forceinline__ Join<true> add(RowSum other, Exponent exponent) {
-    // NaN scores lie in no maximum. Infinity keeps a chunk of them from counting nothing.
-    const float top = isnan(other.l) ? INFINITY : other.m;
-    const auto join = Join<true>::of(m, top, other.l, exponent.huge ? exponent.scale : 1.0f);
+    const auto join = Join<true>::of(m, other.m, other.l, exponent.huge ? exponent.scale : 1.0f);
     m = join.m;
     l = join.sum(l, other.l);
     return join;

@@ -1,0 +1,95 @@
+// How decode cuts a call: thread blocks for each row tile, and who makes a row's output.
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/decode/plan.h"
+
+using namespace sparse_attn;
+using namespace sparse_attn::cuda::decode;
+
+namespace {
+
+AttentionParams case_of(int32_t batch, int32_t seq_q, int32_t seq_kv) {
+  AttentionParams params;
+  params.problem = {batch, 8, 2, seq_q, seq_kv, 64, 64, Dtype::kFloat16};
+  params.sequences.rows = seq_q;
+  params.sequences.keys = seq_kv;
+  params.sequences.query_offset = seq_kv - seq_q;
+  return params;
+}
+
+/// Chunks that a device of `resident` thread blocks walks over one after the other.
+int64_t time_of(int64_t blocks, int64_t splits, int64_t chunks, int64_t resident) {
+  return ceil_div64(blocks * splits, resident) * ceil_div64(chunks, splits);
+}
+
+void test_no_last_wave_is_mostly_empty() {
+  for (int32_t resident : {1, 40, 264}) {
+    for (int32_t chunks : {1, 2, 3, 8, 12, 16, 33}) {
+      for (int64_t blocks = 1; blocks < 700; ++blocks) {
+        const int64_t splits = count_splits(blocks, chunks, resident);
+        const std::string text = std::to_string(blocks) + " tiles of " + std::to_string(chunks) +
+                                 " chunks, " + std::to_string(resident) + " at once";
+        CHECK(splits >= 1 && splits <= chunks, text);
+        const int64_t time = time_of(blocks, splits, chunks, resident);
+        for (int64_t other = 1; other <= chunks && other * blocks <= 4 * resident; ++other) {
+          CHECK(9 * time <= 10 * time_of(blocks, other, chunks, resident), text);
+        }
+      }
+    }
+  }
+  CHECK(count_splits(8, 32, 264) == 32, "a long text alone");
+  CHECK(count_splits(128, 32, 264) == 4, "two waves where one takes as long");
+  CHECK(count_splits(160, 12, 264) == 3, "four hundred and eighty, not three hundred and twenty");
+}
+
+void test_who_makes_the_output() {
+  DeviceShape device;
+  device.resident = 264;
+  for (bool clusters : {false, true}) {
+    device.clusters = clusters;
+    for (int32_t seq_q : {1, 5, 16}) {
+      for (int32_t keys : {0, 1, 128, kShortSequence}) {
+        const SplitGrid grid = plan_grid(case_of(3, seq_q, keys), device);
+        CHECK(grid.ending == Ending::kWhole && grid.splits == 1, std::to_string(keys));
+      }
+    }
+    const Ending few = plan_grid(case_of(1, 1, kShortSequence + 1), device).ending;
+    CHECK(few == (clusters ? Ending::kByCluster : Ending::kMerged), "a short text");
+    const SplitGrid alone = plan_grid(case_of(120, 1, 400), device);
+    CHECK(alone.ending == (clusters ? Ending::kByCluster : Ending::kMerged), "all at once");
+    CHECK(!clusters || alone.splits == 1, std::to_string(alone.splits));
+    CHECK(plan_grid(case_of(140, 1, 400), device).ending == Ending::kMerged, "more than at once");
+    CHECK(plan_grid(case_of(1, 1, 100000), device).ending == Ending::kMerged, "a long text");
+  }
+  AttentionParams params = case_of(2, 1, 100);
+  const int32_t origins[2] = {};
+  params.sequences.key_origins = origins;
+  CHECK(plan_grid(params, device).ending != Ending::kWhole, "leading keys may be a chunk more");
+}
+
+void test_what_lies_on_the_device_is_waited_for() {
+  DeviceShape device;
+  for (Feature feature : {Feature::kMask, Feature::kSoftcap, Feature::kAlibi, Feature::kWindow,
+                          Feature::kDilation, Feature::kSinkLogits}) {
+    AttentionParams params = case_of(1, 1, 5000);
+    params.features.add(feature);
+    CHECK(plan_grid(params, device).early, "the host knows the tiles");
+  }
+  for (Feature feature :
+       {Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins, Feature::kPacked,
+        Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys, Feature::kList}) {
+    AttentionParams params = case_of(1, 1, 5000);
+    params.features.add(feature);
+    CHECK(!plan_grid(params, device).early, "what the kernel in front may write");
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_no_last_wave_is_mostly_empty();
+  test_who_makes_the_output();
+  test_what_lies_on_the_device_is_waited_for();
+  return check::summary();
+}
