@@ -303,6 +303,14 @@ bool is_ranked_by_decode(const Case& c) {
   return !c.features.any(hopper::kLengths) && c.problem.seq_kv >= kKeysOfQuery * c.problem.seq_q;
 }
 
+/// Whether portable is faster: masks over so few pairs that a tile of hopper waits for its loads,
+/// where a multiprocessor holds more of portable's (docs/kernels/hopper.md).
+bool is_small_mask(const Case& c) {
+  constexpr int32_t kMost = 64;
+  return c.features.has(F::kMask) && !c.features.has(F::kList) && c.problem.seq_q > kFewQueries &&
+         c.problem.seq_q <= kMost && c.problem.seq_kv <= kMost;
+}
+
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
   const bool ranks = c.features.has(F::kTopK);
@@ -316,6 +324,9 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   if (c.cut_small) {
     return "hopper leaves windows that reach little of a large cache of float8 to engines that "
            "read it in place";
+  }
+  if (is_small_mask(c)) {
+    return "hopper leaves attn_mask over few queries and keys to portable, whose tiles are smaller";
   }
   const bool float8 = c.features.has(F::kFloat8Keys);
   if (c.features.has(F::kGlobalIndices) || !decode_refusal(c).empty()) return "";

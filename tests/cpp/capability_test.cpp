@@ -262,6 +262,20 @@ void test_hopper_takes_biases() {
   }
 }
 
+void test_small_masks_are_left_to_portable() {
+  for (int32_t rows : {17, 64, 65}) {
+    for (int32_t keys : {0, 64, 65}) {
+      Case c = plain_case(90, 64);
+      c.problem.seq_q = rows;
+      c.problem.seq_kv = keys;
+      CHECK(engine_of(c) == "hopper", "without a mask");
+      c.features.add(Feature::kMask);
+      CHECK(engine_of(c) == (rows <= 64 && keys <= 64 ? "portable" : "hopper"), engine_of(c));
+      CHECK(engine_of(c, "hopper") == "hopper", "by name");
+    }
+  }
+}
+
 void test_hopper_takes_sequences_that_none_splits() {
   for (Feature lengths : {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}) {
     for (Feature feature :
@@ -296,6 +310,7 @@ int main() {
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
   test_hopper_takes_biases();
+  test_small_masks_are_left_to_portable();
   test_hopper_takes_sequences_that_none_splits();
   return check::summary();
 }
