@@ -32,7 +32,7 @@ bool use_panels(const AttentionParams& params) {
   const BlockList& list = params.pattern.list;
   bool few_rows = list.present() && list.block_q <= kFewListedRows;
   const int32_t head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
-  return math.group_rows > 0 && head_dim % kPanelKeys == 0 && value_dim % kPanelKeys == 0 &&
+  return math.group_rows > 0 && value_dim >= kPanelKeys &&
          (few_rows || imax(head_dim, value_dim) <= math.panel_head_dim);
 }
 

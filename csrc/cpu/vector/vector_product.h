@@ -119,26 +119,32 @@ void panel_scores_of(const float* query, int64_t query_stride, int32_t head_dim,
                                         scores + most * kPanelKeys, stride);
 }
 
-/// Elements [begin, end) of the sums over the runs, kVectors vectors at a time.
+/// Adds to the elements from d on the sums over the runs, kVectors vectors of them. Of those the
+/// first `known` have been added before.
 template <int kRows, int kVectors>
-void panel_values_by(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
-                     int64_t value_stride, int32_t begin, int32_t end, int32_t head_dim,
-                     float* out) {
-  for (int32_t d = begin; d < end; d += kVectors * kLanes) {
-    const float* weight = weights;
-    for (int32_t run = 0, first = 0; run < num_runs;) {
-      GroupSums<kRows, kVectors> sums;
-      for (int32_t room = kValueSumLength; run < num_runs && room > 0;) {
-        int32_t left = runs[run].count - first, count = left < room ? left : room;
-        sums.multiply(weight, stride, runs[run].values + first * value_stride + d, kLanes,
-                      value_stride, count);
-        weight += count;
-        room -= count;
-        first = count < left ? first + count : 0;
-        run += count == left;
-      }
+void add_values(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
+                int64_t value_stride, int32_t d, int32_t known, int32_t head_dim, float* out) {
+  for (int32_t run = 0, first = 0; run < num_runs;) {
+    GroupSums<kRows, kVectors> sums;
+    for (int32_t room = kValueSumLength; run < num_runs && room > 0;) {
+      int32_t left = runs[run].count - first, count = left < room ? left : room;
+      sums.multiply(weights, stride, runs[run].values + first * value_stride + d, kLanes,
+                    value_stride, count);
+      weights += count;
+      room -= count;
+      first = count < left ? first + count : 0;
+      run += count == left;
+    }
+    if (known == 0) {
       sums.add_from(out + d, head_dim);
       sums.store_to(out + d, head_dim);
+    } else {
+      float rows[kRows][kVectors * kLanes];
+      sums.store_to(rows[0], kVectors * kLanes);
+      for (int row = 0; row < kRows; ++row) {
+        for (int32_t i = known; i < kVectors * kLanes; ++i)
+          out[row * head_dim + d + i] += rows[row][i];
+      }
     }
   }
 }
@@ -146,12 +152,20 @@ void panel_values_by(const float* weights, int64_t stride, const ValueRun* runs,
 template <int kRows>
 void panel_values_of(const float* weights, int64_t stride, const ValueRun* runs, int32_t num_runs,
                      int64_t value_stride, int32_t head_dim, float* out) {
-  int32_t most = head_dim / (kGroupVectors * kLanes) * (kGroupVectors * kLanes);
-  panel_values_by<kRows, kGroupVectors>(weights, stride, runs, num_runs, value_stride, 0, most,
-                                        head_dim, out);
-  if (most == head_dim) return;
-  panel_values_by<kRows, kPanelVectors>(weights, stride, runs, num_runs, value_stride, most,
-                                        head_dim, head_dim, out);
+  constexpr int32_t kGroup = kGroupVectors * kLanes, kPanel = kPanelVectors * kLanes;
+  int32_t d = 0;
+  for (; d + kGroup <= head_dim; d += kGroup) {
+    add_values<kRows, kGroupVectors>(weights, stride, runs, num_runs, value_stride, d, 0, head_dim,
+                                     out);
+  }
+  for (; d + kPanel <= head_dim; d += kPanel) {
+    add_values<kRows, kPanelVectors>(weights, stride, runs, num_runs, value_stride, d, 0, head_dim,
+                                     out);
+  }
+  if (d == head_dim) return;
+  // The last 8 elements, with 8 of those before them: a row of values has no more.
+  add_values<kRows, kPanelVectors>(weights, stride, runs, num_runs, value_stride, head_dim - kPanel,
+                                   d - (head_dim - kPanel), head_dim, out);
 }
 
 template <int kRows = kGroupRows>
