@@ -1,5 +1,5 @@
 // The checks of the common arguments: query, key, value, masks, bounds, offsets, outputs.
-// Patterns are checked in pattern_arguments.cpp.
+// Patterns are checked in pattern_arguments.cpp, what chooses blocks in selection_arguments.cpp.
 #include "arguments.h"
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "overlap.h"
 #include "pattern_arguments.h"
+#include "selection_arguments.h"
 #include "sequence_arguments.h"
 
 namespace sparse_attn {

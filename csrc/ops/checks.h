@@ -93,4 +93,21 @@ inline int32_t check_at_least(const std::string& op, const char* name, int64_t v
   return static_cast<int32_t>(value > kUnlimited ? kUnlimited : value);
 }
 
+/// Rows or keys of a block.
+inline int32_t check_block(const std::string& op, const char* name, int64_t block) {
+  if (block < 16 || block % 16 != 0 || block >= kUnlimited) {
+    fail_expected(op, text(name, " that is a multiple of 16"), std::to_string(block));
+  }
+  return static_cast<int32_t>(block);
+}
+
+/// The sizes that broadcast to `size`.
+inline std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
+
+/// The numbers of lists that a batch entry may have.
+inline std::string heads_of_lists(int64_t heads_q, int64_t heads_kv) {
+  if (heads_kv == 1 || heads_kv == heads_q) return one_or(heads_q);
+  return text("1, ", heads_kv, " or ", heads_q);
+}
+
 }  // namespace sparse_attn

@@ -9,7 +9,4 @@ namespace sparse_attn {
 void fill_pattern(const std::string& op, PatternKind kind, const CallArguments& args,
                   CheckedCall* call);
 
-/// Fills blocks, selector, budget and forced blocks of a selection.
-void fill_selection(const std::string& op, const CallArguments& args, CheckedSelection* selection);
-
 }  // namespace sparse_attn
