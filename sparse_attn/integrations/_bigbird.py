@@ -22,7 +22,8 @@ from ..functional import fused_attention, sparse_attention
 from ..layout import BlockLayout
 from ..patterns import BlockSparse, Full
 from ..policy import Policy
-from ._attention import Layer, attention, layer_error, warn_of_weights
+from ._attention import attention
+from ._layer import Layer, layer_error, warn_of_weights
 
 __all__ = ["SparseBigBirdAttention", "check_policy"]
 

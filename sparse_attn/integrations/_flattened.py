@@ -13,7 +13,7 @@ import torch
 from ..functional import varlen_attention
 from ..patterns import Pattern
 
-__all__ = ["FLATTENED", "attend_flattened", "is_flattened"]
+__all__ = ["FLATTENED", "attend_flattened", "is_flattened", "longest_of", "window_of"]
 
 #: Arguments of the call that describe a flattened batch.
 FLATTENED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
@@ -23,6 +23,20 @@ def is_flattened(query: torch.Tensor, extras: dict[str, Any]) -> bool:
     """Whether a call brings one row of packed texts, and where they begin."""
     starts = (extras.get("cu_seq_lens_q"), extras.get("cu_seq_lens_k"))
     return query.shape[0] == 1 and all(isinstance(start, torch.Tensor) for start in starts)
+
+
+def longest_of(extras: dict[str, Any], tokens: int) -> tuple[int, int]:
+    """Return the queries and keys of the longest text, `tokens` where the call does not say."""
+    longest = (extras.get("max_length_q"), extras.get("max_length_k"))
+    queries, keys = (size if isinstance(size, int) else tokens for size in longest)
+    return queries, keys
+
+
+def window_of(extras: dict[str, Any], is_causal: bool) -> tuple[int | None, int | None]:
+    """Return the sides of the model's own window, which a flattened batch names in the call."""
+    window = extras.get("sliding_window")
+    left = None if window is None else window - 1
+    return left, 0 if is_causal else left
 
 
 def attend_flattened(

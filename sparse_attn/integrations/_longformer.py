@@ -16,7 +16,7 @@ from ..functional import fused_attention, sparse_attention
 from ..patterns import Band, Full, Pattern
 from ..policy import Policy
 from ..tools import merge_states
-from ._attention import Layer, layer_error
+from ._layer import Layer, layer_error
 from ._masks import padding_arguments
 
 __all__ = ["SparseLongformerSelfAttention", "check_policy"]

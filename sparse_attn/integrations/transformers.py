@@ -23,8 +23,9 @@ from .._checks import check_kind, kind_of, named_by, refuse
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
-from ._attention import Layer, attention
+from ._attention import attention
 from ._bigbird import BigBirdAttention, SparseBigBirdAttention
+from ._layer import LAYER, Layer
 from ._longformer import LongformerSelfAttention, SparseLongformerSelfAttention
 from ._masks import attention_mask
 from ._model_source import refuse_model
@@ -32,8 +33,8 @@ from ._model_source import refuse_model
 __all__ = ["apply", "register", "restore"]
 
 KEY = "sparse_attn"
-#: Attributes that `apply` leaves: a layer's policy; the implementation that a model had before.
-LAYER, BEFORE = "_sparse_attn", "_before_sparse_attn"
+#: The attribute that `apply` leaves on a model: the implementation that it had before.
+BEFORE = "_before_sparse_attn"
 Model = TypeVar("Model", bound=nn.Module)
 
 #: Attention that calls no attention function; modules of these classes get forwards of ours.

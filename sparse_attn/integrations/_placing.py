@@ -1,0 +1,129 @@
+"""A policy's pattern inside the model's mask: one call of an op.
+
+A plain window of the model joins the pattern as one pattern; any other mask goes to the op beside
+it, as intervals of keys or as a dense mask. Patterns that count from where a text begins are told
+where that is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
+from ._layer import layer_error
+from ._masks import Note, is_intervals
+from ._positions import counts_from_origin, has_origin, narrowed_mask, origin_of, query_positions
+
+__all__ = ["joined", "placed"]
+
+
+def placed(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern,
+    mask: torch.Tensor | None,
+    note: Note | None,
+    is_causal: bool,
+) -> tuple[Pattern, dict[str, Any]]:
+    """Join pattern and mask: the pattern of the op, and the arguments that place it."""
+    if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
+        pattern = Full()  # the causal cut says it all
+    origin = _origin(module, pattern, mask, note, query, key)
+    if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
+        # The op's index tensors are key positions, alike for all texts.
+        mask = narrowed_mask(mask, pattern, origin, is_causal, key.shape[2])
+        pattern, note, origin = Full(), None, None
+    sides = None if note is None else note.sides
+    narrowed = None if sides is None else joined(pattern, sides)
+    if narrowed is not None:
+        pattern, mask = narrowed, None
+    placing: dict[str, Any] = {"is_causal": is_causal}
+    if mask is not None:
+        placing = _masked(module, mask, query, key, pattern, is_causal)
+    return pattern, placing if origin is None else placing | {"key_origin": origin}
+
+
+def joined(pattern: Pattern, window: tuple[int | None, int | None]) -> Pattern | None:
+    """Return the pattern inside the model's own window as one pattern; None when none is that."""
+    left, right = window
+    if left is None:
+        return pattern  # all keys, or all up to the row's own: the causal flag says it
+    if isinstance(pattern, Full):
+        return Band(window)
+    if not isinstance(pattern, Band) or pattern.sinks or pattern.global_tokens is not None:
+        return None
+    own_left, own_right = pattern.window  # type: ignore[misc]
+    return Band((_narrower(left, own_left), _narrower(right, own_right)))
+
+
+def _narrower(side: int | None, other: int | None) -> int | None:
+    return other if side is None else side if other is None else min(side, other)
+
+
+def _scattered(pattern: Pattern) -> bool:
+    """Whether a pattern holds an index tensor of global tokens."""
+    return isinstance(pattern, Band) and isinstance(pattern.global_tokens, torch.Tensor)
+
+
+def _origin(
+    module: nn.Module,
+    pattern: Pattern,
+    mask: torch.Tensor | None,
+    note: Note | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the key of each text's first token for patterns that count from it, else None."""
+    name = type(pattern).__name__
+    if note is not None and note.dropped and isinstance(pattern._region, (BlockSparse, BlockTopK)):
+        advice = "list the layer in the policy's dense_layers"
+        if query.shape[2] == 1:
+            advice = "give the policy decode=Full(), or list the layer in its dense_layers"
+        raise layer_error(
+            module,
+            "pattern",
+            f"{name} in a sliding cache that has dropped {note.dropped} keys",
+            advice,
+        )
+    by_blocks = isinstance(pattern._region, BlockSparse)  # of key positions, whatever they hold
+    if not by_blocks and not counts_from_origin(pattern):
+        return None
+    if not has_origin(module, note, query.shape[2], key.shape[2]):
+        raise layer_error(
+            module,
+            "pattern",
+            f"{name} with a mask that does not say which keys the sliding cache has dropped",
+            "leave the mask to the model and do not compile it (generate: disable_compile=True), "
+            "or list the layer in the policy's dense_layers",
+        )
+    return None if by_blocks else origin_of(note, mask, query.shape[0])
+
+
+def _masked(
+    module: nn.Module,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern,
+    is_causal: bool,
+) -> dict[str, Any]:
+    """Turn a mask into arguments of the ops. The mask holds causality, so the flag stays off."""
+    batch, _, seq_q, _ = query.shape
+    common: dict[str, Any] = {}
+    if is_intervals(mask):
+        common["key_bounds"] = mask.expand(batch, -1, -1, -1)
+    elif mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point()):
+        common["attn_mask"] = mask
+    else:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise layer_error(module, "attention_mask", got)
+    by_position = isinstance(pattern._region, (Band, BlockTopK, Dilated, Strided))
+    if by_position and is_causal and seq_q < key.shape[2]:
+        common["query_offset"] = query_positions(mask, batch, seq_q)
+    if isinstance(pattern._region, BlockTopK):
+        common["is_causal"] = is_causal
+    return common
