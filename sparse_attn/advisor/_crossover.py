@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..patterns import Band, Dilated, Full, Pattern, Strided, TopK
-from ._kept import kept_figure, place_of
+from ._device_figures import kept_figure, place_of
 from ._times import random_tensors, seconds_of_call
 
 __all__ = ["crossover", "stands_alone"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..policy import Policy
@@ -71,39 +71,10 @@ class Findings:
 
     def summary(self) -> str:
         """Return the outcome in sentences."""
-        judged = self.validation[-1] if self.validation else None
-        where = "text the search has not seen" if judged else "the calibration text alone"
-        got = self.chosen.kept
-        if judged:
-            got = judged.cosine if judged.top1 is None else judged.top1
-        lines = []
-        if not self.kept:
-            lines.append(
-                f"Could not keep {self.figure} of {self.keep:.1%} on {where}; "
-                f"this is the best that was found."
-            )
-            if self.dense_kept < self.keep:
-                lines.append(
-                    f"Dense attention by other kernels keeps {self.dense_kept:.1%} in the model's "
-                    "own dtype: no policy keeps more than rounding does. Search in float32."
-                )
-        line = f"{self.figure[0].upper()}{self.figure[1:]} of {got:.1%} on {where}, "
-        line += f"at {self.pairs:.1%} of the pairs"
-        if judged and judged.kl is not None:
-            line += f"; KL {judged.kl:.4f}"
-            dense = self.validation[0].perplexity
-            if judged.perplexity is not None and dense is not None:
-                line += f", perplexity {judged.perplexity / dense - 1:+.1%}"
-        lines.append(line + ".")
+        lines = [*self._shortfall(), self._outcome()]
         if len(self.validation) > 2:
             lines.append(f"{len(self.validation) - 1} choices were judged on that text.")
-        for length, (dense_seconds, own) in self.times.items():
-            lines.append(
-                f"{length} positions: {own:.3g} s under the policy, {dense_seconds:.3g} s dense "
-                f"({dense_seconds / own:.2f}x)."
-            )
-        if any(own >= dense_seconds for dense_seconds, own in self.times.values()):
-            lines.append("It is not faster than dense attention everywhere: see sa.profile.")
+        lines += self._timings()
         if self.unmeasured:
             lines.append(
                 "Dense, since minutes left no time to measure candidates: layers "
@@ -114,6 +85,51 @@ class Findings:
                 f"Layers left alone (a window of their own, other lengths): {_listed(self.skipped)}"
             )
         return "\n".join(lines)
+
+    @property
+    def _where(self) -> str:
+        if self.validation:
+            return "text the search has not seen"
+        return "the calibration text alone"
+
+    def _shortfall(self) -> Iterator[str]:
+        """Say that less was kept than was asked for, and what limits it."""
+        if self.kept:
+            return
+        yield (
+            f"Could not keep {self.figure} of {self.keep:.1%} on {self._where}; "
+            "this is the best that was found."
+        )
+        if self.dense_kept < self.keep:
+            yield (
+                f"Dense attention by other kernels keeps {self.dense_kept:.1%} in the model's "
+                "own dtype: no policy keeps more than rounding does. Search in float32."
+            )
+
+    def _outcome(self) -> str:
+        """Say what the policy keeps, and at which share of the pairs."""
+        judged = self.validation[-1] if self.validation else None
+        got = self.chosen.kept
+        if judged:
+            got = judged.cosine if judged.top1 is None else judged.top1
+        line = f"{self.figure[0].upper()}{self.figure[1:]} of {got:.1%} on {self._where}, "
+        line += f"at {self.pairs:.1%} of the pairs"
+        if judged and judged.kl is not None:
+            line += f"; KL {judged.kl:.4f}"
+            dense = self.validation[0].perplexity
+            if judged.perplexity is not None and dense is not None:
+                line += f", perplexity {judged.perplexity / dense - 1:+.1%}"
+        return line + "."
+
+    def _timings(self) -> Iterator[str]:
+        """Say what a forward takes at each length that was timed."""
+        for length, (dense, own) in self.times.items():
+            yield (
+                f"{length} positions: {own:.3g} s under the policy, {dense:.3g} s dense "
+                f"({dense / own:.2f}x)."
+            )
+        if any(own >= dense for dense, own in self.times.values()):
+            yield "It is not faster than dense attention everywhere: see sa.profile."
 
     def table(self) -> str:
         """Return what was tried, and how many key heads have which candidate."""

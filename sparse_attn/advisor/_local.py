@@ -46,7 +46,7 @@ class Local:
     unmeasured : set of int
         Layers that dense attention alone serves, since there was no time for their candidates.
     step : callable
-        Told of every layer.
+        Called after every layer.
     late : callable
         Says whether the time for measuring is over; one layer is always measured.
     """

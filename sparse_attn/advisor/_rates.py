@@ -15,7 +15,7 @@ import torch
 from ..layout import BlockLayout
 from ..patterns import BlockSparse, BlockTopK, Full, Pattern, TopK
 from ._crossover import stands_alone
-from ._kept import kept_figure, place_of
+from ._device_figures import kept_figure, place_of
 from ._times import random_tensors, seconds_of_call
 
 __all__ = ["cost"]

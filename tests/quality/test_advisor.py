@@ -136,7 +136,7 @@ def test_local_errors_stop_in_time(llama, ids, tmp_path, monkeypatch):
         def has_time_for(self, forwards, share):
             return not self._measured
 
-    monkeypatch.setattr("sparse_attn.advisor._advise.Clock", Clock)
+    monkeypatch.setattr("sparse_attn.advisor._run.Clock", Clock)
     file = tmp_path / "search.json"
     advice = advise(llama, ids, minutes=60, resume=file)
     assert advice.unmeasured == (1,) and advice.policy.num_layers == 2
@@ -172,7 +172,7 @@ def test_every_layer_of_several_inputs_is_measured_once_at_least(llama, ids):
 
 
 def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
-    from sparse_attn.advisor._advise import _Run
+    from sparse_attn.advisor._run import Run
     from sparse_attn.quality._model import Judge
 
     def expected(real, left):
@@ -204,7 +204,7 @@ def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
     assert resumed.policy == whole.policy and resumed.tried == whole.tried
     judged.clear()
     left = []
-    monkeypatch.setattr(_Run, "_expect", expected(_Run._expect, left))
+    monkeypatch.setattr(Run, "_expect", expected(Run._expect, left))
     assert advise(llama, ids, resume=file).policy == whole.policy
     # weights and single candidates are known, so that they leave the count as it is
     assert [after for _, after in left[:4]] == [10, 10, 10, 0]
@@ -264,7 +264,7 @@ def test_models_that_call_sdpa_are_advised_by_cosine(on_device):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
-    from sparse_attn.advisor._advise import _Run
+    from sparse_attn.advisor._run import Run
 
     class Bar:
         def __init__(self, total, leave):
@@ -285,9 +285,9 @@ def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
         seen.setdefault(name, run.clock.evaluations)
         real(run, name, *steps)
 
-    bars, seen, real = [], {}, _Run.step
+    bars, seen, real = [], {}, Run.step
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
-    monkeypatch.setattr(_Run, "step", step)
+    monkeypatch.setattr(Run, "step", step)
     hidden = [{"hidden": torch.randn(1, 96, 32)} for _ in range(2)]
     model, inputs = (llama, ids) if told else (Own().eval(), hidden)
     sa.advise(model, inputs, 0.7, patterns=PATTERNS)

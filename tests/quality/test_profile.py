@@ -133,7 +133,7 @@ def test_profile_says_when_it_is_not_worth_it():
 
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     from sparse_attn.advisor import _crossover
-    from sparse_attn.advisor._kept import cache_file
+    from sparse_attn.advisor._device_figures import cache_file
 
     monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(_crossover, "LAST", {"cpu": 1024})

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import sparse_attn as sa
-from sparse_attn.advisor._advise import _margin
 from sparse_attn.advisor._local import Local
+from sparse_attn.advisor._run import _margin
 from sparse_attn.advisor._search import Search
 from sparse_attn.quality._model import PolicyQuality
 
