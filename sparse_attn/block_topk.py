@@ -26,19 +26,20 @@ from ._pattern import Pattern
 from ._tiles import TileRun
 from .sketch import KeySketch
 
-__all__ = ["BUDGETS", "MASS", "SELECTORS", "BlockTopK"]
+__all__ = ["INSTEAD_OF_BUDGET", "MASS", "SELECTORS", "BlockTopK"]
 
 #: What to write in place of block top-k's earlier budget.
-BUDGETS = "budget_blocks= for a number of blocks, budget_share= for a share of them"
+INSTEAD_OF_BUDGET = "budget_blocks= for a number of blocks, budget_share= for a share of them"
 SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch")
 MASS = 0.9  # by default
+_OWNER = "BlockTopK"
 _BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
 LOCAL_SKETCH_KEYS = 64  # the same with selector sketch, as it was measured
 GROUP_ROWS = 8  # of a group of the mixed selector
 
 
-@without(budget=BUDGETS)
+@without(budget=INSTEAD_OF_BUDGET)
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockTopK(Pattern):
     """The best key blocks of each query block, chosen from the data by a cheap estimate.
@@ -136,49 +137,56 @@ class BlockTopK(Pattern):
     _example: ClassVar[str | None] = "BlockTopK()"
 
     def __post_init__(self) -> None:
-        owner = "BlockTopK"
         if isinstance(self.block_size, (tuple, list)):
             if len(self.block_size) != 2:
-                raise refuse(owner, "block_size or (queries, keys)", tuple(self.block_size))
+                raise refuse(_OWNER, "block_size or (queries, keys)", tuple(self.block_size))
             object.__setattr__(self, "block_size", tuple(self.block_size))
         for block in self._blocks:
-            check_block(owner, "block_size", block)
+            check_block(_OWNER, "block_size", block)
+        self._check_budget()
+        self._check_selector()
+        check_choice(_OWNER, "group", self.group, ("q", "kv"))
+        check_integer(_OWNER, "sink_blocks", self.sink_blocks, 0)
+        if self.local_blocks is not None:
+            check_integer(_OWNER, "local_blocks", self.local_blocks, 0)
+
+    def _check_budget(self) -> None:
+        """Check mass and budgets; tokens alone put the default mass off."""
         if self.mass is not None:
-            check_share(owner, "mass", self.mass)
+            check_share(_OWNER, "mass", self.mass)
         if self.budget_blocks is not None:
-            check_integer(owner, "budget_blocks", self.budget_blocks, 1)
+            check_integer(_OWNER, "budget_blocks", self.budget_blocks, 1)
         if self.budget_share is not None:
-            check_share(owner, "budget_share", self.budget_share)
+            check_share(_OWNER, "budget_share", self.budget_share)
         if self.budget_tokens is not None:
-            check_integer(owner, "budget_tokens", self.budget_tokens, 1)
+            check_integer(_OWNER, "budget_tokens", self.budget_tokens, 1)
             if self.mass == MASS:
                 object.__setattr__(self, "mass", None)
         given = [name for name in _BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             got = "both" if len(given) == 2 else "all"
-            raise refuse(owner, "budget_tokens, budget_blocks or budget_share", got)
+            raise refuse(_OWNER, "budget_tokens, budget_blocks or budget_share", got)
         if self.mass is None and not given:
             what = "budget_tokens, mass, budget_blocks or budget_share"
-            raise refuse(owner, what, "none of them")
+            raise refuse(_OWNER, what, "none of them")
+
+    def _check_selector(self) -> None:
+        """Check the selector and the settings of selectors, whichever it is."""
         if self.sketch is not None:
-            check_kind(owner, "sketch", self.sketch, KeySketch, "a KeySketch")
+            check_kind(_OWNER, "sketch", self.sketch, KeySketch, "a KeySketch")
             if not self._by_sketch:
-                raise refuse(owner, "selector 'sketch' with a sketch", "another selector")
+                raise refuse(_OWNER, "selector 'sketch' with a sketch", "another selector")
         if not isinstance(self.selector, torch.Tensor):
-            check_choice(owner, "selector", self.selector, SELECTORS)
-        check_choice(owner, "group", self.group, ("q", "kv"))
-        check_integer(owner, "sink_blocks", self.sink_blocks, 0)
-        if self.local_blocks is not None:
-            check_integer(owner, "local_blocks", self.local_blocks, 0)
+            check_choice(_OWNER, "selector", self.selector, SELECTORS)
         if self.groups is not None:
-            check_integer(owner, "groups", self.groups, 1)
+            check_integer(_OWNER, "groups", self.groups, 1)
             for block in self._blocks:
                 if block % self.groups:
-                    raise refuse(owner, f"groups that divides blocks of {block}", self.groups)
-        check_integer(owner, "row_step", self.row_step, 1)
-        check_kind(owner, "stride", self.stride, Integer, "an int")
+                    raise refuse(_OWNER, f"groups that divides blocks of {block}", self.groups)
+        check_integer(_OWNER, "row_step", self.row_step, 1)
+        check_kind(_OWNER, "stride", self.stride, Integer, "an int")
         if self.stride not in (8, 16):
-            raise refuse(owner, "stride of 8 or 16", self.stride)
+            raise refuse(_OWNER, "stride of 8 or 16", self.stride)
 
     @property
     def _blocks(self) -> tuple[int, int]:

@@ -8,18 +8,18 @@ import torch
 
 from . import ops
 from ._checks import (
-    MAX_LENGTH,
     Integer,
     as_int64,
     check_dense,
-    check_integer,
     check_kind,
+    check_length,
     is_index,
     refuse,
 )
 
 __all__ = ["KeySketch"]
 
+_OWNER = "KeySketch"
 #: Tokens of a group; channels to whose multiple codes are padded (csrc/sketch_params.h).
 GROUP = 64
 CHANNELS = 64
@@ -98,44 +98,50 @@ class KeySketch:
         block_table: torch.Tensor | None = None,
         seqused_k: torch.Tensor | None = None,
     ) -> None:
-        owner = "KeySketch"
-        check_dense(owner, "key", key)
-        check_kind(owner, "bits", bits, Integer, "an int")
-        check_kind(owner, "paged", paged, bool, "a bool")
+        check_dense(_OWNER, "key", key)
+        check_kind(_OWNER, "bits", bits, Integer, "an int")
+        check_kind(_OWNER, "paged", paged, bool, "a bool")
         if bits not in (2, 4):
-            raise refuse(owner, "bits of 2 or 4", bits)
+            raise refuse(_OWNER, "bits of 2 or 4", bits)
         if key.dim() != 4:
             shape = "(pages, page_size, heads, head_dim)" if paged else "(batch, heads, length, D)"
-            raise refuse(owner, f"key of shape {shape}", tuple(key.shape))
+            raise refuse(_OWNER, f"key of shape {shape}", tuple(key.shape))
         self.bits, self.paged = int(bits), paged
         self._fixed = capacity is not None
         self._tokens = 0
         self.lengths: torch.Tensor | None = None
         self._open: torch.Tensor | None = None
-        if not paged:
-            if block_table is not None or seqused_k is not None:
-                raise refuse(owner, "paged=True with block_table and seqused_k", "paged=False")
-            rows = key.shape[2]
+        if paged:
             if capacity is not None:
-                rows = check_integer(owner, "capacity", capacity, 1)
-                if rows > MAX_LENGTH:
-                    raise refuse(owner, f"capacity of at most {MAX_LENGTH}", capacity)
-            batch, heads, _, head_dim = key.shape
-            self._allocate(key, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
-            self.lengths = key.new_zeros(batch, dtype=torch.int32)
-            self._open = key.new_zeros(batch, heads, GROUP, head_dim)
-            self.append(key)
+                raise refuse(_OWNER, "capacity without paged=True", capacity)
+            self._take_pages(key, block_table, seqused_k)
             return
+        if block_table is not None or seqused_k is not None:
+            raise refuse(_OWNER, "paged=True with block_table and seqused_k", "paged=False")
+        self._take_entries(key, capacity)
+
+    def _take_entries(self, key: torch.Tensor, capacity: int | None) -> None:
+        """Sketch keys of batch entries, with room for more."""
+        batch, heads, rows, head_dim = key.shape
         if capacity is not None:
-            raise refuse(owner, "capacity without paged=True", capacity)
+            rows = check_length(_OWNER, "capacity", capacity, 1)
+        self._allocate(key, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
+        self.lengths = key.new_zeros(batch, dtype=torch.int32)
+        self._open = key.new_zeros(batch, heads, GROUP, head_dim)
+        self.append(key)
+
+    def _take_pages(
+        self, key: torch.Tensor, block_table: torch.Tensor | None, seqused_k: torch.Tensor | None
+    ) -> None:
+        """Sketch what a paged cache holds; without a table it holds nothing yet."""
         pages, page_size, heads, _ = key.shape
         group = next(size for size in (64, 32, 16, max(page_size, 1)) if page_size % size == 0)
         self._allocate(key, (pages, heads), page_size, group)
         if block_table is None and seqused_k is None:
             self.append(key, key.new_empty(0, dtype=torch.int64))
             return
-        check_dense(owner, "block_table", block_table)
-        check_dense(owner, "seqused_k", seqused_k)
+        check_dense(_OWNER, "block_table", block_table)
+        check_dense(_OWNER, "seqused_k", seqused_k)
         assert block_table is not None and seqused_k is not None
         self.append(key, self._ends(block_table, seqused_k))
 
@@ -151,10 +157,10 @@ class KeySketch:
         if block_table.dim() != 2 or seqused_k.shape != block_table.shape[:1]:
             shapes = f"{tuple(block_table.shape)} and {tuple(seqused_k.shape)}"
             what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
-            raise refuse("KeySketch", what, shapes)
+            raise refuse(_OWNER, what, shapes)
         for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
             if not is_index(tensor):
-                raise refuse("KeySketch", f"{name} of an integer dtype", tensor.dtype)
+                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
         page_size = self.codes.shape[2]
         room = block_table.shape[1] * page_size
         start = torch.arange(0, room, self._group, device=block_table.device)
@@ -188,7 +194,7 @@ class KeySketch:
             tokens. In the replays of a CUDA graph, tokens past the capacity are left out, and the
             blocks that hold them are always kept.
         """
-        owner = "KeySketch.append"
+        owner = f"{_OWNER}.append"
         check_dense(owner, "key", key)
         key = key.detach()
         if self.paged:

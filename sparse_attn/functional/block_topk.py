@@ -11,7 +11,7 @@ import torch
 
 from .._checks import without
 from .._common import ZERO, Result, attend
-from ..block_topk import BUDGETS, BlockTopK
+from ..block_topk import INSTEAD_OF_BUDGET, BlockTopK
 from ..sketch import KeySketch
 
 __all__ = ["block_topk_attention"]
@@ -131,7 +131,7 @@ def block_topk_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
-@without(budget=BUDGETS)
+@without(budget=INSTEAD_OF_BUDGET)
 def block_topk_attention(
     query: torch.Tensor,
     key: torch.Tensor,
