@@ -24,7 +24,7 @@ FOLDER = ROOT / "build" / "hub"
 NAME = "sparse_attn"
 VERSION = 0  # of the interface on the hub; 0 is not yet fixed
 STABLE_ABI = "2.11"  # the oldest that the builder has; the sources take 2.10
-TOOLS = ("advisor", "cli.py", "__main__.py")
+TOOLS = ("advisor", "cli.py", "_cli_inputs.py", "__main__.py")
 PRIVATE = ("_binding.py", "_progress.py", "_info.pyi", "_ops.py")
 LEFT_OUT = ("integrations", "quality", *PRIVATE, *TOOLS)
 #: Names that the package on the hub has not.

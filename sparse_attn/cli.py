@@ -14,14 +14,13 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import __version__, _load
-from ._checks import check_share
+from ._cli_inputs import Wrong, model_of, texts_of
 from .advisor import advise, profile
 from .advisor._candidates import named
 from .capability import can_use
@@ -29,10 +28,6 @@ from .policy import Policy
 from .quality import model as judge
 
 __all__ = ["main"]
-
-
-class _Wrong(Exception):
-    """A sentence for the user."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         commands = {"info": _info, "profile": _profile, "compare": _compare, "advise": _advise}
         commands[options.command](options)
-    except (_Wrong, OSError, TypeError, ValueError, NotImplementedError, ImportError) as error:
+    except (Wrong, OSError, TypeError, ValueError, NotImplementedError, ImportError) as error:
         sentence = " ".join(str(error).split())
         print(f"python -m sparse_attn {options.command}: {sentence}", file=sys.stderr)
         return 1
@@ -183,8 +178,8 @@ def _tell_of_transformers() -> None:
 
 
 def _profile(options: argparse.Namespace) -> None:
-    model, tokenizer = _model(options)
-    (ids,) = _texts(options, tokenizer, [options.text])
+    model, tokenizer = model_of(options)
+    (ids,) = texts_of(options, tokenizer, [options.text])
     found = profile(model, ids, progress=not options.quiet)
     print(found)
     if options.out is not None:
@@ -193,8 +188,8 @@ def _profile(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     policy = None if options.policy is None else Policy.load(options.policy)
-    model, tokenizer = _model(options)
-    (ids,) = _texts(options, tokenizer, [options.text])
+    model, tokenizer = model_of(options)
+    (ids,) = texts_of(options, tokenizer, [options.text])
     policies: dict[str, Any] = named("compare", None, ids.shape[1], "time")
     policies.pop("dense")
     if policy is not None:
@@ -207,11 +202,11 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _advise(options: argparse.Namespace) -> None:
-    model, tokenizer = _model(options)
+    model, tokenizer = model_of(options)
     if options.validate is not None:
-        ids, other = _texts(options, tokenizer, [options.text, options.validate])
+        ids, other = texts_of(options, tokenizer, [options.text, options.validate])
     else:
-        (both,) = _texts(options, tokenizer, [options.text], parts=2)
+        (both,) = texts_of(options, tokenizer, [options.text], parts=2)
         ids, other = both.chunk(2, dim=1)
     advice = advise(
         model,
@@ -245,105 +240,3 @@ def _saved(figure: Any, path: Path) -> None:
 
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def _model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Return model and tokenizer from a folder or a GGUF file; nothing is fetched."""
-    path: Path = options.model
-    if not path.exists():
-        raise _Wrong(f"expected a model's folder, got {path}, which does not exist")
-    if options.length < 1:
-        raise _Wrong(f"expected a length of at least 1, got {options.length}")
-    device = _device(options.device)
-    _check_files(options)
-    if options.command == "advise":
-        check_share("advise", "keep", options.keep)
-    draws = options.out is not None and options.command != "profile"
-    if draws and find_spec("matplotlib") is None:
-        raise _Wrong("expected matplotlib for the pictures of --out, got none")
-    try:
-        import transformers
-    except ImportError:
-        raise _Wrong("expected transformers to be installed, got none") from None
-    transformers.utils.logging.disable_progress_bar()
-    dtype = options.dtype or ("float32" if device.type == "cpu" else "bfloat16")
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix == ".gguf"]
-    has_config = path.is_dir() and (path / "config.json").exists()
-    if not has_config and len(files) != 1:
-        raise _Wrong(f"expected a folder with config.json, or one .gguf file, got {path}")
-    folder = path.parent if path.is_file() else path
-    given: dict[str, Any] = {"local_files_only": True}
-    if not has_config:
-        given["gguf_file"] = files[0].name
-    try:
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True, **given
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-    except Exception as error:  # of the files, whatever kind their readers raise
-        said = " ".join(str(error).split()) or repr(error)
-        raise _Wrong(f"expected a causal language model in {path}, got: {said:.200}") from None
-    _check_predicts_tokens(path, model, loading["missing_keys"])
-    return model.eval().to(device), tokenizer
-
-
-def _check_predicts_tokens(path: Path, model: Any, missing: set[str]) -> None:
-    """Refuse encoders, which load with random output weights, or see what they predict."""
-    saved = model.config.architectures or []
-    masked = [name for name in saved if name.endswith("ForMaskedLM")]
-    if not missing and not masked:
-        return
-    name = ", ".join(saved) or "a model"
-    lacks = f" without weights of {min(missing)}" if missing else ""
-    raise _Wrong(
-        f"expected a causal language model in {path}, got {name}{lacks}; an encoder goes to "
-        "sa.profile, sa.quality.model and sa.advise in Python"
-    )
-
-
-def _check_files(options: argparse.Namespace) -> None:
-    """Refuse texts that cannot be read and results that cannot be written, before the work."""
-    for text in (options.text, getattr(options, "validate", None)):
-        if text is not None:
-            _read(text)
-    if options.out is not None:
-        for part in (options.out, *options.out.parents):
-            if part.exists() and not part.is_dir():
-                what = "which" if part == options.out else f"whose part {part}"
-                raise _Wrong(f"expected a folder for --out, got {options.out}, {what} is a file")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise _Wrong(f"expected a text file, got {path} ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise _Wrong(f"expected a text in UTF-8, got {path}") from None
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # a meta device has nothing to compute
-    except (RuntimeError, AssertionError):
-        raise _Wrong(f"expected a device of this machine, got {name}") from None
-    return device
-
-
-def _texts(
-    options: argparse.Namespace, tokenizer: Any, paths: list[Path], parts: int = 1
-) -> list[torch.Tensor]:
-    """Return the first tokens of each file, ``(1, parts * length)``."""
-    found = []
-    for path in paths:
-        ids = torch.as_tensor(tokenizer(_read(path), return_tensors="pt", verbose=False).input_ids)
-        need = parts * options.length
-        if ids.shape[1] < need:
-            what = f"{need} tokens" if parts == 1 else f"{need} tokens ({parts} x --length)"
-            raise _Wrong(f"expected {what} in {path}, got {ids.shape[1]}; lower --length")
-        found.append(ids[:, :need])
-    return found

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sparse_attn import cli
+from sparse_attn import _cli_inputs, cli
 from sparse_attn.cli import main
 
 WORDS = [f"w{number}" for number in range(90)]
@@ -133,7 +133,7 @@ def test_errors_are_sentences(folder, text, tmp_path, monkeypatch, capsys, chang
 def test_pictures_that_cannot_be_drawn_are_said_before_the_search(
     folder, text, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(_cli_inputs, "find_spec", lambda name: None)
     assert run("advise", folder, "--text", text, "--out", tmp_path) == 1
     assert "expected matplotlib for the pictures of --out, got none" in capsys.readouterr().err
 
