@@ -135,14 +135,14 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
     if bar.device and bar.device.lower() not in device.lower():
         return Verdict(bar, None, None, f"an absolute bar for the {bar.device}")
     rows = {row.name: row for row in group.rows}
-    subject, told = rows[bar.subject], ""
+    subject, peers = rows[bar.subject], ""
     against: Row | None
     if subject.failure:
         return Verdict(bar, None, None, f"{subject.name}: {subject.failure}")
     if bar.against == BEST_PEER:
-        against, told = _best_peer(group, bar.method)
+        against, peers = _best_peer(group, bar.method)
         if against is None:
-            return Verdict(bar, None, None, told)
+            return Verdict(bar, None, None, peers)
     else:
         against = rows[bar.against or bar.subject]
         if against.failure:
@@ -152,15 +152,15 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
     if subject.wrong:
         return Verdict(bar, figure, False, "the result is wrong")
     held = figure <= bar.floor * (1 + SLACK) if bar.at_most else figure >= bar.floor * (1 - SLACK)
-    return Verdict(bar, figure, held, told)
+    return Verdict(bar, figure, held, peers)
 
 
 def _best_peer(group: GroupResult, method: str) -> tuple[Row | None, str]:
     """Return the fastest peer of a group, and a sentence that names it and who was missing."""
     peers = [row for row in group.rows if row.via in PEERS]
     there = [row for row in peers if not (row.failure or row.wrong)]
-    told = "missing: " + (", ".join(row.name for row in peers if row not in there) or "none")
+    missing = "missing: " + (", ".join(row.name for row in peers if row not in there) or "none")
     if not there:
-        return None, told
+        return None, missing
     best = min(there, key=lambda row: row.by(method).ms)
-    return best, f"{best.name}; {told}"
+    return best, f"{best.name}; {missing}"

@@ -34,5 +34,5 @@ class Budget:
 
     def refusal(self, needed: float = 0.0) -> str:
         """Return the sentence of what the budget no longer reaches."""
-        told = f" and this needs about {needed:.0f} s" if needed else ""
-        return f"{NOT_RUN} ({max(0.0, self.left()):.0f} of {self.seconds:.0f} s are left{told})"
+        need = f" and this needs about {needed:.0f} s" if needed else ""
+        return f"{NOT_RUN} ({max(0.0, self.left()):.0f} of {self.seconds:.0f} s are left{need})"

@@ -50,8 +50,8 @@ def _memory(run: Run) -> Iterator[str]:
         return
     rows = [r for r in points[-1].rows if r.via == "ours" and not r.failure]
     if rows:
-        told = ", ".join(f"{row.name} {_mb(row)}" for row in rows)
-        yield f"Memory beyond the inputs at {int(points[-1].x)} tokens: {told}."
+        each = ", ".join(f"{row.name} {_mb(row)}" for row in rows)
+        yield f"Memory beyond the inputs at {int(points[-1].x)} tokens: {each}."
 
 
 def _peers(run: Run) -> Iterator[str]:
@@ -112,11 +112,11 @@ def _break_even(run: Run) -> Iterator[str]:
             if ratio(row.rounds_ms, dense.rounds_ms) <= 1:
                 best[row.name] = max(best[row.name], row.density)
     if best:
-        told = ", ".join(f"{name} " + (f"{d:.0%}" if d else "none") for name, d in best.items())
+        each = ", ".join(f"{name} " + (f"{d:.0%}" if d else "none") for name, d in best.items())
         length = points[0].rows[0].case["length"]
         yield (
             f"Break-even at {length} tokens, the greatest measured share of pairs at which a "
-            f"pattern is no slower than dense: {told}."
+            f"pattern is no slower than dense: {each}."
         )
 
 
@@ -131,12 +131,12 @@ def _accuracy(run: Run) -> Iterator[str]:
         for r in point.rows
         if r.to_dense is not None and r.via == "ours" and r.name != "dense" and not r.failure
     ]
-    told = ", ".join(
+    each = ", ".join(
         f"{r.name} {r.to_dense:.2f}" for r in sorted(rows, key=lambda r: r.to_dense or 0)
     )
     yield (
         f"Accuracy at {point.x:.0%} of the pairs, as relative distance from dense attention on "
-        f"synthetic inputs with locality and sinks: {told}. What a pattern keeps in a model "
+        f"synthetic inputs with locality and sinks: {each}. What a pattern keeps in a model "
         "depends on the model."
     )
 

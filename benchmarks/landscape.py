@@ -21,7 +21,7 @@ QUERIES = (1, 4, 16, 17, 64, 128, 512, 2048, 8192)
 KEYS = (64, 256, 1024, 4096, 16384, 65536, 131072)
 METHOD = ("burst",)
 SWEEPS = ("head dims", "sizes")
-MARKED = 0.95  # what lies under it is marked, and told in the text
+MARKED = 0.95  # points below are marked, and listed in the text
 
 
 @dataclass(frozen=True)

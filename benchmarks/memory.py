@@ -79,9 +79,9 @@ def reserved_over_calls(
     calls: int = 1000,
     seconds: float = 60.0,
 ) -> dict[str, object]:
-    """Run ``calls`` calls of mixed lengths, and tell how the reserve grew after a first pass.
+    """Run ``calls`` calls of mixed lengths, and report how the reserve grew after a first pass.
 
-    Ends after ``seconds`` at the latest; the number of calls that were made is told.
+    Ends after ``seconds`` at the latest; the number of calls made is in the result.
 
     The first pass over all lengths, longest first, sets the reserve; the rest must not add to it.
     What earlier work left in torch's cache is given back before, so that nothing hides in it.

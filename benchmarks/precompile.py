@@ -1,8 +1,8 @@
 """Kernels that peers compile, compiled for all groups at once by processes side by side.
 
 A compile takes tens of seconds of one core. The processes leave their kernels in torch's cache on
-disk, where the run that times finds them; a case whose compile does not end in time is told as not
-run. Nothing is timed while they work.
+disk, where the run that times finds them; a case whose compile does not end in time is reported
+as not run. Nothing is timed while they work.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def precompile(
     open_cases = dict.fromkeys(cases)
     while open_cases and budget.reaches():
         try:
-            case, told = ended.get(timeout=0.2)
+            case, outcome = ended.get(timeout=0.2)
             del open_cases[case]
             via, problem = case
-            say(f"[{budget.seconds - budget.left():5.1f} s] compile {via}, {problem.label}: {told}")
+            spent = budget.seconds - budget.left()
+            say(f"[{spent:5.1f} s] compile {via}, {problem.label}: {outcome}")
         except queue.Empty:
             if not any(worker.is_alive() for worker in workers):
                 break
@@ -76,7 +77,7 @@ def precompile(
 
 
 def _work(waiting: Any, ended: Any, device: str) -> None:
-    """Compile cases until none waits; a case that fails is left to the run, which tells why."""
+    """Compile cases until none waits; a case that fails is left to the run, which says why."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     with torch.no_grad():
@@ -89,7 +90,7 @@ def _work(waiting: Any, ended: Any, device: str) -> None:
             try:
                 via, problem = case
                 contender(via, problem, Inputs(problem, torch.device(device))).call()
-                told = f"{time.monotonic() - began:.1f} s"
+                outcome = f"{time.monotonic() - began:.1f} s"
             except Exception as error:
-                told = type(error).__name__
-            ended.put((case, told))
+                outcome = type(error).__name__
+            ended.put((case, outcome))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from . import insights, landscape, plots
 from .bars import MEASURES, Bar, Verdict
@@ -11,7 +12,17 @@ from .peers import PEERS
 from .runner import GroupResult, Row
 from .store import Run
 
-COLUMNS = ("entry", "ms", "visited TFLOP/s", "share", "memory", "error", "limit")
+
+class Cells(NamedTuple):
+    """A row of the report, as text; a row that failed has its name alone."""
+
+    name: str
+    ms: str = ""
+    tflops: str = ""  # of the visited pairs
+    share: str = ""
+    megabytes: str = ""
+    error: str = ""
+    limit: str = ""
 
 
 def is_wrong(row: Row) -> bool:
@@ -25,14 +36,14 @@ def table(run: Run) -> str:
     for result in run.results:
         lines.append(f"\n{result.name}  (noise {result.noise:.1%})")
         cells = [_cells(row) for row in result.rows]
-        width = max(len(c[0]) for c in cells)
+        width = max(len(c.name) for c in cells)
         for row, c in zip(result.rows, cells, strict=True):
             if row.failure:
-                lines.append(f"  {c[0]:<{width}}  {row.failure}")
+                lines.append(f"  {c.name:<{width}}  {row.failure}")
             else:
                 lines.append(
-                    f"  {c[0]:<{width}} {c[1]:>10} ms {c[2]:>8} TF {c[3]:>6} {c[4]:>9}"
-                    f"  error {c[5]} of {c[6]}"
+                    f"  {c.name:<{width}} {c.ms:>10} ms {c.tflops:>8} TF {c.share:>6}"
+                    f" {c.megabytes:>9}  error {c.error} of {c.limit}"
                 )
     if run.verdicts:
         lines.append("\nfloors")
@@ -137,10 +148,10 @@ def _group_table(result: GroupResult) -> str:
     for row in result.rows:
         cells = _cells(row)
         if row.failure:
-            rows.append((cells[0], row.label, row.failure, *[""] * 6))
+            rows.append((cells.name, row.label, row.failure, *[""] * 6))
         else:
             setup = "" if row.setup_ms is None else f"{row.setup_ms:.1f}"
-            rows.append((cells[0], row.label, *cells[1:], setup))
+            rows.append((cells.name, row.label, *cells[1:], setup))
     head = (
         "entry",
         "case",
@@ -155,17 +166,17 @@ def _group_table(result: GroupResult) -> str:
     return f"### {result.name}\n\nNoise {result.noise:.1%}.\n\n" + markdown(head, rows)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> Cells:
     name = f"{row.name} [{row.engine}]" if row.engine else row.name
     name += "" if row.captured else " (burst of plain calls)"
     if row.failure:
-        return (name, "", "", "", "", "", "")
+        return Cells(name)
     error = "" if row.error is None else f"{row.error:.1e}"
     limit = "" if row.error_limit is None else f"{row.error_limit:.1e}"
     if is_wrong(row):
         error += " WRONG"
     attends = row.error is not None
-    return (
+    return Cells(
         name,
         f"{row.ms:.4g}",
         f"{row.visited_tflops:.3g}" if attends else "",

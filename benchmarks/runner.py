@@ -245,8 +245,8 @@ def sentence(error: BaseException) -> str:
     >>> sentence(RuntimeError("mha_fwd, /home/me/flash/api.cpp:848, at most 128, see a/b"))
     'RuntimeError: mha_fwd, api.cpp:848, at most 128, see a/b'
     """
-    told = re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", str(error))
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    message = re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", str(error))
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 

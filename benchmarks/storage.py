@@ -113,16 +113,16 @@ def _attend_pages(
 
 def _engine(call: Callable[[], torch.Tensor]) -> str:
     """Ask which engine serves a call on packed or paged sequences; `can_use` takes no such call."""
-    told = []
+    answers = []
 
     def ask(op: str, *tensors: Any) -> torch.Tensor:
         query, key, value, arguments = tensors
-        told.append(ask_engine(op, {"query": query, "key": key, "value": value, **arguments}))
+        answers.append(ask_engine(op, {"query": query, "key": key, "value": value, **arguments}))
         return query
 
     with mock.patch.object(_sequences, "call_op", ask):
         call()
-    return told[0].partition("\n")[0]
+    return answers[0].partition("\n")[0]
 
 
 def _table(case: Case, inputs: Inputs, page_size: int) -> tuple[torch.Tensor, int]:

@@ -27,7 +27,7 @@ def write(folder: Path, machine: str) -> str:
         marks[mark(verdict)] += 1
         sign = "at most" if bar.at_most else "at least"
         figure = "" if verdict.figure is None else f"{verdict.figure:.3g}"
-        told = mark(verdict) + (f": {verdict.why}" if verdict.why else "")
+        outcome = mark(verdict) + (f": {verdict.why}" if verdict.why else "")
         rows.append(
             (
                 suite,
@@ -37,7 +37,7 @@ def write(folder: Path, machine: str) -> str:
                 f"{sign} {bar.floor:g}",
                 f"{bar.goal:g}",
                 figure,
-                told,
+                outcome,
             )
         )
     if not rows:

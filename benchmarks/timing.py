@@ -27,7 +27,6 @@ FLUSH_BYTES = 1 << 30
 WARM_UP_CALLS = 3
 LONGEST_BATCH = 50
 LONGEST_BURST = 200
-METHODS = ("single", "burst", "host")
 
 
 @dataclass(frozen=True)
