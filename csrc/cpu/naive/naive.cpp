@@ -31,11 +31,7 @@ struct Workspace {
   Workspace(const AttentionParams& params, int32_t num_workers, Arena* arena) {
     int64_t seq_q = params.problem.seq_q, seq_kv = params.problem.seq_kv,
             head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
-    if (params.global_tokens != nullptr) {
-      globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
-      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.problem.seq_kv));
-      globals.count = arena->take<int32_t>(1);
-    }
+    globals.take(params, arena);
     query = arena->take<float>(seq_q * head_dim);
     key = arena->take<float>(seq_kv * head_dim);
     value = arena->take<float>(seq_kv * value_dim);
@@ -171,11 +167,7 @@ Status run_plain(const AttentionParams& params) {
   int32_t workers = num_workers();
   Arena arena(params.workspace);
   Workspace workspace(params, workers, &arena);
-  Pattern pattern = params.pattern;
-  if (params.global_tokens != nullptr) {
-    workspace.globals.build(params);
-    pattern = workspace.globals.attach(pattern);
-  }
+  const Pattern pattern = workspace.globals.pattern_of(params);
   for (int32_t batch = 0; batch < params.problem.batch; ++batch) {
     for (int32_t head = 0; head < params.problem.heads_q; ++head) {
       if (!NaiveHead(params, pattern, workspace, workers, batch, head).run()) {

@@ -100,9 +100,9 @@ class BlockSelection {
     int32_t count = 0, waiting = 0;
     double reached = 0, total = 0;
     for (int32_t j = visible.begin; j < visible.end; ++j) {
-      bool told = std::isnan(rank[j]);  // by a score that is no number: keep it
-      kept[j] = told || params_.sinks(block.batch).contains(j) || diagonal.contains(j);
-      double own = told ? 0.0 : share[j];
+      const bool is_nan = std::isnan(rank[j]);  // a score is no number: keep the block
+      kept[j] = is_nan || params_.sinks(block.batch).contains(j) || diagonal.contains(j);
+      const double own = is_nan ? 0.0 : share[j];
       total += own;
       if (kept[j]) {
         ++count;
@@ -176,7 +176,7 @@ Status select_plain(const SelectParams& params) {
   return {};
 }
 
-/// Queries and keys as a call of attention has them, so that its sequences are told apart alike.
+/// Queries and keys as a call of attention has them, for the functions that read its sequences.
 AttentionParams call_of(const SelectParams& params) {
   AttentionParams call;
   call.problem = params.problem;

@@ -30,11 +30,7 @@ struct Workspace {
   TileScratch* scratch = nullptr;  // [num_workers]
 
   Workspace(const AttentionParams& params, const Plan& plan, Arena* arena) {
-    if (params.global_tokens != nullptr) {
-      globals.bits = arena->take<uint32_t>(GlobalTokens::words(params));
-      globals.list = arena->take<int32_t>(imin(params.num_global_tokens, params.problem.seq_kv));
-      globals.count = arena->take<int32_t>(1);
-    }
+    globals.take(params, arena);
     order = arena->take<TileWork>(plan.query.num_tiles());
     packed = arena->take<float>(plan.pack.heads_per_round *
                                 PackedHeads(plan.pack, params.problem).head_floats());
@@ -88,11 +84,7 @@ Status run_plain(const AttentionParams& params) {
   Plan plan = make_plan(params, num_workers());
   Arena arena(params.workspace);
   Workspace workspace(params, plan, &arena);
-  Pattern pattern = params.pattern;
-  if (params.global_tokens != nullptr) {
-    workspace.globals.build(params);
-    pattern = workspace.globals.attach(pattern);
-  }
+  const Pattern pattern = workspace.globals.pattern_of(params);
   sort_tiles(params, pattern, plan, workspace.order);
 
   PackedHeads packed(plan.pack, params.problem);
