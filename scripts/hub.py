@@ -254,7 +254,7 @@ def python_source(path: Path) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the folder anew."""
+    """Write the folder, in place of one that is there."""
     shutil.rmtree(folder, ignore_errors=True)
     project = Project()
     shutil.copytree(ROOT / "csrc", folder / "csrc", ignore=shutil.ignore_patterns("info"))

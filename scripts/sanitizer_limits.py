@@ -1,7 +1,7 @@
 """What compute-sanitizer reports on right programs: the limits of a tool, beside its findings.
 
 ``tests/cuda/sanitizer_limits.cu`` holds the programs, each with a twin that says the same in a way
-the tool understands. The record tells whether the limit showed on the machine, in the same run; it
+the tool understands. The record says whether the limit showed on the machine, in the same run; it
 changes nothing in a tool's verdict.
 """
 

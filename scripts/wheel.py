@@ -1,6 +1,6 @@
 """Build the op libraries for every GPU and pack them into one wheel, ``make wheel``.
 
-A build has code for the GPUs of its machine unless it is told otherwise; a wheel runs elsewhere, so
+A build has code for the GPUs of its machine unless options name others; a wheel runs elsewhere, so
 libraries of such a build are completed first. The wheel serves every Python and every torch that
 the package serves: the libraries hold no Python and take torch's stable ABI alone; the info module,
 which belongs to one Python, stays out. auditwheel names the oldest manylinux that they run on;

@@ -40,7 +40,7 @@ class DrawnPattern:
     def _seen_in(
         self, Sq: int, Skv: int, is_causal: bool
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return what tells which of some keys some rows of a call see."""
+        """Return the function that says which of some keys some rows of a call see."""
         last = torch.tensor([Skv - 1], device=self._device)
 
         def sees(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The engines of a device and what each serves, as the package says: tests make their cases by it.
 
 ``Attend`` is the call that a test of an engine makes. A case that the engine refuses is skipped
-with the reason, within the budget of ``skip_budget.py``; inside a property it is drawn anew.
+with the reason, within the budget of ``skip_budget.py``; inside a property another case is drawn.
 """
 
 from dataclasses import replace
@@ -74,7 +74,7 @@ def cuda_engine(device, engine, filled=False, **given):
     """Return a call of one CUDA engine, ``(query, key, value, pattern, **common)``.
 
     A refusal fails its test. `filled`: outputs hold NaN until they are written. `given` are common
-    arguments that a call may give anew.
+    arguments that a call may give again.
     """
     if device != "cuda":
         pytest.skip("a CUDA engine: run with --device cuda")

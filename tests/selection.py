@@ -110,11 +110,11 @@ def of_scores(head, scores):
     shares = torch.zeros(len(head.rows), len(head.keys)).double()
     for index in range(len(head.rows)):
         row = scores[index].double()
-        told = row.isnan() | (row == math.inf)
+        unordered = row.isnan() | (row == math.inf)
         seen = head.visible(index)
-        if (seen & ~told & (row > -math.inf)).any():
-            shares[index] = softmax_by(row.masked_fill(told, -math.inf), seen, 1)
-        shares[index][told] = math.nan
+        if (seen & ~unordered & (row > -math.inf)).any():
+            shares[index] = softmax_by(row.masked_fill(unordered, -math.inf), seen, 1)
+        shares[index][unordered] = math.nan
     return shares
 
 
@@ -243,14 +243,14 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
     shares, visible = torch.stack(found).view(shape), torch.stack(visible).view(shape)
     if pattern.group == "kv":
         split = (batch, heads // group, group, len(head.rows), -1)
-        told = shares.isnan().view(split).any(2)
+        unordered = shares.isnan().view(split).any(2)
         shares = normalised(shares.nan_to_num(0)).view(split).amax(2)
         visible = visible.view(split).any(2)
         first, last = visible.int().argmax(-1, True), visible.shape[-1] - 1
         last = last - visible.flip(-1).int().argmax(-1, True)
         at = torch.arange(visible.shape[-1])
         visible = (at >= first) & (at <= last) & visible.any(-1, True)
-        shares = normalised(shares).masked_fill(told, math.nan)
+        shares = normalised(shares).masked_fill(unordered, math.nan)
     return shares, visible
 
 

@@ -48,7 +48,7 @@ def register() -> None:
     It changes nothing but the engine: a model loaded with ``attn_implementation="sparse_attn"``
     equals its own attention, with its windows, softcap and sinks. Rows without a key (padded
     queries) give zeros. A model that asks for neither function, such as DeBERTa, takes the key and
-    keeps its own attention unasked; `apply` refuses it.
+    keeps its own attention all the same; `apply` refuses it.
 
     Examples
     --------

@@ -271,7 +271,7 @@ class Judge:
         counted : bool
             Count pairs; they are NaN otherwise.
         step : callable
-            Told after each of the model's calls.
+            Called after each of the model's calls.
         """
         sums = {name: Sums() for name in judged}
         pairs = {name: _Pairs() for name in judged}

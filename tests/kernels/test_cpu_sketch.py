@@ -100,6 +100,6 @@ def test_appending_fills_one_open_group_and_begins_another():
     for tokens in (2 * RUN + 5, 1, RUN + 3, 60, 3):
         sketch.append(key[:, :, end : end + tokens])
         end += tokens
-        anew = sa.KeySketch(key[:, :, :end])
-        assert torch.equal(sketch.codes[:, :, :end], anew.codes[:, :, :end])
-        assert torch.equal(sketch.ranges[:, :, : anew.ranges.shape[2]], anew.ranges)
+        at_once = sa.KeySketch(key[:, :, :end])
+        assert torch.equal(sketch.codes[:, :, :end], at_once.codes[:, :, :end])
+        assert torch.equal(sketch.ranges[:, :, : at_once.ranges.shape[2]], at_once.ranges)

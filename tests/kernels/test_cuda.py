@@ -219,7 +219,7 @@ def uneven_layout(num_q, num_kv, block, device):
 
 @pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 128), (256, 32)], ids=str)
 def test_lists_of_every_length_over_many_keys(attend, device, block):
-    """Engines may deal out long lists first; a graph's replay orders them anew."""
+    """Engines may deal out long lists first; a graph's replay orders them again."""
     Sq, Skv = 700, 4300
     tensors = Shape(1, 2, 1, Sq, Skv, 128).make(device, torch.bfloat16)
     blocks = -(-Sq // block[0]), -(-Skv // block[1])

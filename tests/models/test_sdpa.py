@@ -68,7 +68,7 @@ def test_layers_are_numbered_by_their_calls(model, tokens):
     dense = model(tokens)
     with sa.patch_sdpa(model, policy) as patched:
         got = model(tokens)
-        assert torch.equal(model(tokens), got)  # counted anew in each forward
+        assert torch.equal(model(tokens), got)  # counted from 0 in each forward
     by_head = torch.stack([BAND.mask(40, 40, True)] * 4)
     by_head[1] = sa.Full().mask(40, 40, True)
 

@@ -1,4 +1,4 @@
-"""The pattern nearest to a mask: patterns are found again, and what differs is told."""
+"""The pattern nearest to a mask: patterns are found again, and what differs is reported."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ class Columns(sa.Pattern):
 
 
 class LaterBand(sa.Band):
-    """A band that says anew what it allows."""
+    """A band with an `allows` of its own."""
 
     def allows(self, row, position, key):
         return super().allows(row, position, key) & (key >= 7)

@@ -52,10 +52,10 @@ def test_appending_is_sketching_anew(device, dtype, bits):
     for tokens in (1, 1, 0, 57, 1, 130, 2, 64, 100, 61, 1):
         sketch.append(key[:, :, at : at + tokens])
         at += tokens
-        anew = sa.KeySketch(key[:, :, :at], bits)
-        groups = anew.ranges.shape[2]
-        assert torch.equal(sketch.codes[:, :, :at], anew.codes[:, :, :at])
-        assert torch.equal(sketch.ranges[:, :, :groups], anew.ranges)
+        at_once = sa.KeySketch(key[:, :, :at], bits)
+        groups = at_once.ranges.shape[2]
+        assert torch.equal(sketch.codes[:, :, :at], at_once.codes[:, :, :at])
+        assert torch.equal(sketch.ranges[:, :, :groups], at_once.ranges)
     assert at == 423 and sketch.lengths.tolist() == [423, 423]
 
 

@@ -100,9 +100,9 @@ def test_graph_replay(device):
         new.copy_(key[:, :, token : token + 1])
         at.fill_(token)
         graph.replay()
-    anew = sa.KeySketch(key[:, :, :420])
+    at_once = sa.KeySketch(key[:, :, :420])
     assert sketch.lengths.tolist() == [420, 420]
-    assert torch.equal(sketch.codes[:, :, :420], anew.codes[:, :, :420])
+    assert torch.equal(sketch.codes[:, :, :420], at_once.codes[:, :, :420])
     keys = (query, key[:, :, :420], value[:, :, :420])
-    want = sa.sparse_attention(*keys, decoding(anew, group="kv"), is_causal=True)
+    want = sa.sparse_attention(*keys, decoding(at_once, group="kv"), is_causal=True)
     torch.testing.assert_close(out, want)
