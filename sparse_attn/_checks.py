@@ -11,7 +11,6 @@ import builtins
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -44,10 +43,9 @@ __all__ = [
     "is_dense",
     "is_index",
     "kind_of",
-    "named_by",
     "refuse",
     "same_values",
-    "told_as_given",
+    "with_cut_number",
     "without",
 ]
 
@@ -102,10 +100,10 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
 
 
-def told_as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
-    """Return an op's error; where it quotes a number that `as_int32` cut, it says so.
+def with_cut_number(error: ValueError, given: Mapping[str, Any]) -> ValueError:
+    """Return an op's error; where it quotes a number that `as_int32` cut, with words that say so.
 
-    `given` are the tensors by name, as they were before.
+    `given` are the tensors by name, as they were before the cut.
     """
     found = _AT_AN_END.search(str(error))
     if found is None:
@@ -274,17 +272,6 @@ def _check_side(owner: str, name: str, side: str, value: Any) -> int | None:
         what = f"{name}'s {side} side of at least 0"
         raise refuse(owner, what, f"{value}; None means no limit")
     return check_integer(owner, f"{name}'s {side} side", value, 0)
-
-
-def named_by(owner: str, only: Any) -> Callable[[str], bool]:
-    """Return what tells whether a module's path is asked for; None asks for all."""
-    if only is None:
-        return lambda path: True
-    check_kind(owner, "only", only, Sequence, "a name or a sequence of names")
-    names = [only] if isinstance(only, str) else only
-    for name in names:
-        check_kind(owner, "each of only", name, str, "a name")
-    return lambda path: any(fnmatchcase(path, name) for name in names)
 
 
 def clamped(number: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from . import ops
-from ._checks import Integer, as_int32, check_kind, check_tensor, clamped, told_as_given
+from ._checks import Integer, as_int32, check_kind, check_tensor, clamped, with_cut_number
 from ._common import op_arguments
 from .by_head import ListsByHead
 from .layout import BlockLayout
@@ -109,7 +109,7 @@ def select_blocks(
     try:
         counts, indices = ops.call("select_blocks", (query, key), arguments)
     except ValueError as error:
-        raise told_as_given(error, tensors) from None
+        raise with_cut_number(error, tensors) from None
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 

@@ -13,7 +13,7 @@ from .._checks import (
     check_tensor,
     check_tensors,
     clamped,
-    told_as_given,
+    with_cut_number,
 )
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
@@ -78,4 +78,4 @@ def attend_sequences(
         arguments |= placing | pattern._arguments()
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
-        raise told_as_given(error, sequences) from None
+        raise with_cut_number(error, sequences) from None

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .._checks import check_kind, kind_of, named_by, refuse
+from .._checks import check_kind, kind_of, refuse
+from .._module_names import CROSS_ATTENTION, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -39,7 +40,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: Attention that calls no attention function; modules of these classes get forwards of ours.
 _OWN = (LongformerSelfAttention, BigBirdAttention)
-_CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+_CROSS = re.compile(CROSS_ATTENTION, re.IGNORECASE)
 
 
 def register() -> None:
@@ -122,35 +123,23 @@ def apply(
         return model
     chosen = as_policy(Full() if policy is None else policy)
     name = type(model).__name__
-    layers = [
-        (path, module)
-        for path, module in model.named_modules()
-        if _is_layer(module) and not _CROSS.search(f"{path}.{type(module).__name__}")
-    ]
-    if not layers:
+    found = _self_attention(model)
+    if not found:
         raise refuse_model(name)
     wanted = named_by("apply", only)
-    others = [module for path, module in layers if not wanted(path)]
-    layers = [(path, module) for path, module in layers if wanted(path)]
+    layers = [(path, module) for path, module in found if wanted(path)]
     if not layers:
         raise refuse("apply", f"self-attention of {name} under the names {only}", "none")
     chosen.check_model(len(layers), _key_heads(model), name)
     for path, module in layers:
-        if isinstance(module, LongformerSelfAttention):
-            _longformer.check_policy(path, chosen)
-        elif isinstance(module, BigBirdAttention):
-            _bigbird.check_policy(path, chosen)
+        _check_policy(path, module, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
         _choose_key(model)
-    for module in others:
-        _forget(module)
+    for path, module in found:
+        if not wanted(path):
+            _forget(module)
     for number, (path, module) in enumerate(layers):
-        module._sparse_attn = Layer(chosen, number, path)
-        if isinstance(module, LongformerSelfAttention):
-            module.__class__ = SparseLongformerSelfAttention
-        elif isinstance(module, BigBirdAttention):
-            module.__class__ = SparseBigBirdAttention
-            module.bind()
+        _bind(module, Layer(chosen, number, path))
     return model
 
 
@@ -198,6 +187,33 @@ def set_implementations(chosen: Sequence[tuple[Any, str]]) -> None:
     """Give models their implementations; what holds others comes before them."""
     for part, implementation in chosen:
         part.set_attn_implementation(implementation)
+
+
+def _self_attention(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """List the self-attention modules with their paths, in module order."""
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if _is_layer(module) and not _CROSS.search(f"{path}.{type(module).__name__}")
+    ]
+
+
+def _check_policy(path: str, module: nn.Module, policy: Policy) -> None:
+    """Refuse a policy that a module with a pattern of its own does not take."""
+    if isinstance(module, LongformerSelfAttention):
+        _longformer.check_policy(path, policy)
+    elif isinstance(module, BigBirdAttention):
+        _bigbird.check_policy(path, policy)
+
+
+def _bind(module: Any, layer: Layer) -> None:
+    """Give a module its policy, and a forward of ours where it calls no attention function."""
+    setattr(module, LAYER, layer)
+    if isinstance(module, LongformerSelfAttention):
+        module.__class__ = SparseLongformerSelfAttention
+    elif isinstance(module, BigBirdAttention):
+        module.__class__ = SparseBigBirdAttention
+        module.bind()
 
 
 def _forget(module: nn.Module) -> None:

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from .._checks import check_kind, named_by, refuse
+from .._checks import check_kind, refuse
+from .._module_names import CROSS_ATTENTION, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
@@ -19,7 +20,8 @@ __all__ = ["restore_attention", "swap_attention"]
 NESTED = "_nested_before_swap"
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
-_CROSS = re.compile(r"cross|multihead_attn$|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+#: ``multihead_attn`` is that of ``nn.TransformerDecoderLayer``.
+_CROSS = re.compile(rf"{CROSS_ATTENTION}|multihead_attn$", re.IGNORECASE)
 
 
 def _dense_of(module: nn.Module) -> nn.MultiheadAttention | None:
