@@ -146,6 +146,26 @@ PreparedCall prepare(const Op& op, const CallArguments& args) {
   return prepared;
 }
 
+/// The list of a call, as its selection wrote it.
+BlockList list_of(const SelectParams& selection, const Tensor& counts, const Tensor& indices) {
+  BlockList list;
+  list.counts = static_cast<const int32_t*>(counts.const_data_ptr());
+  list.indices = static_cast<const int32_t*>(indices.const_data_ptr());
+  list.count_stride_b = counts.stride(0);
+  list.count_stride_h = counts.stride(1);
+  list.index_stride_b = indices.stride(0);
+  list.index_stride_h = indices.stride(1);
+  list.index_stride_q = indices.stride(2);
+  list.block_q = selection.block_q;
+  list.block_kv = selection.block_kv;
+  list.num_q = selection.num_q;
+  list.num_kv = selection.num_kv;
+  list.max_count = selection.num_kv;
+  list.heads_per_list = selection.heads_per_list();
+  list.expected = selection.expected_blocks();
+  return list;
+}
+
 /// Runs a prepared call into `out` and, when given, `lse`.
 void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor out,
          MaybeTensor lse) {
@@ -163,26 +183,11 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
   params.stream = backend().stream(params.device);
   const Engine& engine = pick_engine(op, args, params);
 
-  std::tuple<MaybeTensor, MaybeTensor> list;
+  std::tuple<MaybeTensor, MaybeTensor> chosen;  // the lists' memory
   if (op.kind == PatternKind::kBlockTopK) {
     const SelectParams& selection = prepared.selection.params;
-    list = run_selection(op.name, selection, *args.query);
-    const Tensor& counts = *std::get<0>(list);
-    const Tensor& indices = *std::get<1>(list);
-    params.pattern.list = {static_cast<const int32_t*>(counts.const_data_ptr()),
-                           static_cast<const int32_t*>(indices.const_data_ptr()),
-                           counts.stride(0),
-                           counts.stride(1),
-                           indices.stride(0),
-                           indices.stride(1),
-                           indices.stride(2),
-                           selection.block_q,
-                           selection.block_kv,
-                           selection.num_q,
-                           selection.num_kv,
-                           selection.num_kv,
-                           selection.heads_per_list()};
-    params.pattern.list.expected = selection.expected_blocks();
+    chosen = run_selection(op.name, selection, *args.query);
+    params.pattern.list = list_of(selection, *std::get<0>(chosen), *std::get<1>(chosen));
   }
   Scratch scratch = allocate_scratch(engine.workspace_bytes(params), *args.query);
   params.workspace = scratch.address;
