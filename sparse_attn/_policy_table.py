@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from ._columns import aligned
 from ._drawing import as_html, draw_cells
 from .by_head import ByHead
 from .patterns import Full, Pattern
@@ -133,8 +134,7 @@ def _table(row_of: Callable[[int], Row], named: Iterable[int], count: int | None
     else:
         cells = [["layers", "pattern", "decode"]]
         cells += [[layers, *map(repr, row)] for layers, row in lines]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+    return aligned(cells).split("\n")
 
 
 def _draw(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .._columns import aligned
 from ..policy import Policy
 from ..quality._model import PolicyQuality
 from ._local import Unit
@@ -139,11 +140,11 @@ class Findings:
             name = f"* {tried.name}" if tried.chosen else f"  {tried.name}"
             shares = f"{tried.pairs:.1%}", f"{tried.cost:.1%}", f"{tried.kept:.1%}"
             rows.append((name, *shares, f"{tried.loss:.4f}"))
-        text = _aligned(rows)
+        text = aligned(rows)
         heads = Counter(self.choice.values())
         counted = [("key heads", "candidate")]
         counted += [(str(number), name) for name, number in heads.most_common()]
-        return f"{text}\n\n{_aligned(counted)}"
+        return f"{text}\n\n{aligned(counted)}"
 
     def __str__(self) -> str:
         return f"{self.summary()}\n\n{self.table()}"
@@ -155,8 +156,3 @@ class Findings:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -18,6 +18,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
+from .._columns import aligned
 from .._drawing import as_html
 from .._observe import Attended, replacing, watching
 from .._progress import Progress
@@ -106,8 +107,7 @@ class Profile:
             times = [sum(row.layers.values()), *row.patterns.values()]
             cells = [str(row.length), f"{row.whole:.3g}", f"{row.share:.0%}"]
             lines.append([*cells, *(f"{seconds:.3g}" for seconds in times)])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+        return aligned(lines, left=0)
 
     def summary(self) -> str:
         """Return what it means, in sentences."""

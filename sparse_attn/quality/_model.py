@@ -19,6 +19,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
+from .._columns import aligned
 from .._drawing import as_html
 from .._observe import Attended, watching
 from .._progress import Progress
@@ -94,14 +95,7 @@ class ModelQuality:
         head = ("policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds")
         dense = self.rows[0]
         cells = [head, *(_cells(row, dense) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        )
+        return aligned(cells, left=1)
 
     def __str__(self) -> str:
         return self.table()
