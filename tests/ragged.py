@@ -173,3 +173,28 @@ def alone(pattern, b, rows, keys):
     if isinstance(pattern, sa.BlockSparse):
         return part_of_layout(pattern, b, rows, keys)
     return pattern
+
+
+def check_one_graph(device, pattern, batches):
+    """Fail unless one compiled graph serves batches of any lengths, with the bits of plain calls.
+
+    `batches` are pairs of the lengths of queries and of keys.
+    """
+    torch._dynamo.reset()
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def attend(*call):
+        return sa.varlen_attention(*call, pattern=pattern)
+
+    for rows, keys in batches:
+        ragged = Ragged(rows, keys)
+        sequences = ragged.sequences(device, torch.float32)
+        call = [packed(list(parts)) for parts in zip(*sequences, strict=True)]
+        call += [ragged.starts(device, rows), ragged.starts(device, keys), max(rows), max(keys)]
+        assert torch.equal(attend(*call), sa.varlen_attention(*call, pattern=pattern))
+    assert len(compiles) == 1

@@ -4,17 +4,11 @@ The choice is made once per process, so each set runs in a process of its own. A
 processor lacks falls back to a lesser one.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from isa import check_with_isa
 
 import sparse_attn as sa
-
-TESTS = Path(__file__).resolve().parents[1]
 
 SCRIPT = """
 import torch
@@ -40,12 +34,7 @@ for heads, rows, head_dim in shapes:
 
 @pytest.mark.parametrize("isa", ["plain", "avx2", "avx512", "amx"])
 def test_forced_instruction_set(isa):
-    environment = {**os.environ, "SPARSE_ATTN_CPU_ISA": isa}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    check_with_isa(isa, SCRIPT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -1,18 +1,13 @@
 """The key sketch on the CPU: every instruction set, and runs of keys that threads share."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from isa import check_with_isa
 from reference import DTYPES, Shape
 from selection import check_selection, decoding
 
 import sparse_attn as sa
 
-TESTS = Path(__file__).resolve().parents[1]
 #: Keys that are scored together (csrc/cpu/select/sketch_masses.h).
 RUN = 1024
 
@@ -34,12 +29,7 @@ for bits in (2, 4):
 
 @pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
 def test_forced_instruction_set(isa):
-    environment = {**os.environ, "SPARSE_ATTN_CPU_ISA": isa}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    check_with_isa(isa, SCRIPT)
 
 
 @pytest.mark.parametrize("group", ["q", "kv"])

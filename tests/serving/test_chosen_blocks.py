@@ -5,7 +5,17 @@ import torch
 from engines import main_dtype
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ragged import Ragged, Serving, make_pages, malformed, packed, ragged_for, split, split_lse
+from ragged import (
+    Ragged,
+    Serving,
+    check_one_graph,
+    make_pages,
+    malformed,
+    packed,
+    ragged_for,
+    split,
+    split_lse,
+)
 from reference import DTYPES
 from selection import SELECTORS
 from selection_cases import selections
@@ -293,27 +303,8 @@ def test_opcheck(device, page_size):
 
 
 def test_one_graph_serves_all_lengths(device):
-    torch._dynamo.reset()
-    compiles = []
-
-    def backend(graph, inputs):
-        compiles.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
-    def attend(query, key, value, starts_q, starts_k, bound_q, bound_k):
-        pattern = SELECTIONS["mixed"]
-        call = (query, key, value, starts_q, starts_k, bound_q, bound_k)
-        return sa.varlen_attention(*call, pattern=pattern)
-
-    for rows, keys in (((3, 5), (7, 9)), ((130, 2, 4), (130, 3, 5)), ((5, 66), (6, 140))):
-        ragged = Ragged(rows, keys)
-        sequences = ragged.sequences(device, torch.float32)
-        call = [packed(list(part)) for part in zip(*sequences, strict=True)]
-        call += [ragged.starts(device, rows), ragged.starts(device, keys), max(rows), max(keys)]
-        want = sa.varlen_attention(*call, pattern=SELECTIONS["mixed"])
-        assert torch.equal(attend(*call), want)
-    assert len(compiles) == 1
+    batches = (((3, 5), (7, 9)), ((130, 2, 4), (130, 3, 5)), ((5, 66), (6, 140)))
+    check_one_graph(device, SELECTIONS["mixed"], batches)
 
 
 lengths = st.one_of(st.integers(0, 90), st.sampled_from([0, 1, 15, 16, 17, 64, 65, 129, 300]))

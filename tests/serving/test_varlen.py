@@ -9,6 +9,7 @@ from ragged import (
     RAGGED_PATTERNS,
     Ragged,
     alone,
+    check_one_graph,
     packed,
     ragged_for,
     split,
@@ -233,23 +234,5 @@ def test_opcheck(device):
 
 
 def test_one_graph_serves_all_lengths(device):
-    torch._dynamo.reset()
-    compiles = []
-
-    def backend(graph, inputs):
-        compiles.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
-    def attend(query, key, value, starts_q, starts_k, bound_q, bound_k):
-        return sa.varlen_attention(
-            query, key, value, starts_q, starts_k, bound_q, bound_k, pattern=sa.Band((9, 0))
-        )
-
-    for rows, keys in (((3, 5), (7, 9)), ((30, 2, 4), (30, 3, 5)), ((5, 6), (6, 40))):
-        ragged = Ragged(rows, keys)
-        sequences = ragged.sequences(device, torch.float32)
-        call = [packed(list(parts)) for parts in zip(*sequences, strict=True)]
-        call += [ragged.starts(device, rows), ragged.starts(device, keys), max(rows), max(keys)]
-        assert torch.equal(attend(*call), sa.varlen_attention(*call, pattern=sa.Band((9, 0))))
-    assert len(compiles) == 1
+    batches = (((3, 5), (7, 9)), ((30, 2, 4), (30, 3, 5)), ((5, 6), (6, 40)))
+    check_one_graph(device, sa.Band((9, 0)), batches)
