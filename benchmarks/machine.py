@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import platform
 import re
-import subprocess
 from pathlib import Path
 
 import torch
 
 import sparse_attn as sa
 from scripts.digests import evidence_digests, library_hashes
+from scripts.gpus import driver_version
 
 from .timing import Timer
 
@@ -35,7 +35,7 @@ def describe(device: torch.device) -> dict[str, object]:
     }
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
-        facts["driver"] = _driver()
+        facts["driver"] = driver_version()
         facts["cudnn"] = torch.backends.cudnn.version()
     return facts
 
@@ -90,11 +90,3 @@ def _best(timer: Timer, call: object) -> float:
     assert callable(call)
     timer.milliseconds(call, 3)
     return min(timer.milliseconds(call, 5) for _ in range(3))
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"

@@ -36,7 +36,7 @@ from sparse_attn._info import engine_names
 from . import fuzz, older_code, sanitizers
 from .digests import ROOT, evidence_digests, library_hashes
 from .gpu_evidence import RECORD
-from .gpus import visible_gpus
+from .gpus import driver_version, visible_gpus
 
 #: Folders of tests in pieces by engine, in as many shares of their files, and by file; those that
 #: take longest come first. ``tools`` knows no device.
@@ -193,15 +193,6 @@ def run_process(arguments: list[str], environment: dict[str, str]) -> dict[str, 
             return dict(json.loads(report.read_text()))
     failure = f"{' '.join(arguments)}: {ended}"
     return {"exit_status": 1, "counts": {}, "engines": {}, "skips": [], "failures": [failure]}
-
-
-def driver_version() -> str:
-    """Return the driver's version, or a sentence that it is unknown."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"
 
 
 def place() -> dict[str, object]:
