@@ -262,8 +262,8 @@ def test_models_that_call_sdpa_are_advised_by_cosine(on_device):
     assert advice.figure == "cosine" and advice.kept and advice.pairs < 1
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
+@pytest.mark.parametrize("configured", [True, False])
+def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, configured):
     from sparse_attn.advisor._run import Run
 
     class Bar:
@@ -289,12 +289,12 @@ def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, told):
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
     monkeypatch.setattr(Run, "step", step)
     hidden = [{"hidden": torch.randn(1, 96, 32)} for _ in range(2)]
-    model, inputs = (llama, ids) if told else (Own().eval(), hidden)
+    model, inputs = (llama, ids) if configured else (Own().eval(), hidden)
     sa.advise(model, inputs, 0.7, patterns=PATTERNS)
     search = [left for name, left in seen.items() if name.startswith("search, price")]
     weights = [left for name, left in seen.items() if name.endswith("alone")]
     assert weights == [17, 16, 15, 14]
-    if told:
+    if configured:
         assert search[0] == 10  # after three everywhere
         # layers, dense and three more everywhere, key heads, the search
         assert bars[0].first == 2 + 1 + 3 + 4 + 10
