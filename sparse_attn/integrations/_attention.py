@@ -19,7 +19,7 @@ from ..by_head import ByHead, attend_by_head
 from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights
-from ._masks import note_of
+from ._masks import missing_keys, note_of, stretched_mask
 from ._placing import joined, placed
 
 __all__ = ["attention"]
@@ -96,6 +96,11 @@ def attention(
     flattened = is_flattened(query, extras)
     _check(module, dropout, extras, flattened)
     warn_of_weights(module, extras)
+    missing = 0 if flattened else missing_keys(attention_mask, key.shape[2])
+    if missing:
+        got = f"a mask of {key.shape[2] - missing} keys for {key.shape[2]}"
+        raise layer_error(module, "attention_mask", got, "pass use_cache=False")
+    attention_mask = stretched_mask(attention_mask, key.shape[2])
     note = note_of(attention_mask, key.shape[2])
     if note is not None and note.causal is not None:
         is_causal = note.causal

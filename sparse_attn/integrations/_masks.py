@@ -24,7 +24,15 @@ from transformers.masking_utils import (
 from .._checks import refuse
 from ._model_source import calls_attention, reads_mask, refuse_model
 
-__all__ = ["Note", "attention_mask", "is_intervals", "note_of", "padding_arguments"]
+__all__ = [
+    "Note",
+    "attention_mask",
+    "is_intervals",
+    "missing_keys",
+    "note_of",
+    "padding_arguments",
+    "stretched_mask",
+]
 
 _NOTE = "_sparse_attn_note"
 
@@ -122,7 +130,9 @@ def attention_mask(
             return _noted(eager_mask(**call, dtype=dtype), dense)
     band = None if use_vmap else _recognised(mask_function, compiling)
     run = _token_run(attention_mask, kv_length, kv_offset) if band is not None else None
-    if band is None or run is None:
+    # Of one key the dense mask is as small, and stretches over more keys as in models whose cache
+    # does not count them (MiniMax).
+    if band is None or run is None or kv_length == 1:
         mask = sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return _noted(mask, dense)
     position = torch.arange(q_length, device=device) + (q_offset - kv_offset)
@@ -163,6 +173,21 @@ def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
         return None
     note: Note | None = getattr(mask, _NOTE, None)
     return note if note is not None and note.kv_length == kv_length else None
+
+
+def stretched_mask(mask: torch.Tensor | None, kv_length: int) -> torch.Tensor | None:
+    """Stretch a dense mask of one key over the keys of a call, as the sum with scores does."""
+    if mask is None or mask.dim() != 4 or mask.shape[-1] != 1 or kv_length < 2:
+        return mask
+    return mask.expand(-1, -1, -1, kv_length)
+
+
+def missing_keys(mask: torch.Tensor | None, kv_length: int) -> int:
+    """Return how many keys of a call its intervals do not know of; 0 where they do not say it."""
+    note: Note | None = getattr(mask, _NOTE, None)
+    if mask is None or note is None or not is_intervals(mask):
+        return 0
+    return max(kv_length - note.kv_length, 0)
 
 
 def padding_arguments(tokens: torch.Tensor, seq_q: int) -> dict[str, Any]:

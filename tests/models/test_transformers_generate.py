@@ -4,7 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from tiny_models import assert_same, pair, text
+import transformers
+from tiny_models import GROUPED, assert_same, pair, text
 
 import sparse_attn as sa
 
@@ -85,3 +86,31 @@ def test_chunked_prefill():
     tokens, logits = generate(ours, "left", prefill_chunk_size=4)
     assert tokens.tolist() == expected[0].tolist()
     assert_same(logits, expected[1])
+
+
+def minimax():
+    """Linear attention first: its cache counts no keys, so masks are of the new tokens alone."""
+    return transformers.MiniMaxConfig(
+        **GROUPED, num_local_experts=2, layer_types=["linear_attention", "full_attention"]
+    )
+
+
+def test_a_cache_that_counts_no_keys():
+    eager, ours = pair("minimax", minimax)
+    expected = generate(eager, "none")
+    tokens, logits = generate(ours, "none")
+    assert tokens.tolist() == expected[0].tolist()
+    assert_same(logits, expected[1])
+    sa.integrations.transformers.apply(ours, sa.Band((3, 0), sinks=1))
+    cached, whole = generate(ours, "none"), generate(ours, "none", use_cache=False)
+    assert_same(cached[1], whole[1])
+
+
+def test_a_mask_of_fewer_keys_than_the_call_is_refused_by_name():
+    ours = pair("minimax", minimax)[1]
+    ids = text(length=10)[0]
+    sentence = r"layer 1 \(MiniMaxAttention\): not served: attention_mask=a mask of 3 keys for 10;"
+    with torch.no_grad():
+        cache = ours(ids[:, :7], use_cache=True).past_key_values
+        with pytest.raises(NotImplementedError, match=sentence):
+            ours(ids[:, 7:], past_key_values=cache)
