@@ -37,7 +37,10 @@ from .tools import merge_states, select_blocks
 
 # Data alone, so that torch.load reads them back with its default weights_only=True.
 _add_safe_globals(
-    [Band, BlockLayout, BlockSparse, BlockTopK, ByHead, Dilated, Full, Policy, Strided, TopK]
+    [
+        *(Band, BlockLayout, BlockSparse, BlockTopK, ByHead, Dilated),
+        *(Full, KeySketch, Policy, Strided, TopK),
+    ]
 )
 
 __version__ = "0.1.0"

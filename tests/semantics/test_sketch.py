@@ -1,5 +1,6 @@
 """Selection by the key sketch: which blocks it finds, and the patterns and calls it refuses."""
 
+import io
 import re
 
 import pytest
@@ -219,3 +220,15 @@ def test_other_device():
     pattern = decoding(sa.KeySketch(key.cuda()))
     with pytest.raises(ValueError, match="expected sketch on key's device cpu"):
         sa.select_blocks(key[:, :, :1], key, pattern)
+
+
+def test_torch_load_reads_a_sketch_back_as_weights(device):
+    """Beside the cache that it is of; it grows on as the one that was saved."""
+    query, key, value = Shape(1, 2, 1, 1, 200, 16).make(device)
+    file = io.BytesIO()
+    torch.save(decoding(sa.KeySketch(key[:, :, :150])), file)
+    file.seek(0)
+    pattern = torch.load(file, weights_only=True)
+    pattern.sketch.append(key[:, :, 150:])
+    want = sa.sparse_attention(query, key, value, decoding(sa.KeySketch(key)))
+    assert torch.equal(sa.sparse_attention(query, key, value, pattern), want)
