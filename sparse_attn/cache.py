@@ -102,7 +102,8 @@ def _quantized(tensor: torch.Tensor, head_axis: int, per: str) -> tuple[torch.Te
     size = tensor.float().abs().nan_to_num(nan=0, posinf=0)
     shape = [1 if axis in axes else tensor.shape[axis] for axis in range(4)]
     largest = size.amax(axes, keepdim=True) if tensor.numel() else size.new_zeros(shape)
-    scale = torch.where(largest > 0, largest / _LARGEST, 1.0)
+    scale = largest / _LARGEST
+    scale = torch.where(scale > 0, scale, 1.0)  # so that zeros, or almost, have one above 0
     codes = (tensor.float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return codes, scale.reshape(()) if per == "tensor" else scale.flatten()
 

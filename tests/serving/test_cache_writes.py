@@ -302,6 +302,14 @@ def test_append_quantizes_as_quantize_cache(device):
         assert torch.equal(bits(cache.reshape(32, HEADS, DIM)), bits(want[0].transpose(0, 1)))
 
 
+def test_scales_of_almost_nothing_are_above_zero(device):
+    """Their quotient by 448 is below every float; attention takes no scale of 0."""
+    key = torch.full((1, 1, 3, 16), 1e-44, device=device)
+    key8, value8, *scales = sa.quantize_cache(key, key)
+    assert [scale.tolist() for scale in scales] == [[1.0], [1.0]]
+    assert key8.float().abs().max() == 0 and value8.float().abs().max() == 0
+
+
 def test_quantize_cache_of_special_values(device):
     key = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 7.0, 1e-9, 3.0], device=device)
     key8, value8, key_scale, value_scale = sa.quantize_cache(
