@@ -63,7 +63,7 @@ class BlockTopK(Pattern):
     ``sketch``          each row against every key of a `KeySketch`, in 2 or 4 bits: for 1 to 16
                         queries on a cache
     a tensor            scores ``(B|1, Hq|Hkv|1, NQ, NKV)`` of your own; their softmax is the
-                        estimate, a NaN or infinite score keeps its block
+                        estimate: NaN and infinity keep their block, -infinity has no share
     ==================  =====================================================================
 
     Parameters
