@@ -28,7 +28,7 @@ BUDGET = {
         ("hopper", "takes no .* with (packed sequences|paged keys)"): None,
         ("hopper", "takes no .* with keys of float8"): 40,
         ("hopper", "is built for head dims up to 128, not"): 40,  # lists of packed sequences
-        ("decode", "takes (no keys of float8 with dilation|up to 16 queries)"): None,
+        ("decode", "takes (no keys of float8 with dilation|up to [0-9]+ queries)"): None,
         ("decode", "takes no (.* with token top-k|global_tokens given as indices)"): None,
         ("decode", "takes token top-k of up to"): 20,
         ("hopper", "takes no block lists with token top-k"): None,
@@ -41,7 +41,6 @@ BUDGET = {
         ("hopper", "takes .*token top-k"): 110,
         ("decode", "takes no float32"): 10,
         ("decode", "takes no global_tokens given as indices"): 110,
-        ("decode", "takes up to 16 queries"): 500,
     },
 }
 
