@@ -142,8 +142,8 @@ void add_values(const float* weights, int64_t stride, const ValueRun* runs, int3
       float rows[kRows][kVectors * kLanes];
       sums.store_to(rows[0], kVectors * kLanes);
       for (int row = 0; row < kRows; ++row) {
-        for (int32_t i = known; i < kVectors * kLanes; ++i)
-          out[row * head_dim + d + i] += rows[row][i];
+        float* own = out + row * head_dim + d;
+        for (int32_t i = known; i < kVectors * kLanes; ++i) own[i] += rows[row][i];
       }
     }
   }
