@@ -6,6 +6,7 @@
 #include "cuda/common/log2_units.h"
 #include "cuda/decode/plan.h"
 #include "cuda/hopper/table.h"
+#include "cuda/small/plan.h"
 
 namespace sparse_attn {
 namespace {
@@ -38,6 +39,11 @@ constexpr EngineLimits kEngines[] = {
      kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kSequences)},
     {"decode", true, 80,
      kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices)).with(kSequences)},
+    {"small", true, 80,
+     kContiguous
+         .without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices, F::kList,
+                               F::kPartialBlocks, F::kTopK))
+         .with(Features::of(F::kPacked, F::kUsedKeys))},
     {"portable", true, 75, kContiguous.with(kSequences)},
     {"naive", true, 0, kContiguous.with(kSequences)},
 };
@@ -249,6 +255,23 @@ std::string decode_refusal(const Case& c) {
   return "";
 }
 
+/// What the small engine leaves to those that walk over keys.
+std::string small_refusal(const Case& c) {
+  namespace small = cuda::small;
+  const struct {
+    const char* words;
+    int32_t size, most;
+  } limits[] = {{"queries", c.problem.seq_q, small::kMostQueries},
+                {"keys", c.problem.seq_kv, small::kMostKeys},
+                {"columns of a head", c.problem.widest_dim(), small::kMostHeadDim}};
+  for (const auto& limit : limits) {
+    if (limit.size <= limit.most) continue;
+    return "small takes up to " + std::to_string(limit.most) + " " + limit.words + ", not " +
+           std::to_string(limit.size);
+  }
+  return "";
+}
+
 /// Why an engine does not serve the case; empty when it does.
 std::string refusal(const EngineLimits& engine, const Case& c) {
   const std::string name = engine.name;
@@ -263,8 +286,21 @@ std::string refusal(const EngineLimits& engine, const Case& c) {
   if (!words.empty()) return name + " takes no " + words;
   if (name == "hopper") return hopper_refusal(c);
   if (name == "decode") return decode_refusal(c);
+  if (name == "small") return small_refusal(c);
   return "";
 }
+
+/// Whether the engine of that name serves the case.
+bool serves(const Case& c, const std::string& name) {
+  for (const EngineLimits& engine : kEngines) {
+    if (engine.cuda == c.cuda && name == engine.name) return refusal(engine, c).empty();
+  }
+  return false;
+}
+
+/// The keys by which engines that split them are chosen: those that there are, not the bound of a
+/// sequence's, since a larger bound changes no bit.
+int32_t keys_of(const Case& c) { return imax(c.problem.seq_kv, c.packed_keys); }
 
 /// Whether hopper's kernels of few queries serve a call of so many that its tiles, which heads
 /// share, are worth more than decode's, contiguous or not, so that pages have the engine of
@@ -303,30 +339,47 @@ bool is_ranked_by_decode(const Case& c) {
   return !c.features.any(hopper::kLengths) && c.problem.seq_kv >= kKeysOfQuery * c.problem.seq_q;
 }
 
-/// Whether portable is faster: masks over so few pairs that a tile of hopper waits for its loads,
-/// where a multiprocessor holds more of portable's (docs/kernels/hopper.md).
-bool is_small_mask(const Case& c) {
-  constexpr int32_t kMost = 64;
-  return c.features.has(F::kMask) && !c.features.has(F::kList) && c.problem.seq_q > kFewQueries &&
-         c.problem.seq_q <= kMost && c.problem.seq_kv <= kMost;
+/// Whether the small engine, whose thread blocks hold all keys of a sequence, is faster than those
+/// that walk over them: on the fewest keys always; on more where masks are read in place, and where
+/// heads are narrow, of which a multiprocessor holds many (docs/kernels/small.md). A sequence that
+/// may be packed beside longer ones has the bits of their engine: small has hopper's where scores
+/// are only scaled, and the fewest queries are decode's.
+bool is_left_to_small(const Case& c) {
+  constexpr int32_t kFewKeys = 64, kFewRows = 80, kFewest = 8;
+  constexpr Features kNeverPacked = Features::of(F::kMask, F::kKeyBounds);
+  constexpr Features kAsHopper =
+      Features::of(F::kWindow, F::kLead, F::kGlobalRows, F::kKeyOrigins, F::kSinkLogits,
+                   F::kQueryOffsets, F::kValueDim, F::kPacked, F::kUsedKeys);
+  if (!serves(c, "small")) return false;
+  const bool as_hopper = c.sm == 90 && c.features.within(kAsHopper) && c.problem.seq_q > kFewest;
+  if (!as_hopper && !c.features.any(kNeverPacked)) return false;
+  const int32_t head_dim = c.problem.widest_dim();
+  if (c.problem.seq_kv <= kFewKeys || head_dim <= 32) return true;
+  if (head_dim <= 64 && c.problem.seq_q <= kFewRows) return true;
+  return c.features.has(F::kMask) && c.problem.seq_q > kFewest;
 }
 
 /// Why `auto` skips a supported engine for one that is faster here.
 std::string deferral(const EngineLimits& engine, const Case& c) {
+  const std::string name = engine.name;
   const bool ranks = c.features.has(F::kTopK);
   const bool ranked_by_decode = ranks && is_ranked_by_decode(c);
   const std::string calls =
-      std::to_string(c.problem.seq_q) + " queries on " + std::to_string(c.problem.seq_kv) + " keys";
-  if (std::string(engine.name) == "decode" && ranks && !ranked_by_decode) {
+      std::to_string(c.problem.seq_q) + " queries on " + std::to_string(keys_of(c)) + " keys";
+  if (name == "decode" && ranks && !ranked_by_decode) {
     return "decode leaves token top-k of " + calls + " to engines that store no scores";
   }
-  if (std::string(engine.name) != "hopper") return "";
+  const bool to_small = is_left_to_small(c);
+  if (name == "small" && !to_small) {
+    return "small leaves " + calls + " to engines that serve longer sequences too";
+  }
+  if ((name == "hopper" || name == "decode") && to_small) {
+    return name + " leaves " + calls + " to small, whose thread blocks hold all keys of a sequence";
+  }
+  if (name != "hopper") return "";
   if (c.cut_small) {
     return "hopper leaves windows that reach little of a large cache of float8 to engines that "
            "read it in place";
-  }
-  if (is_small_mask(c)) {
-    return "hopper leaves attn_mask over few queries and keys to portable, whose tiles are smaller";
   }
   const bool float8 = c.features.has(F::kFloat8Keys);
   if (c.features.has(F::kGlobalIndices) || !decode_refusal(c).empty()) return "";
@@ -339,7 +392,7 @@ std::string deferral(const EngineLimits& engine, const Case& c) {
   }
   if (ranks) return "";
   const int32_t least = least_keys_of_decode(c);
-  if (c.problem.seq_kv < least) return "";
+  if (keys_of(c) < least) return "";
   if (least == 0) {
     return "hopper leaves " + std::to_string(c.problem.seq_q) +
            " queries to decode, whose tiles are of a key head's queries";

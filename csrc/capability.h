@@ -18,10 +18,11 @@ struct Case {
   int32_t sm = 0;  // compute capability, 90 for 9.0; 0 on the CPU
   Problem problem;
   Features features;
-  int32_t block_q = 0;     // of a block list; 0 without
-  int32_t topk = 0;        // keys that token top-k keeps; 0 without
-  bool may_split = false;  // some sequence may be one that hopper would split (key_split.h)
-  bool cut_small = false;  // hopper would lay out keys in many small sections (sections.h)
+  int32_t block_q = 0;      // of a block list; 0 without
+  int32_t topk = 0;         // keys that token top-k keeps; 0 without
+  int32_t packed_keys = 0;  // of all sequences, where they are packed
+  bool may_split = false;   // some sequence may be one that hopper would split (key_split.h)
+  bool cut_small = false;   // hopper would lay out keys in many small sections (sections.h)
 };
 
 /// The engine's name, empty when none serves the case; one sentence for each that was skipped, and

@@ -156,7 +156,7 @@ COMMON = (
         "engine",
         "str",
         '"auto"',
-        """engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
+        """engine : {"auto", "naive", "tiled", "portable", "small", "decode", "hopper"}
     ``auto`` takes the fastest that serves the case; see `can_use`.""",
     ),
 )

@@ -24,7 +24,7 @@ from .patterns import BlockTopK, Full, Pattern, TopK
 
 __all__ = ["Capability", "can_use"]
 
-_BY_SPEED = (None, "naive", "tiled", "portable", "decode", "hopper")
+_BY_SPEED = (None, "naive", "tiled", "portable", "small", "decode", "hopper")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Capability:
     Attributes
     ----------
     engine : str or None
-        ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable``, ``decode`` or ``hopper`` on
-        CUDA; None when the call is refused.
+        ``naive`` or ``tiled`` on the CPU; ``naive``, ``portable``, ``small``, ``decode`` or
+        ``hopper`` on CUDA; None when the call is refused.
     reasons : tuple of str
         Sentences: why faster engines are skipped and what slows the one that serves, or why the
         call is refused.

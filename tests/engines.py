@@ -16,7 +16,7 @@ import sparse_attn as sa
 from sparse_attn.ops import empty_output
 
 #: As the library names them (test_capability); a wheel for every Python has no module to ask.
-ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "decode", "portable", "naive")}
+ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "decode", "small", "portable", "naive")}
 BLOCKS = (16, 64, 128)
 HEAD_DIMS = range(8, 257, 8)
 
@@ -28,11 +28,11 @@ def can_run(device):
 @cache
 def serves(device, engine, dtype=None, head_dim=None, Sq=1, block_q=None, value_dim=None):
     """Whether `engine` serves a call of these sizes; None is any size that it serves."""
+    rest = (Sq, block_q, value_dim)
     if dtype is None:
-        kinds = DTYPES.values()
-        return any(serves(device, engine, d, head_dim, Sq, block_q, value_dim) for d in kinds)
+        return any(serves(device, engine, d, head_dim, *rest) for d in DTYPES.values())
     if head_dim is None:
-        return any(serves(device, engine, dtype, d, Sq, block_q, value_dim) for d in HEAD_DIMS)
+        return any(serves(device, engine, dtype, d, *rest) for d in HEAD_DIMS)
     query, key, value = Shape(1, 1, 1, Sq, 64, head_dim, Dv=value_dim).make(device, dtype)
     pattern = sa.Full()
     if block_q is not None:
@@ -63,7 +63,8 @@ def fitted(device, engine, shape):
     queries = shape.Sq
     while queries > 1 and not serves(device, engine, None, head_dim, queries):
         queries = queries * 3 // 4
-    block = next(b for b in BLOCKS if serves(device, engine, None, head_dim, queries, b))
+    served = (b for b in BLOCKS if serves(device, engine, None, head_dim, queries, b))
+    block = next(served, shape.block)
     value_dim = shape.Dv
     if value_dim and not serves(device, engine, None, head_dim, queries, None, value_dim):
         value_dim = None

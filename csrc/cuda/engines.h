@@ -8,6 +8,7 @@ namespace sparse_attn::cuda {
 extern const Engine kNaive;
 extern const Engine kPortable;
 extern const Engine kDecode;
+extern const Engine kSmall;
 extern const Engine kHopper;
 extern const Tools kTools;
 

@@ -40,8 +40,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   c.cuda = query.is_cuda();
   if (c.cuda) c.sm = backend().compute_capability(query.get_device_index());
   c.problem = params.problem;
-  // The keys that there are, not max_k: a larger bound changes no bit.
-  if (params.sequences.first_keys != nullptr) c.problem.seq_kv = params.sequences.packed_keys;
+  c.packed_keys = params.sequences.packed_keys;
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
   c.topk = params.pattern.topk;

@@ -13,7 +13,7 @@ namespace {
 class CudaBackend : public Backend {
  public:
   const Engine& engine(const std::string& name) const override {
-    for (const Engine* engine : {&cuda::kHopper, &cuda::kDecode, &cuda::kPortable}) {
+    for (const Engine* engine : {&cuda::kHopper, &cuda::kDecode, &cuda::kSmall, &cuda::kPortable}) {
       if (name == engine->name) return *engine;
     }
     return cuda::kNaive;

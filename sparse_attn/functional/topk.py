@@ -176,7 +176,7 @@ def topk_attention(
     out : Tensor, optional
         ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
         Refused in grad mode when an input requires grad.
-    engine : {"auto", "naive", "tiled", "portable", "decode", "hopper"}
+    engine : {"auto", "naive", "tiled", "portable", "small", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
 
     Returns

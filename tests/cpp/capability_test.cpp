@@ -15,7 +15,7 @@ Case plain_case(int32_t sm, int32_t head_dim, Dtype dtype = Dtype::kBFloat16) {
   c.cuda = sm > 0;
   c.sm = sm;
   c.problem.batch = c.problem.heads_q = c.problem.heads_kv = 1;
-  c.problem.seq_q = c.problem.seq_kv = 100;
+  c.problem.seq_q = c.problem.seq_kv = 300;
   c.problem.head_dim = c.problem.value_dim = head_dim;
   c.problem.dtype = dtype;
   c.features.add(Feature::kFloat32, dtype == Dtype::kFloat32);
@@ -31,6 +31,7 @@ void test_a_feature_that_nobody_has_listed_is_refused() {
   for (const EngineLimits& engine : kEngines) {
     Case c = plain_case(engine.cuda ? 90 : 0, 64);
     c.problem.seq_q = 1;
+    c.problem.seq_kv = 64;
     CHECK(engine_of(c, engine.name) == engine.name, std::string(engine.name) + " serves the case");
     c.features.add(kMadeUp);
     const Choice choice = choose_engine(c, engine.name);
@@ -57,7 +58,7 @@ void test_few_queries_on_many_keys_are_split() {
     int32_t rows, keys;
   };
   for (const Least least : {Least{1, 0}, {2, 0}, {8, 0}, {9, kNever}, {17, kNever}}) {
-    for (int32_t keys : {0, 64, 1024, 1 << 17}) {
+    for (int32_t keys : {65, 1024, 1 << 17}) {
       const int32_t rows = least.rows;
       Case c = plain_case(90, 128);
       c.problem.seq_q = rows;
@@ -262,17 +263,89 @@ void test_hopper_takes_biases() {
   }
 }
 
-void test_small_masks_are_left_to_portable() {
-  for (int32_t rows : {17, 64, 65}) {
-    for (int32_t keys : {0, 64, 65}) {
-      Case c = plain_case(90, 64);
-      c.problem.seq_q = rows;
-      c.problem.seq_kv = keys;
-      CHECK(engine_of(c) == "hopper", "without a mask");
-      c.features.add(Feature::kMask);
-      CHECK(engine_of(c) == (rows <= 64 && keys <= 64 ? "portable" : "hopper"), engine_of(c));
-      CHECK(engine_of(c, "hopper") == "hopper", "by name");
+void test_short_sequences_are_left_to_small() {
+  struct Expected {
+    int32_t rows, keys, head_dim;
+    const char *plain, *masked;
+  };
+  for (const Expected& e : {Expected{1, 0, 128, "decode", "small"},
+                            {8, 64, 128, "decode", "small"},
+                            {9, 64, 128, "small", "small"},
+                            {128, 64, 128, "small", "small"},
+                            {129, 64, 128, "hopper", "hopper"},
+                            {64, 64, 136, "hopper", "hopper"},
+                            {8, 65, 128, "decode", "decode"},
+                            {9, 65, 128, "hopper", "small"},
+                            {128, 128, 128, "hopper", "small"},
+                            {128, 129, 128, "hopper", "hopper"},
+                            {128, 128, 32, "small", "small"},
+                            {80, 128, 64, "small", "small"},
+                            {81, 128, 64, "hopper", "small"}}) {
+    Case c = plain_case(90, e.head_dim);
+    c.problem.seq_q = e.rows;
+    c.problem.seq_kv = e.keys;
+    const std::string text = std::to_string(e.rows) + " on " + std::to_string(e.keys) + " of " +
+                             std::to_string(e.head_dim);
+    CHECK(engine_of(c) == e.plain, text + ": " + engine_of(c));
+    c.features.add(Feature::kMask);
+    CHECK(engine_of(c) == e.masked, text + " masked: " + engine_of(c));
+    CHECK(engine_of(c, "hopper") == "hopper", "by name");
+  }
+}
+
+/// A sequence has the bits of its neighbours' engine, unless it cannot be packed.
+void test_small_takes_what_has_the_bits_of_longer_calls() {
+  Case short_case = plain_case(90, 64);
+  short_case.problem.seq_q = short_case.problem.seq_kv = 64;
+  for (Feature feature : {Feature::kWindow, Feature::kLead, Feature::kGlobalRows,
+                          Feature::kKeyOrigins, Feature::kSinkLogits, Feature::kQueryOffsets,
+                          Feature::kValueDim, Feature::kPacked, Feature::kUsedKeys}) {
+    Case c = short_case;
+    c.features.add(feature);
+    CHECK(engine_of(c) == "small", words_of(feature));
+  }
+  for (Feature feature : {Feature::kSoftcap, Feature::kOddScale, Feature::kAlibi,
+                          Feature::kDilation, Feature::kColumns}) {
+    for (Feature own : {Feature::kMask, Feature::kKeyBounds}) {
+      Case c = short_case;
+      c.features.add(feature);
+      CHECK(engine_of(c) == "hopper", words_of(feature));
+      CHECK(engine_of(c, "small") == "small", "by name");
+      c.features.add(own);
+      CHECK(engine_of(c) == "small", words_of(feature));
     }
+  }
+  Case packed = short_case;
+  packed.features.add(Feature::kPacked);
+  packed.packed_keys = 1 << 20;
+  CHECK(engine_of(packed) == "small", "by the longest sequence, not by all of them");
+  packed.problem.seq_q = 8;
+  CHECK(engine_of(packed) == "decode", "as its sequences alone");
+  short_case.sm = 80;
+  CHECK(engine_of(short_case) == "portable", "on 8.0, where longer calls are portable's");
+  short_case.features.add(Feature::kMask);
+  CHECK(engine_of(short_case) == "small", "on 8.0 with a mask");
+  short_case.sm = 75;
+  CHECK(engine_of(short_case) == "portable", "on 7.5");
+}
+
+void test_small_says_what_it_leaves() {
+  Case c = plain_case(90, 64);
+  CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 queries, not 300", "");
+  c.problem.seq_q = 128;
+  CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 keys, not 300", "");
+  c = plain_case(90, 136);
+  c.problem.seq_q = c.problem.seq_kv = 128;
+  CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 columns of a head, not 136",
+        "");
+  for (Feature feature : {Feature::kFloat32, Feature::kUnaligned, Feature::kList, Feature::kTopK,
+                          Feature::kPaged, Feature::kFloat8Keys}) {
+    c = plain_case(90, 64);
+    c.problem.seq_q = c.problem.seq_kv = 64;
+    c.features.add(feature);
+    const std::string reason = choose_engine(c, "small").reasons[0];
+    CHECK(reason == std::string("small takes no ") + words_of(feature), reason);
+    CHECK(engine_of(c) != "small" && !engine_of(c).empty(), "another serves it");
   }
 }
 
@@ -310,7 +383,9 @@ int main() {
   test_hopper_takes_every_head_dim();
   test_the_wider_head_dim_chooses_the_kernel();
   test_hopper_takes_biases();
-  test_small_masks_are_left_to_portable();
+  test_short_sequences_are_left_to_small();
+  test_small_takes_what_has_the_bits_of_longer_calls();
+  test_small_says_what_it_leaves();
   test_hopper_takes_sequences_that_none_splits();
   return check::summary();
 }

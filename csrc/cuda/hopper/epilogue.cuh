@@ -42,7 +42,8 @@ class Epilogue {
     const Strip strip = strip_of(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float m = log2_of_maximum(rows.m[r], scale_log2), l = quad_sum(rows.l[r]);
+      const float m = log2_of_maximum<C::kBiased>(rows.m[r], scale_log2);
+      const float l = quad_sum(rows.l[r]);
       const bool folding = folds<C>(args_, work);
       if (folding || is_chunk(work)) {
         if (!folding) write_state(m, l, r, work, strip);
@@ -125,13 +126,6 @@ class Epilogue {
     } else {
       return !C::kRagged && args_.folds == Fold::kGroup;
     }
-  }
-
-  /// m in log2 units; under masks of the lowest float it would overflow.
-  __device__ __forceinline__ static float log2_of_maximum(float m, float scale_log2) {
-    const float exponent = m * scale_log2;
-    if (!C::kBiased || m == -INFINITY) return exponent;
-    return ptx::clamp(exponent, FLT_MAX);
   }
 
   /// Where the warp's rows stand. Taken once, since a wait makes the compiler read memory again.

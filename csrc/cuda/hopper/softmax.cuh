@@ -32,6 +32,14 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+/// m in log2 units; under masks of the lowest float it would overflow.
+template <bool kBiased>
+__device__ __forceinline__ float log2_of_maximum(float m, float scale_log2) {
+  const float exponent = m * scale_log2;
+  if (!kBiased || m == -INFINITY) return exponent;
+  return ptx::clamp(exponent, FLT_MAX);
+}
+
 /// The natural logarithm of a row's sum of exponentials, of m in log2 units; -inf where no key is.
 __device__ __forceinline__ float log_sum(float m, float l) {
   return l == 0.0f ? -INFINITY : m * kLn2 + __logf(l);

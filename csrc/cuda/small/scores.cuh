@@ -1,0 +1,135 @@
+// Which keys a lane's rows see, as a bit for each of its scores, and what becomes of a product q.k
+// before the softmax.
+#pragma once
+
+#include "../common/mask.cuh"
+#include "../common/plain_scores.h"
+#include "../common/tanh.cuh"
+#include "work.cuh"
+
+namespace sparse_attn::cuda::small {
+
+/// Bit k is set where the lane's k-th key lies in `keys`.
+template <typename Config>
+__device__ __forceinline__ uint32_t bits_of(Interval keys) {
+  const auto own = static_cast<int32_t>(threadIdx.x % 4 * 2);  // the lane's two of every 8
+  auto first_ones = [&](int32_t key) {
+    const int32_t end = imax(0, imin(key, Config::KEYS));
+    const int32_t count = end / 8 * 2 + imax(0, imin(end % 8 - own, 2));
+    return count >= 32 ? ~0u : (1u << count) - 1;
+  };
+  return first_ones(keys.end) & ~first_ones(keys.begin);
+}
+
+/// The same of a row of any range, key by key. A call, so that its registers are its own.
+template <typename Config>
+__device__ __noinline__ uint32_t bits_of_pattern(const AttentionParams& params, int32_t batch,
+                                                 int32_t i, Interval bounds) {
+  const Sequence sequence = params.sequences.of(batch);
+  const Query query = make_query(params.pattern, i, sequence, bounds);
+  uint32_t bits = 0;
+#pragma unroll 1
+  for (int k = 0; k < Config::kRowScores; ++k) {
+    const int32_t j = lane_key(k);
+    const bool seen = j < sequence.keys && sees_key(params.pattern, query, j);
+    bits |= static_cast<uint32_t>(seen) << k;
+  }
+  return bits;
+}
+
+/// What a row of the tile sees of the lane's keys.
+template <typename Config>
+__device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, const Work& work,
+                                              int r) {
+  if (!work.has(r)) return 0;
+  const int32_t i = work.query(r);
+  const Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
+  Pattern pattern = params.pattern;
+  if (pattern.dilation > 1 || pattern.has_origin()) {
+    return bits_of_pattern<Config>(params, work.batch, i, bounds);
+  }
+  // Constants for what is not there.
+  pattern.dilation = 1;
+  pattern.lead = {};
+  pattern.lead_keys = nullptr;
+  pattern.global_count = 0;
+  pattern.global_bits = nullptr;
+  const Query query = make_query(pattern, i, work.sequence, bounds);
+  return bits_of<Config>(query.row.keys);
+}
+
+/// Whether every row sees every key of its sequence.
+__device__ __forceinline__ bool sees_all(const AttentionParams& params) {
+  constexpr Features kHide =
+      Features::of(Feature::kKeyBounds, Feature::kWindow, Feature::kDilation, Feature::kLead);
+  return !params.pattern.causal && !params.features.any(kHide);
+}
+
+/// function(score, h, k) for the lane's scores.
+template <int kCount, typename Function>
+__device__ __forceinline__ void for_each_score(float (&s)[kCount], const Function& function) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int k = 0; k < kCount / 2; ++k) function(s[score_at(h, k)], h, k);
+  }
+}
+
+/// Adds what load(index) reads of attn_mask; scores of -inf stay, whatever it holds.
+template <typename Config, typename Load>
+__device__ __forceinline__ void add_mask(typename Config::Scores& s, const AttentionParams& params,
+                                         const Work& work, const Load& load) {
+  const MaskView& mask = params.scores.mask;
+  const int64_t base = work.batch * mask.stride_b + work.head * mask.stride_h;
+  const int32_t last = params.problem.seq_kv - 1;
+  int64_t row[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    row[h] = base + imin(work.query(lane_row(h)), params.problem.seq_q - 1) * mask.stride_q;
+  }
+  constexpr int kKeysAtOnce = 8;  // on their way
+  static_assert(Config::kRowScores % kKeysAtOnce == 0);
+#pragma unroll
+  for (int first = 0; first < Config::kRowScores; first += kKeysAtOnce) {
+    float bias[kKeysAtOnce][2];
+#pragma unroll
+    for (int k = 0; k < kKeysAtOnce; ++k) {
+      const int64_t of_key = imin(lane_key(first + k), last) * mask.stride_k;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) bias[k][h] = load(row[h] + of_key);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kKeysAtOnce; ++i) {
+      float& score = s[score_at(i % 2, first + i / 2)];
+      score = score == -INFINITY ? score : score + bias[i / 2][i % 2];
+    }
+  }
+}
+
+/// scale * q.k, softcap, ALiBi, attn_mask.
+template <typename Config>
+__device__ __forceinline__ void transform_scores(typename Config::Scores& s,
+                                                 const AttentionParams& params, const Work& work) {
+  const Scores& scores = params.scores;
+  const float scale = scores.scale, cap = scores.softcap;
+  if (cap != 0.0f) {
+    const float rate = 1.0f / cap;
+    for_each_score(s, [&](float& score, int, int) {
+      score = score == -INFINITY ? score : cap * tanh_rational(scale * score * rate);
+    });
+  } else {
+    for_each_score(
+        s, [&](float& score, int, int) { score = score == -INFINITY ? score : scale * score; });
+  }
+  if (scores.alibi.slopes != nullptr) {
+    const float slope = scores.alibi.slope(work.batch, work.head);
+    for_each_score(s, [&](float& score, int h, int k) {
+      const int32_t position = work.query(lane_row(h)) + work.sequence.offset;
+      score = score == -INFINITY ? score : score + alibi_bias(slope, position, lane_key(k));
+    });
+  }
+  with_mask(scores.mask.kind, scores.mask.data,
+            [&](const auto& load) { add_mask<Config>(s, params, work, load); });
+}
+
+}  // namespace sparse_attn::cuda::small
