@@ -45,7 +45,7 @@ void test_no_last_wave_is_mostly_empty() {
 
 void test_who_makes_the_output() {
   DeviceShape device;
-  device.resident = 264;
+  device.multiprocessors = 132;
   for (bool clusters : {false, true}) {
     device.clusters = clusters;
     for (int32_t seq_q : {1, 5, 16}) {

@@ -24,8 +24,11 @@ struct Config {
   // Steps that a warp multiplies at once. Codes take half of the memory, so a warp has half of the
   // time for a step, which is a chain of waits: of two at once it is hardly longer.
   static constexpr int kAtOnce = kFloat8 && HEAD_DIM <= 128 ? 2 : 1;
-  static constexpr int kBlocksPerSm = 2;
-  static constexpr int kStages = (HEAD_DIM > 64 ? 3 : 6) * (kFloat8 ? 2 : 1);
+  // Narrow heads have short steps, a chain of waits each: more warps run side by side, each with
+  // fewer of them under way.
+  static constexpr bool kManyBlocks = HEAD_DIM <= 64 && MT == 1 && !kFloat8;
+  static constexpr int kBlocksPerSm = kManyBlocks ? 4 : 2;
+  static constexpr int kStages = (HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values

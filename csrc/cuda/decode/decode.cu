@@ -36,15 +36,16 @@ SplitGrid grid_of(const AttentionParams& params) {
     using Shape = decltype(config);
     using Codes = Config<HalfOfEitherKind, Shape::HEAD_DIM, kFragmentRows>;
     DeviceShape device;
-    device.resident =
-        attribute(cudaDevAttrMultiProcessorCount, params.device) *
-        (params.keys.dtype == Dtype::kFloat8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm);
+    device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, params.device);
+    device.at_once =
+        params.keys.dtype == Dtype::kFloat8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm;
     device.clusters = params.pattern.topk == 0 && has_clusters();
     const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
       constexpr int32_t kTallBytes = Tall::kSmemBytes + sizeof(TileState<Tall>);
-      device.tall = smem >= kTallBytes && params.pattern.topk == 0;
+      const bool fits = smem >= kTallBytes && params.pattern.topk == 0;
+      if (fits) device.tall_at_once = Tall::kBlocksPerSm;
     }
     return plan_grid(params, device);
   });

@@ -159,8 +159,9 @@ inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
 
 /// What a device has for the kernels of a head dim.
 struct DeviceShape {
-  int32_t resident = 1;  // thread blocks that it holds at once
-  bool tall = false;     // room for tiles of kTallRows
+  int32_t multiprocessors = 1;
+  int32_t at_once = 2;       // thread blocks that one holds
+  int32_t tall_at_once = 0;  // those of tiles of kTallRows; none where there is no room
   bool clusters = false;
 };
 
@@ -179,9 +180,10 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
                                       : ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
   const bool float8 = params.keys.dtype == Dtype::kFloat8;
-  plan.tile_rows = device.tall && rows > kFragmentRows && !is_strided(pattern) && !float8
-                       ? kTallRows
-                       : kFragmentRows;
+  const bool tall = device.tall_at_once > 0 && rows > kFragmentRows;
+  plan.tile_rows = tall && !is_strided(pattern) && !float8 ? kTallRows : kFragmentRows;
+  const int32_t resident =
+      device.multiprocessors * (plan.tile_rows == kTallRows ? device.tall_at_once : device.at_once);
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
@@ -214,24 +216,23 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   // Thread blocks without a chunk would only wait for their turn.
   const int32_t chunks =
       list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
-  plan.splits = count_splits(blocks, chunks, device.resident);
+  plan.splits = count_splits(blocks, chunks, resident);
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
   // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
   // too while all of them run at once: then nothing hides a second kernel.
   constexpr int32_t kShort = 512;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
-         blocks * together * 2 <= (together == 1 ? device.resident : device.resident / 2)) {
+         blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {
     together *= 2;
   }
-  const bool at_once = blocks * together <= device.resident;
+  const bool at_once = blocks * together <= resident;
   if (device.clusters && at_once && ceil_div(chunks, together) * chunk <= kShort) {
     plan.splits = together;
     plan.ending = Ending::kByCluster;
   } else if (!params.sequences.same_lengths() && !list.present()) {
     const int64_t row_tiles = int64_t{params.problem.heads_kv} * plan.tiles;  // of a sequence
-    plan.shares =
-        static_cast<int32_t>((kWavesOfShares * device.resident + row_tiles - 1) / row_tiles);
+    plan.shares = static_cast<int32_t>((kWavesOfShares * resident + row_tiles - 1) / row_tiles);
   }
   return plan;
 }

@@ -85,7 +85,8 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const 
   }
 }
 
-/// Adds attn_mask, whose elements load(index) reads, to the scores that are not -inf.
+/// Adds attn_mask, whose elements load(index) reads, to the scores that are not -inf. All are on
+/// their way at once, those of rows and keys that do not exist too, which are others' again.
 template <typename Config, typename Load>
 __device__ __forceinline__ void add_mask(typename Config::Scores& rS, const AttentionParams& params,
                                          const TileState<Config>& state, const Step& step,
@@ -96,20 +97,23 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& rS, const Atte
   int64_t of_row[2 * Config::MT];
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
-    const int r = lane_row(row / 2, row % 2);
-    const TileRow& own = state.rows[r];
-    of_row[row] = r < work.rows ? work.batch * mask.stride_b + own.head * mask.stride_h +
-                                      own.query * mask.stride_q
-                                : -1;
+    const TileRow& own = state.rows[imin(lane_row(row / 2, row % 2), work.rows - 1)];
+    of_row[row] = work.batch * mask.stride_b + own.head * mask.stride_h + own.query * mask.stride_q;
   }
-  for_each_score<Config>(rS, [&](float& score, int row, int column) {
-    const int32_t j = view.at(step.start + column);
-    if (score == -INFINITY || of_row[row] < 0 || j >= params.problem.seq_kv) return;
-    score += load(of_row[row] + j * mask.stride_k);
+  typename Config::Scores bias;
+  for_each_score<Config>(bias, [&](float& term, int row, int column) {
+    const int32_t j = imin(view.at(step.start + column), params.problem.seq_kv - 1);
+    term = load(of_row[row] + j * mask.stride_k);
   });
+#pragma unroll
+  for (int i = 0; i < 4 * Config::MT * Config::NT; ++i) {
+    const int mt = i / 4 / Config::NT, nt = i / 4 % Config::NT;
+    float& score = rS[mt][nt][i % 4];
+    score = score == -INFINITY ? score : score + bias[mt][nt][i % 4];
+  }
 }
 
-/// scale * q.k, softcap, ALiBi, attn_mask; scores of -inf stay so, and their mask is not read.
+/// scale * q.k, softcap, ALiBi, attn_mask; scores of -inf stay so.
 template <typename Config>
 __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
                                                  const AttentionParams& params,
