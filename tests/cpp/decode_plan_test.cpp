@@ -39,7 +39,7 @@ void test_no_last_wave_is_mostly_empty() {
     }
   }
   CHECK(count_splits(8, 32, 264) == 32, "a long text alone");
-  CHECK(count_splits(128, 32, 264) == 4, "two waves where one takes as long");
+  CHECK(count_splits(128, 32, 264) == 2, "one wave where two take as long");
   CHECK(count_splits(160, 12, 264) == 3, "four hundred and eighty, not three hundred and twenty");
 }
 

@@ -73,12 +73,13 @@ constexpr int32_t kSmallBlock = 32;
 /// enough that its partial results count little beside its keys, short enough that few rows on few
 /// keys still fill a device. A multiple of every number of warps.
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096;
-  const bool few = keys <= kFewKeys && (!list.present() || list.block_kv <= kSmallBlock);
-  int32_t chunk = ceil_div(keys, few ? kMostMerged : kMostMerged / 2);
-  chunk = imin(imax(chunk, 128), 1024);
-  chunk = imax(chunk, imax(keys / kMostChunks, (few ? 32 : 64) * seq_q));
-  return ceil_div(chunk, kUnit * kStepKeys) * kUnit;
+  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128, kMost = 1024;
+  const bool short_chunks = !list.present() || list.block_kv <= kSmallBlock;
+  const bool few = keys <= kFewKeys && short_chunks;
+  const int32_t chunks = few ? kMostMerged : short_chunks ? kMostChunks : kMostMerged / 2;
+  const int32_t chunk = imin(imax(ceil_div(keys, chunks), kLeast), kMost);
+  const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
+  return ceil_div(imax(chunk, least), kUnit * kStepKeys) * kUnit;
 }
 
 /// Keys of a sequence that are one chunk, since a merge would take longer than they do.
@@ -92,9 +93,8 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
 constexpr int32_t most_chunks(int32_t keys) {
-  constexpr int32_t kSmallest = 128, kLarge = 1024, kMost = 33;
-  const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), kMost));
-  return imin(ceil_div(keys, kSmallest), large);
+  constexpr int32_t kSmallest = 128, kMost = 33;
+  return imin(ceil_div(keys, kSmallest), kMost);
 }
 
 /// What a kernel leaves out: what its calls do not have is constant to it, which makes it short. A
@@ -139,22 +139,26 @@ constexpr Features kTilesOnDevice =
                  Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys,
                  Feature::kList, Feature::kGlobalIndices);
 
-/// Thread blocks that share the `chunks` of each of `blocks` row tiles: about two waves of them, or
-/// another number where its waves take a tenth less time, as a last wave that is mostly empty does
-/// not. Measured best, see docs/kernels/decode.md.
+/// Thread blocks that share the `chunks` of each of `blocks` row tiles: as many as take the time of
+/// two waves of them, or of another number whose waves take a tenth less, as a last wave that is
+/// mostly empty does not; the fewest of those, since each begins anew. Measured best, see
+/// docs/kernels/decode.md.
 inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
   constexpr int64_t kWaves = 2, kMostWaves = 4;
   auto time = [&](int64_t splits) {  // of chunks one after the other
     return ceil_div64(blocks * splits, resident) * ceil_div64(chunks, splits);
   };
-  int64_t best = 1;
-  while (best * 2 * blocks <= kWaves * resident && best < chunks) best *= 2;
-  best = best < chunks ? best : chunks;
-  const int64_t usual = time(best);
+  int64_t usual = 1;
+  while (usual * 2 * blocks <= kWaves * resident && usual < chunks) usual *= 2;
+  int64_t wanted = time(usual < chunks ? usual : chunks), least = wanted;
   for (int64_t splits = 1; splits <= chunks && splits * blocks <= kMostWaves * resident; ++splits) {
-    if (10 * time(splits) <= 9 * usual && time(splits) < time(best)) best = splits;
+    const int64_t own = time(splits);
+    least = own < least ? own : least;
   }
-  return static_cast<int32_t>(best);
+  if (10 * least <= 9 * wanted) wanted = least;
+  int32_t splits = 1;
+  while (time(splits) > wanted) ++splits;
+  return splits;
 }
 
 /// What a device has for the kernels of a head dim.
@@ -220,14 +224,15 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
   // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
   // too while all of them run at once: then nothing hides a second kernel.
-  constexpr int32_t kShort = 512;  // keys of a thread block
+  constexpr int32_t kShort = 256, kShortAlone = 512;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
          blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {
     together *= 2;
   }
   const bool at_once = blocks * together <= resident;
-  if (device.clusters && at_once && ceil_div(chunks, together) * chunk <= kShort) {
+  if (device.clusters && at_once &&
+      ceil_div(chunks, together) * chunk <= (together > 1 ? kShort : kShortAlone)) {
     plan.splits = together;
     plan.ending = Ending::kByCluster;
   } else if (!params.sequences.same_lengths() && !list.present()) {
