@@ -85,9 +85,31 @@ void test_what_lies_on_the_device_is_waited_for() {
   }
 }
 
+void test_chunks_have_room_whatever_the_length() {
+  for (int32_t head_dim : {8, 64, 72, 256}) {
+    for (int32_t seq_q : {1, 4, 16}) {
+      for (int32_t block_kv : {0, 16, 128}) {
+        BlockList list;
+        list.block_kv = block_kv;
+        list.block_q = block_kv == 0 ? 0 : 16;
+        static const int32_t kCount = 1;
+        list.counts = block_kv == 0 ? nullptr : &kCount;
+        int32_t room = 0;
+        for (int32_t keys = 1; keys < 200000; keys += 1 + keys / 100) {
+          const int32_t chunk = chunk_steps(keys, seq_q, list, head_dim) * kStepKeys;
+          room = imax(room, most_chunks(keys));
+          CHECK(most_chunks(keys) == room, "a longer bound has room for shorter sequences");
+          CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_chunks_have_room_whatever_the_length();
   test_no_last_wave_is_mostly_empty();
   test_who_makes_the_output();
   test_what_lies_on_the_device_is_waited_for();

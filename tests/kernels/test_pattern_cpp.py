@@ -1,10 +1,12 @@
 """The C++ tests (``tests/cpp/*_test.cpp``), built as a user would and with sanitizers."""
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,13 +34,21 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@functools.cache
+def links(build: str) -> bool:
+    """Whether the compiler makes programs of that build."""
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "empty.cpp"
+        empty.write_text("int main() {}\n")
+        command = [compiler(), *BUILDS[build], str(empty), "-o", str(empty.with_suffix(""))]
+        return run(command).returncode == 0
+
+
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("name", sorted(path.stem for path in SOURCES.glob("*_test.cpp")))
 def test_cpp(name: str, build: str, tmp_path: Path) -> None:
     binary = tmp_path / name
-    empty = tmp_path / "empty.cpp"
-    empty.write_text("int main() {}\n")
-    if run([compiler(), *BUILDS[build], str(empty), "-o", str(binary)]).returncode != 0:
+    if not links(build):
         pytest.skip(f"the compiler cannot link a {build} program")
     source = str(SOURCES / f"{name}.cpp")
     built = run([compiler(), *WARNINGS, *BUILDS[build], source, "-o", str(binary)])

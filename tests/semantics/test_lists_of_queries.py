@@ -15,12 +15,13 @@ from sparse_attn.testing import assert_close_to_reference
 @pytest.mark.parametrize("Sq", [1, 2, 7, 16])
 @pytest.mark.parametrize("block_q", [1])
 def test_a_list_for_each_query(attend, device, block_q, Sq, lists, head_dim, dtype):
-    shape = Shape(2, 8, 2, Sq, 2100, head_dim)
+    keys = 2100 if device == "cuda" else 800  # a CPU cuts them into no chunks
+    shape = Shape(2, 8, 2, Sq, keys, head_dim)
     tensors = shape.make(device, dtype)
     heads = 1 if lists == "one" else 2
-    layout = random_layout(Sq, 2100, block_q, 128, device, shape.B, heads, density=0.3)
+    layout = random_layout(Sq, keys, block_q, 128, device, shape.B, heads, density=0.3)
     for pattern in (BlockSparse(layout), BlockSparse(with_bits(layout))):
-        for common in ({}, {"is_causal": True, "query_offset": 1900, "softcap": 4.0}):
+        for common in ({}, {"is_causal": True, "query_offset": keys - 200, "softcap": 4.0}):
             result = attend(pattern, *tensors, return_lse=True, **common)
             assert_close_to_reference(result, *tensors, pattern, **common)
 

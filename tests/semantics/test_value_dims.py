@@ -25,7 +25,8 @@ def test_every_pattern(attend, device, name, head_dim, value_dim):
 @pytest.mark.parametrize("Sq", [1, 4, 16, 203])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_many_keys(attend, device, dtype, Sq, head_dim, value_dim):
-    tensors = Shape(1, 8, 2, Sq, 2500, head_dim, Dv=value_dim).make(device, dtype)
+    keys = 2500 if device == "cuda" else 1100  # a CPU cuts them into no chunks
+    tensors = Shape(1, 8, 2, Sq, keys, head_dim, Dv=value_dim).make(device, dtype)
     common = {"sink_logits": torch.randn(8, device=device), "softcap": 20.0}
     for pattern in (sa.Full(), sa.Band((900, 0), sinks=5)):
         result = attend(pattern, *tensors, is_causal=True, return_lse=True, **common)

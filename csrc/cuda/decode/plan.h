@@ -72,29 +72,35 @@ constexpr int32_t kSmallBlock = 32;
 /// Steps of a chunk for rows that visit up to `keys` keys, of `list` where it is present: long
 /// enough that its partial results count little beside its keys, short enough that few rows on few
 /// keys still fill a device. A multiple of every number of warps.
-SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128, kMost = 1024;
-  const bool short_chunks = !list.present() || list.block_kv <= kSmallBlock;
-  const bool few = keys <= kFewKeys && short_chunks;
-  const int32_t chunks = few ? kMostMerged : short_chunks ? kMostChunks : kMostMerged / 2;
-  const int32_t chunk = imin(imax(ceil_div(keys, chunks), kLeast), kMost);
+SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
+                                   int32_t head_dim) {
+  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128;
+  constexpr int32_t kSome = 12;  // chunks of wide heads: batches lose by each one's end
+  constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
+  const bool narrow = head_dim <= kNarrow;
+  const bool divided = !list.present() || list.block_kv <= kSmallBlock;
+  const bool few = divided && keys <= kFewKeys;
+  const int32_t chunks = !divided ? kMostMerged / 2 : few || narrow ? kMostMerged : kSome;
+  const int32_t chunk = ceil_div(keys, chunks), most = narrow ? kMostOfNarrow : kMost;
   const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
-  return ceil_div(imax(chunk, least), kUnit * kStepKeys) * kUnit;
+  return ceil_div(imax(imin(imax(chunk, kLeast), most), least), kUnit * kStepKeys) * kUnit;
 }
 
 /// Keys of a sequence that are one chunk, since a merge would take longer than they do.
 constexpr int32_t kShortSequence = 256;
 
 /// The same for a sequence of `keys` keys under a pattern.
-SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q) {
+SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
+                                   int32_t head_dim) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
-  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list);
+  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim);
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
 constexpr int32_t most_chunks(int32_t keys) {
-  constexpr int32_t kSmallest = 128, kMost = 33;
-  return imin(ceil_div(keys, kSmallest), kMost);
+  constexpr int32_t kSmallest = 128, kLarge = 512, kMost = 33;
+  const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), kMost));
+  return imin(ceil_div(keys, kSmallest), large);
 }
 
 /// What a kernel leaves out: what its calls do not have is constant to it, which makes it short. A
@@ -194,7 +200,8 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const int32_t seq_kv = params.problem.seq_kv;
   const int32_t reach = main_reach(pattern, seq_kv);
   const int32_t lead = pattern.most_lead(seq_kv);
-  plan.chunk_steps = chunk_steps(pattern, seq_kv, params.problem.seq_q);
+  plan.chunk_steps =
+      chunk_steps(pattern, seq_kv, params.problem.seq_q, params.problem.widest_dim());
   int32_t chunk = plan.chunk_steps * kStepKeys;
   if (list.present()) {
     plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count));  // as long as each list is

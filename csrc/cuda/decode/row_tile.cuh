@@ -101,17 +101,19 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   work.first_head = work.key_head * params.problem.group() + tile;
   work.sequence = params.sequences.of(work.batch);
   work.slice = make_slice(pattern, residue, work.sequence);
+  const int32_t head_dim = params.problem.widest_dim();
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
     const int32_t first = work.list_row * list.block_q;
     work.slice.rows = {first, 1, imax(0, imin(list.block_q, work.sequence.rows - first))};
     work.slice.shift += first;
     const ListedRuns blocks = list.runs(work.batch, work.first_head, work.list_row, list.block_kv);
-    work.chunk_steps = chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, list);
+    work.chunk_steps =
+        chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, list, head_dim);
   } else if (same_lengths) {
     work.chunk_steps = grid.chunk_steps;
   } else {
-    work.chunk_steps = chunk_steps(pattern, work.sequence.keys, work.sequence.rows);
+    work.chunk_steps = chunk_steps(pattern, work.sequence.keys, work.sequence.rows, head_dim);
   }
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;
