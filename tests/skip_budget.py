@@ -39,7 +39,7 @@ BUDGET = {
         ("hopper", "multiples of 16 bytes"): 40,
         ("hopper", "query blocks that are multiples of"): 30,
         ("hopper", "takes .*token top-k"): 110,
-        ("small", "takes up to 128 (queries|keys|columns of a head)"): None,
+        ("small", "takes up to [0-9]+ (queries|keys|columns of a head)"): None,
         ("small", "takes no (block lists|partial blocks|token top-k|global_tokens given)"): None,
         ("small", "takes no (paged keys|keys of float8)"): None,
         ("small", "takes no (float32|pointers or strides)"): 40,

@@ -24,8 +24,12 @@ def test_the_answer_is_what_a_forced_call_shows(device, name, dtype):
     faster = ENGINES[device][: ENGINES[device].index(answer.engine)]
     assert len(answer.reasons) == len(faster)
     for engine, reason in zip(faster, answer.reasons, strict=True):
-        refused = sa.can_use(query, key, value, pattern, engine=engine)
-        assert not refused and reason.startswith(engine) and reason in refused.reasons
+        forced = sa.can_use(query, key, value, pattern, engine=engine)
+        assert reason.startswith(engine)
+        if reason.startswith(f"{engine} leaves"):  # it serves the call, but slower
+            assert forced
+            continue
+        assert not forced and reason in forced.reasons
         with pytest.raises(NotImplementedError, match="not served"):
             sa.sparse_attention(query, key, value, pattern, engine=engine)
 

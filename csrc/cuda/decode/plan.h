@@ -75,13 +75,12 @@ constexpr int32_t kSmallBlock = 32;
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
                                    int32_t head_dim) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128;
-  constexpr int32_t kSome = 12;  // chunks of wide heads: batches lose by each one's end
   constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
   const bool narrow = head_dim <= kNarrow;
   const bool divided = !list.present() || list.block_kv <= kSmallBlock;
   const bool few = divided && keys <= kFewKeys;
-  const int32_t chunks = !divided ? kMostMerged / 2 : few || narrow ? kMostMerged : kSome;
-  const int32_t chunk = ceil_div(keys, chunks), most = narrow ? kMostOfNarrow : kMost;
+  const int32_t chunk = ceil_div(keys, divided ? kMostMerged : kMostMerged / 2);
+  const int32_t most = narrow ? kMostOfNarrow : kMost;
   const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
   return ceil_div(imax(imin(imax(chunk, kLeast), most), least), kUnit * kStepKeys) * kUnit;
 }
