@@ -77,6 +77,15 @@ def test_masks_of_large_numbers(attend, device, lowest):
     assert_close_to_reference(out, *tensors, sa.Full(), attn_mask=mask)
 
 
+@pytest.mark.parametrize("Sq", [1, 70])
+def test_a_mask_over_no_keys(attend, device, Sq):
+    """It has no memory that could be read."""
+    tensors = Shape(2, 2, 1, Sq, 0, 64).make(device, torch.bfloat16)
+    for mask in (torch.ones(Sq, 0, dtype=torch.bool), torch.ones(2, 1, 1, 0)):
+        out, lse = attend(sa.Full(), *tensors, attn_mask=mask.to(device), return_lse=True)
+        assert (out == 0).all() and (lse == -torch.inf).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("kind", ["padding", "additive"])
 def test_few_queries_on_many_keys(attend, device, kind, dtype):

@@ -82,6 +82,7 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& s, const Atten
   const MaskView& mask = params.scores.mask;
   const int64_t base = work.batch * mask.stride_b + work.head * mask.stride_h;
   const int32_t last = params.problem.seq_kv - 1;
+  if (last < 0) return;  // an empty mask has no memory
   int64_t row[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
