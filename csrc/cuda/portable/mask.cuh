@@ -51,19 +51,8 @@ __device__ __forceinline__ WarpStep refine(const QueryTile<Config>& tile,
           step.start() < keys.all.begin || keys.all.end < end};
 }
 
-/// Bit k is set where the lane's k-th column is one of `columns`.
-template <typename Config>
-__device__ __forceinline__ uint32_t column_bits(Interval columns) {
-  const int32_t own = threadIdx.x % 4 * 2;  // the lane's two of every 8
-  auto first_ones = [&](int32_t column) {
-    const int32_t c = imax(0, imin(column, Config::BLOCK_KV));
-    const int32_t count = c / 8 * 2 + imax(0, imin(c % 8 - own, 2));
-    return count >= 32 ? ~0u : (1u << count) - 1;
-  };
-  return first_ones(columns.end) & ~first_ones(columns.begin);
-}
-
-/// The same of global tokens, in a tile that begins with element `start`.
+/// Bit k is set where the lane's k-th column, of a tile that begins with element `start`, is a
+/// global token.
 template <typename Config>
 __device__ __forceinline__ uint32_t global_bits(const uint32_t* words, int32_t start,
                                                 int32_t seq_kv) {
@@ -93,7 +82,7 @@ __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
   if (tile.is_run() && seen.counted.empty()) {
     const int32_t start = step.start();
     auto columns = [&](Interval elements) {
-      return column_bits<Config>({elements.begin - start, elements.end - start});
+      return column_bits<Config::BLOCK_KV>({elements.begin - start, elements.end - start});
     };
     return columns(seen.first) | columns(seen.second) | (globals & columns(seen.marked));
   }

@@ -50,12 +50,9 @@ __device__ __forceinline__ constexpr int score_at(int h, int k) {
   return k / 2 * 4 + 2 * h + k % 2;
 }
 
-/// The lane's row of a tile in half `h` of its fragments, and the key of its k-th score of a row.
+/// The lane's row of a tile in half `h` of its fragments.
 __device__ __forceinline__ int lane_row(int h) {
   return static_cast<int>(threadIdx.x % 32 / 4) + 8 * h;
-}
-__device__ __forceinline__ int lane_key(int k) {
-  return k / 2 * 8 + static_cast<int>(threadIdx.x % 4 * 2) + k % 2;
 }
 
 }  // namespace sparse_attn::cuda::small

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   ptx::cp_async_commit();
   uint32_t seen[2];
   if (sees_all(params)) {
-    seen[0] = seen[1] = bits_of<Config>({0, work.keys});
+    seen[0] = seen[1] = column_bits<Config::KEYS>({0, work.keys});
   } else {
     seen[0] = seen_bits<Config>(params, work, lane_row(0));
     seen[1] = seen_bits<Config>(params, work, lane_row(1));

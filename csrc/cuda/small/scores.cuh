@@ -4,24 +4,14 @@
 
 #include "../common/mask.cuh"
 #include "../common/plain_scores.h"
+#include "../common/score_fragment.cuh"
 #include "../common/tanh.cuh"
 #include "work.cuh"
 
 namespace sparse_attn::cuda::small {
 
-/// Bit k is set where the lane's k-th key lies in `keys`.
-template <typename Config>
-__device__ __forceinline__ uint32_t bits_of(Interval keys) {
-  const auto own = static_cast<int32_t>(threadIdx.x % 4 * 2);  // the lane's two of every 8
-  auto first_ones = [&](int32_t key) {
-    const int32_t end = imax(0, imin(key, Config::KEYS));
-    const int32_t count = end / 8 * 2 + imax(0, imin(end % 8 - own, 2));
-    return count >= 32 ? ~0u : (1u << count) - 1;
-  };
-  return first_ones(keys.end) & ~first_ones(keys.begin);
-}
-
-/// The same of a row of any range, key by key. A call, so that its registers are its own.
+/// What a row of any range sees of the lane's keys, a bit for each, asked key by key. A call, so
+/// that its registers are its own.
 template <typename Config>
 __device__ __noinline__ uint32_t bits_of_pattern(const AttentionParams& params, int32_t batch,
                                                  int32_t i, Interval bounds) {
@@ -30,7 +20,7 @@ __device__ __noinline__ uint32_t bits_of_pattern(const AttentionParams& params, 
   uint32_t bits = 0;
 #pragma unroll 1
   for (int k = 0; k < Config::kRowScores; ++k) {
-    const int32_t j = lane_key(k);
+    const int32_t j = lane_column(k);
     const bool seen = j < sequence.keys && sees_key(params.pattern, query, j);
     bits |= static_cast<uint32_t>(seen) << k;
   }
@@ -55,7 +45,7 @@ __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, con
   pattern.global_count = 0;
   pattern.global_bits = nullptr;
   const Query query = make_query(pattern, i, work.sequence, bounds);
-  return bits_of<Config>(query.row.keys);
+  return column_bits<Config::KEYS>(query.row.keys);
 }
 
 /// Whether every row sees every key of its sequence.
@@ -95,7 +85,7 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& s, const Atten
     float bias[kKeysAtOnce][2];
 #pragma unroll
     for (int k = 0; k < kKeysAtOnce; ++k) {
-      const int64_t of_key = imin(lane_key(first + k), last) * mask.stride_k;
+      const int64_t of_key = imin(lane_column(first + k), last) * mask.stride_k;
 #pragma unroll
       for (int h = 0; h < 2; ++h) bias[k][h] = load(row[h] + of_key);
     }
@@ -126,7 +116,7 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& s,
     const float slope = scores.alibi.slope(work.batch, work.head);
     for_each_score(s, [&](float& score, int h, int k) {
       const int32_t position = work.query(lane_row(h)) + work.sequence.offset;
-      score = score == -INFINITY ? score : score + alibi_bias(slope, position, lane_key(k));
+      score = score == -INFINITY ? score : score + alibi_bias(slope, position, lane_column(k));
     });
   }
   with_mask(scores.mask.kind, scores.mask.data,
