@@ -1,8 +1,9 @@
 """What a model's source says about its attention, read once for a configuration class.
 
 Two questions decide which mask a model can be given: whether its attention modules call attention
-functions at all, and whether they compute with the mask before they do (sparse indexers, dynamic
-masks), so that an interval in place of a mask would be misread. Asked by the mask function.
+functions at all, and whether they or their layers compute with the mask before they do (sparse
+indexers, dynamic masks, a position bias that is added to it), so that an interval in place of a
+mask would be misread. Asked by the mask function.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def calls_attention(config: type) -> bool:
 
 @torch.compiler.assume_constant_result
 def reads_mask(config: type) -> bool:
-    """Whether attention modules beside a configuration class compute with their mask."""
+    """Whether models beside a configuration class compute with the mask of their attention."""
     return _reads_mask(config)
 
 
@@ -61,7 +62,7 @@ def _reads_mask(config: type) -> bool:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError):
         return False
-    return any(
+    return any(map(_adds_bias_to_mask, ast.walk(tree))) or any(
         _computes_with_mask(node)
         for parent in tree.body
         if isinstance(parent, ast.ClassDef)
@@ -69,6 +70,19 @@ def _reads_mask(config: type) -> bool:
         for method in parent.body
         if getattr(method, "name", None) not in _EAGER_ONLY
         for node in ast.walk(method)
+    )
+
+
+def _adds_bias_to_mask(node: ast.AST) -> bool:
+    """Whether a node adds a bias to a mask, which BEiT's layers do before they attend.
+
+    Outside of attention other arithmetic with masks is that of tokens and images.
+    """
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+        return False
+    names = [side.id for side in (node.left, node.right) if isinstance(side, ast.Name)]
+    return any(name.endswith("bias") for name in names) and any(
+        name.endswith("mask") for name in names
     )
 
 

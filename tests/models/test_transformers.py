@@ -138,6 +138,25 @@ def test_models_that_compute_with_their_mask_get_a_dense_one():
     assert_same(output(ours, **inputs), output(eager, **inputs), mask)
 
 
+@pytest.mark.parametrize("pattern", [sa.Full(), sa.Band(4, global_tokens=1)], ids=["full", "band"])
+@pytest.mark.parametrize(
+    "bias", ["use_relative_position_bias", "use_shared_relative_position_bias"]
+)
+def test_a_position_bias_is_added_to_a_dense_mask(bias, pattern):
+    """BEiT's layers add a bias to the mask before they call their attention."""
+    image = dict(image_size=24, patch_size=4)  # 37 tokens
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.BeitConfig(**sizes, **image, **{bias: True})
+    model, eager = (build(config, cls=transformers.BeitModel) for _ in range(2))
+    pixels = torch.randn(2, 3, 24, 24)
+    allowed = pattern.mask(37, 37)
+    mask = torch.zeros(37, 37).masked_fill(~allowed, -torch.inf).expand(2, 1, 37, 37)
+    expected = output(eager, pixel_values=pixels, attention_mask=mask)
+    assert_same(
+        output(sa.integrations.transformers.apply(model, pattern), pixel_values=pixels), expected
+    )
+
+
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
 def test_compiles_to_one_graph(name):
     def make():
