@@ -151,7 +151,7 @@ def varlen_attention(
         ``(Tk, Hkv, D)`` and ``(Tk, Hkv, Dv)`` with ``Hq % Hkv == 0``.
     cu_seq_q, cu_seq_k : Tensor
         int32 ``(B + 1,)``: sequence b has queries ``cu_seq_q[b]`` to ``cu_seq_q[b + 1] - 1``, and
-        keys likewise. Rows past the last sequence are not written.
+        keys likewise. Rows of no sequence are not written.
     max_q, max_k : int
         Upper bounds of the lengths; larger ones change no bit, longer sequences are cut.
     pattern : Pattern, optional
