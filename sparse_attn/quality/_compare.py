@@ -17,10 +17,9 @@ from .._checks import check_tensors
 from .._common import Common, op_arguments
 from .._pattern import check_pattern
 from ..by_head import ByHead, parts_of
-from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ..tools import with_lists
-from ._counts import row_counts
+from ._counts import attend, row_counts
 
 __all__ = ["LEVELS", "Comparison", "Reference", "compare"]
 
@@ -92,7 +91,7 @@ def compare(
     key, value : Tensor
         ``(B, Hkv, Skv, D)``.
     pattern : Pattern
-        What is judged.
+        What is judged; a pattern of your own too, for which `naive_attention` stores all scores.
     **common
         Common keywords of the attention functions, for both calls; `return_lse` and `out` are
         refused.
@@ -158,9 +157,7 @@ class Reference:
     ) -> None:
         self._tensors, self._common = (query, key, value), common
         with torch.no_grad():
-            self._out, self._lse = sparse_attention(
-                query, key, value, Full(), return_lse=True, **common
-            )
+            self._out, self._lse = attend(query, key, value, Full(), **common)
             allowed = row_counts(query, key, Full(), common).sum(-1)
             self.allowed = allowed.expand(query.shape[:2])
             #: Sum of the squares of the dense output, ``(B, Hq)``.
@@ -171,7 +168,7 @@ class Reference:
         """Return the figures of a pattern that is the same for all heads."""
         query, key, value = self._tensors
         pattern = with_lists(pattern, query, key, self._common)  # chosen once, read and counted
-        sparse, lse = sparse_attention(query, key, value, pattern, return_lse=True, **self._common)
+        sparse, lse = attend(query, key, value, pattern, **self._common)
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
         rel_l1, cosine, squares = _row_errors(sparse, self._out)

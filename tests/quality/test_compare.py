@@ -101,6 +101,24 @@ def test_chosen_blocks_are_counted(device, pattern):
     torch.testing.assert_close(got.pairs_by_head, want.double())
 
 
+class OwnBand(sa.Pattern):
+    """A band that the package knows by its `allows` alone."""
+
+    def allows(self, row, position, key):
+        return (position - key).abs() <= 7
+
+
+@pytest.mark.parametrize("common", ["causal", "bounds", "mask"])
+def test_a_pattern_of_ones_own_has_figures(device, common):
+    query, key, value = SHAPE.make(device)
+    common = COMMON[common](SHAPE, device)
+    own = sa.quality.compare(query, key, value, OwnBand(), **common)
+    band = sa.quality.compare(query, key, value, sa.Band(7), **common)
+    for name in ("mass", "rel_l1", "cosine", "worst", "pairs_by_head", "quantiles"):
+        found, want = getattr(own, name), getattr(band, name)
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def test_rows_beyond_a_chunk(device, monkeypatch):
     from sparse_attn.quality import _compare
 
@@ -116,7 +134,7 @@ def test_blocks_are_chosen_once(device, monkeypatch):
     from sparse_attn.quality import _compare
 
     chosen, attended = [], []
-    select, attend = tools.select_blocks, _compare.sparse_attention
+    select, attend = tools.select_blocks, _compare.attend
 
     def selecting(*given, **common):
         chosen.append(given)
@@ -127,7 +145,7 @@ def test_blocks_are_chosen_once(device, monkeypatch):
         return attend(query, key, value, pattern, **common)
 
     monkeypatch.setattr(tools, "select_blocks", selecting)
-    monkeypatch.setattr(_compare, "sparse_attention", attending)
+    monkeypatch.setattr(_compare, "attend", attending)
     sa.quality.compare(*SHAPE.make(device), sa.BlockTopK(16, 0.5), is_causal=True)
     assert len(chosen) == 1 and attended == [sa.Full, sa.BlockSparse]
 
