@@ -94,11 +94,11 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
     return;
   }
+  if (args.cu_seq_q) fail_not_served(op, "selector sketch with packed queries");
   if (params->problem.seq_q > kSketchQueries) {
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
                   std::to_string(params->problem.seq_q));
   }
-  if (args.cu_seq_q) fail_not_served(op, "selector sketch with packed queries");
   params->sketch.heads = params->problem.heads_kv;
   params->sketch.head_dim = params->problem.head_dim;
   if (!given) return;
