@@ -351,7 +351,8 @@ bool is_left_to_small(const Case& c) {
       Features::of(F::kWindow, F::kLead, F::kGlobalRows, F::kKeyOrigins, F::kSinkLogits,
                    F::kQueryOffsets, F::kValueDim, F::kPacked, F::kUsedKeys);
   if (!serves(c, "small")) return false;
-  const bool as_hopper = c.sm == 90 && c.features.within(kAsHopper) && c.problem.seq_q > kFewest;
+  const bool as_hopper =
+      c.problem.seq_q > kFewest && c.features.within(kAsHopper) && serves(c, "hopper");
   if (!as_hopper && !c.features.any(kNeverPacked)) return false;
   const int32_t head_dim = c.problem.widest_dim();
   if (c.problem.seq_kv <= kFewKeys || head_dim <= 32) return true;
