@@ -1,9 +1,6 @@
 // What each engine accepts: a set of features, and limits of sizes and devices, a sentence each.
 #include "capability.h"
 
-#include <algorithm>
-
-#include "cuda/common/log2_units.h"
 #include "cuda/decode/plan.h"
 #include "cuda/hopper/table.h"
 #include "cuda/small/plan.h"
@@ -104,10 +101,6 @@ const char* words_of(Feature feature) {
   }
 }
 
-std::string capability_of(int32_t sm) {
-  return std::to_string(sm / 10) + "." + std::to_string(sm % 10);
-}
-
 /// The first feature of the case that is not listed, as words; empty when all are.
 std::string unlisted(Features features, Features listed) {
   if (features.within(listed)) return "";
@@ -174,7 +167,7 @@ std::string float8_refusal(const Case& c) {
   return "";
 }
 
-/// Limits of the Hopper engine that are no single features.
+/// Limits of the hopper engine.
 std::string hopper_refusal(const Case& c) {
   const int32_t head_dim = c.problem.widest_dim();
   if (c.features.any(hopper::kBiases)) {
@@ -230,7 +223,7 @@ std::string hopper_refusal(const Case& c) {
   return "";
 }
 
-/// Limits of the decode engine that are no single features.
+/// Limits of the decode engine.
 std::string decode_refusal(const Case& c) {
   const bool strided = c.features.any(Features::of(F::kDilation, F::kColumns));
   if (c.features.has(F::kFloat8Keys) && strided) {
@@ -258,10 +251,11 @@ std::string decode_refusal(const Case& c) {
 /// What the small engine leaves to those that walk over keys.
 std::string small_refusal(const Case& c) {
   namespace small = cuda::small;
+  const int32_t packed_queries = c.features.has(F::kPacked) ? c.problem.seq_q : 0;
   const struct {
     const char* words;
     int32_t size, most;
-  } limits[] = {{"queries", c.problem.seq_q, small::kMostQueries},
+  } limits[] = {{"queries of packed sequences", packed_queries, small::kMostPackedQueries},
                 {"keys", c.problem.seq_kv, small::kMostKeys},
                 {"columns of a head", c.problem.widest_dim(), small::kMostHeadDim}};
   for (const auto& limit : limits) {
@@ -272,143 +266,11 @@ std::string small_refusal(const Case& c) {
   return "";
 }
 
-/// Why an engine does not serve the case; empty when it does.
-std::string refusal(const EngineLimits& engine, const Case& c) {
-  const std::string name = engine.name;
-  if (c.cuda && c.sm < engine.least_sm) {
-    return name + " needs compute capability " + capability_of(engine.least_sm) +
-           ", this device has " + capability_of(c.sm);
-  }
-  if (name == "hopper" && c.sm != engine.least_sm) {
-    return "hopper needs compute capability 9.0, this device has " + capability_of(c.sm);
-  }
-  const std::string words = unlisted(c.features, engine.accepts);
-  if (!words.empty()) return name + " takes no " + words;
+/// Limits of an engine that are no single features.
+std::string limits_refusal(const std::string& name, const Case& c) {
   if (name == "hopper") return hopper_refusal(c);
   if (name == "decode") return decode_refusal(c);
   if (name == "small") return small_refusal(c);
-  return "";
-}
-
-/// Whether the engine of that name serves the case.
-bool serves(const Case& c, const std::string& name) {
-  for (const EngineLimits& engine : kEngines) {
-    if (engine.cuda == c.cuda && name == engine.name) return refusal(engine, c).empty();
-  }
-  return false;
-}
-
-/// The keys by which engines that split them are chosen: those that there are, not the bound of a
-/// sequence's, since a larger bound changes no bit.
-int32_t keys_of(const Case& c) { return imax(c.problem.seq_kv, c.packed_keys); }
-
-/// Whether hopper's kernels of few queries serve a call of so many that its tiles, which heads
-/// share, are worth more than decode's, contiguous or not, so that pages have the engine of
-/// contiguous keys; but where the device alone knows where queries stand, which decode serves
-/// better (docs/kernels/decode.md).
-bool fills_tiles_of_hopper(const Case& c) {
-  constexpr int32_t kLeastQueries = 9;
-  const Features own = c.features.without(hopper::kLengths);
-  if (c.problem.seq_q < kLeastQueries || !own.within(hopper::kFewRaggedCalls)) return false;
-  if (own.has(F::kQueryOffsets)) return false;
-  const int32_t head_dim = c.problem.widest_dim();
-  const Features packed = own.with(Features::of(F::kPacked));
-  const hopper::Entry alone = hopper::find_kernel(head_dim, {own, hopper::Split::kAll});
-  const hopper::Entry shared = hopper::find_kernel(head_dim, {packed, hopper::Split::kAll});
-  return alone.exists() && hopper::kKernels[alone.kernel].is_plain() && shared.exists() &&
-         shared.head_dim == alone.head_dim &&
-         shared.head_dim == hopper::find_kernel(head_dim, {packed}).head_dim;
-}
-
-/// From how many keys on decode, which splits them, is faster than hopper: where products for 16
-/// queries take longer than a merge, and for the fewest queries on any, since hopper has a tile of
-/// them for each query head. Never where query heads fill hopper's tiles, whose thread blocks split
-/// keys too (docs/kernels/decode.md).
-int32_t least_keys_of_decode(const Case& c) {
-  constexpr int32_t kFewest = 8, kLeast = 1024;
-  if (fills_tiles_of_hopper(c)) return kUnlimited;
-  return c.problem.seq_q <= kFewest ? 0 : kLeast;
-}
-
-/// Whether decode, which stores the scores of all pairs, is faster at token top-k than engines that
-/// rank them tile by tile and, for few queries, fill little of a device. Of packed and paged
-/// sequences, whose lengths only the device knows, few queries alone.
-bool is_ranked_by_decode(const Case& c) {
-  constexpr int32_t kKeysOfQuery = 512;
-  if (c.problem.seq_q <= kFewQueries) return true;
-  return !c.features.any(hopper::kLengths) && c.problem.seq_kv >= kKeysOfQuery * c.problem.seq_q;
-}
-
-/// Whether the small engine, whose thread blocks hold all keys of a sequence, is faster than those
-/// that walk over them: on the fewest keys always; on more where masks are read in place, and where
-/// heads are narrow, of which a multiprocessor holds many (docs/kernels/small.md). A sequence that
-/// may be packed beside longer ones has the bits of their engine: small has hopper's where scores
-/// are only scaled, and the fewest queries are decode's.
-bool is_left_to_small(const Case& c) {
-  constexpr int32_t kFewKeys = 64, kFewRows = 80, kFewest = 8;
-  constexpr Features kNeverPacked = Features::of(F::kMask, F::kKeyBounds);
-  constexpr Features kAsHopper =
-      Features::of(F::kWindow, F::kLead, F::kGlobalRows, F::kKeyOrigins, F::kSinkLogits,
-                   F::kQueryOffsets, F::kValueDim, F::kPacked, F::kUsedKeys);
-  if (!serves(c, "small")) return false;
-  const bool as_hopper =
-      c.problem.seq_q > kFewest && c.features.within(kAsHopper) && serves(c, "hopper");
-  if (!as_hopper && !c.features.any(kNeverPacked)) return false;
-  const int32_t head_dim = c.problem.widest_dim();
-  if (c.problem.seq_kv <= kFewKeys || head_dim <= 32) return true;
-  if (head_dim <= 64 && c.problem.seq_q <= kFewRows) return true;
-  return c.features.has(F::kMask) && c.problem.seq_q > kFewest;
-}
-
-/// Why `auto` skips a supported engine for one that is faster here.
-std::string deferral(const EngineLimits& engine, const Case& c) {
-  const std::string name = engine.name;
-  const bool ranks = c.features.has(F::kTopK);
-  const bool ranked_by_decode = ranks && is_ranked_by_decode(c);
-  const std::string calls =
-      std::to_string(c.problem.seq_q) + " queries on " + std::to_string(keys_of(c)) + " keys";
-  if (name == "decode" && ranks && !ranked_by_decode) {
-    return "decode leaves token top-k of " + calls + " to engines that store no scores";
-  }
-  const bool to_small = is_left_to_small(c);
-  if (name == "small" && !to_small) {
-    return "small leaves " + calls + " to engines that serve longer sequences too";
-  }
-  if ((name == "hopper" || name == "decode") && to_small) {
-    return name + " leaves " + calls + " to small, whose thread blocks hold all keys of a sequence";
-  }
-  if (name != "hopper") return "";
-  if (c.cut_small) {
-    return "hopper leaves windows that reach little of a large cache of float8 to engines that "
-           "read it in place";
-  }
-  const bool float8 = c.features.has(F::kFloat8Keys);
-  if (c.features.has(F::kGlobalIndices) || !decode_refusal(c).empty()) return "";
-  if (float8) {
-    return "hopper leaves up to " + std::to_string(kFewQueries) +
-           " queries on keys of float8 to decode, which reads them in place";
-  }
-  if (ranked_by_decode) {
-    return "hopper leaves token top-k of " + calls + " to decode, which reads keys once";
-  }
-  if (ranks) return "";
-  const int32_t least = least_keys_of_decode(c);
-  if (keys_of(c) < least) return "";
-  if (least == 0) {
-    return "hopper leaves " + std::to_string(c.problem.seq_q) +
-           " queries to decode, whose tiles are of a key head's queries";
-  }
-  return "hopper leaves " + std::to_string(c.problem.seq_q) + " queries on " +
-         std::to_string(least) + " keys or more to decode, which splits the keys";
-}
-
-/// What slows the engine that serves the case; mostly nothing.
-std::string remark(const EngineLimits& engine, const Case& c) {
-  if (std::string(engine.name) == "portable" && c.sm < 80 && c.problem.dtype == Dtype::kBFloat16) {
-    return "portable multiplies bfloat16 without tensor cores before compute capability 8.0, this "
-           "device has " +
-           capability_of(c.sm) + "; float16 has them";
-  }
   return "";
 }
 
@@ -422,30 +284,29 @@ std::vector<std::string> names_of(bool cuda) {
 
 }  // namespace
 
+std::string capability_of(int32_t sm) {
+  return std::to_string(sm / 10) + "." + std::to_string(sm % 10);
+}
+
 const std::vector<std::string>& engine_names(bool cuda) {
   static const std::vector<std::string> kCpu = names_of(false), kCuda = names_of(true);
   return cuda ? kCuda : kCpu;
 }
 
-Choice choose_engine(const Case& c, const std::string& requested) {
-  Choice choice;
+std::string refusal(const std::string& name, const Case& c) {
   for (const EngineLimits& engine : kEngines) {
-    if (engine.cuda != c.cuda || (requested != "auto" && requested != engine.name)) continue;
-    std::string reason = refusal(engine, c);
-    if (reason.empty() && requested == "auto") reason = deferral(engine, c);
-    if (reason.empty()) {
-      choice.engine = engine.name;
-      reason = remark(engine, c);
-      if (!reason.empty()) choice.reasons.push_back(reason);
-      return choice;
+    if (engine.cuda != c.cuda || engine.name != name) continue;
+    if (c.cuda && c.sm < engine.least_sm) {
+      return name + " needs compute capability " + capability_of(engine.least_sm) +
+             ", this device has " + capability_of(c.sm);
     }
-    choice.reasons.push_back(reason);
+    if (name == "hopper" && c.sm != engine.least_sm) {
+      return "hopper needs compute capability 9.0, this device has " + capability_of(c.sm);
+    }
+    const std::string words = unlisted(c.features, engine.accepts);
+    return words.empty() ? limits_refusal(name, c) : name + " takes no " + words;
   }
-  if (choice.reasons.empty()) {
-    choice.reasons.push_back("there is no engine " + requested + " for " +
-                             (c.cuda ? "CUDA" : "CPU") + " tensors");
-  }
-  return choice;
+  return "there is no engine " + name + " for " + (c.cuda ? "CUDA" : "CPU") + " tensors";
 }
 
 }  // namespace sparse_attn

@@ -1,5 +1,4 @@
-// Which engine serves a call, and why faster ones are skipped. The one rule for the ops, which obey
-// it and tell it to Python; knows neither torch nor CUDA.
+// What each engine accepts, and the sentence for what it does not. Knows neither torch nor CUDA.
 #pragma once
 
 #include <string>
@@ -12,7 +11,7 @@ namespace sparse_attn {
 /// Queries that the decode engine takes at most, and that may have a list each.
 constexpr int32_t kFewQueries = 16;
 
-/// What a choice of engine depends on.
+/// What it depends on whether an engine serves a call.
 struct Case {
   bool cuda = false;
   int32_t sm = 0;  // compute capability, 90 for 9.0; 0 on the CPU
@@ -25,17 +24,13 @@ struct Case {
   bool cut_small = false;   // hopper would lay out keys in many small sections (sections.h)
 };
 
-/// The engine's name, empty when none serves the case; one sentence for each that was skipped, and
-/// one for what slows the engine down.
-struct Choice {
-  std::string engine;
-  std::vector<std::string> reasons;
-};
-
 /// Names of the device's engines, fastest first.
 const std::vector<std::string>& engine_names(bool cuda);
 
-/// The fastest engine that serves the case, or the requested one ("auto" asks for the fastest).
-Choice choose_engine(const Case& c, const std::string& requested);
+/// Why the engine of that name does not serve the case, a sentence; empty when it does.
+std::string refusal(const std::string& name, const Case& c);
+
+/// A compute capability as people write it: 9.0 for 90.
+std::string capability_of(int32_t sm);
 
 }  // namespace sparse_attn

@@ -1,5 +1,5 @@
 // What an engine is to ops/: three functions that know no framework. ops/ picks one with
-// capability.h, allocates workspace_bytes, and calls run.
+// choice.h, allocates workspace_bytes, and calls run.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "../capability.h"
+#include "../choice.h"
 #include "../select_params.h"
 
 namespace sparse_attn {

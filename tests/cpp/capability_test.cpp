@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "choice.cpp"
 
 using namespace sparse_attn;
 
@@ -272,11 +273,14 @@ void test_short_sequences_are_left_to_small() {
                             {8, 64, 128, "decode", "small"},
                             {9, 64, 128, "small", "small"},
                             {128, 64, 128, "small", "small"},
-                            {129, 64, 128, "hopper", "hopper"},
+                            {129, 64, 128, "small", "small"},
+                            {1 << 20, 64, 128, "small", "small"},
                             {64, 64, 136, "hopper", "hopper"},
                             {8, 65, 128, "decode", "decode"},
                             {9, 65, 128, "hopper", "small"},
                             {128, 128, 128, "hopper", "small"},
+                            {129, 128, 128, "hopper", "hopper"},
+                            {129, 128, 64, "hopper", "small"},
                             {128, 129, 128, "hopper", "hopper"},
                             {128, 128, 32, "small", "small"},
                             {80, 128, 64, "small", "small"},
@@ -331,9 +335,14 @@ void test_small_takes_what_has_the_bits_of_longer_calls() {
 
 void test_small_says_what_it_leaves() {
   Case c = plain_case(90, 64);
-  CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 queries, not 300", "");
-  c.problem.seq_q = 128;
   CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 keys, not 300", "");
+  c.problem.seq_kv = 64;
+  CHECK(engine_of(c) == "small", "queries of any number");
+  c.features.add(Feature::kPacked);
+  CHECK(choose_engine(c, "small").reasons[0] ==
+            "small takes up to 128 queries of packed sequences, not 300",
+        "");
+  CHECK(engine_of(c) == "hopper", "another serves them");
   c = plain_case(90, 136);
   c.problem.seq_q = c.problem.seq_kv = 128;
   CHECK(choose_engine(c, "small").reasons[0] == "small takes up to 128 columns of a head, not 136",

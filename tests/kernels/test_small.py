@@ -12,7 +12,7 @@ from sparse_attn.testing import assert_close_to_reference
 HALF = {name: dtype for name, dtype in DTYPES.items() if name != "fp32"}
 
 #: Sizes on both sides of those that a tile, a kernel and a thread block hold.
-LENGTHS = [(1, 1), (9, 32), (16, 33), (17, 16), (49, 49), (64, 65), (77, 77), (100, 128), (128, 1)]
+LENGTHS = [(1, 1), (9, 32), (16, 33), (17, 16), (49, 49), (64, 65), (77, 77), (100, 128), (300, 1)]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_scores(small, device, common):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("lengths", [(17, 20), (100, 120)], ids=str)
+@pytest.mark.parametrize("lengths", [(17, 20), (100, 120), (150, 60)], ids=str)
 def test_bounds_and_positions(small, device, lengths):
     shape = Shape(3, 4, 2, *lengths, 64)
     tensors = [tensor.to(device) for tensor in shape.make("cpu", torch.float16)]
@@ -122,7 +122,7 @@ def test_keys_that_no_row_sees_may_hold_anything(small, device, heads):
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("lengths", [(20, 30), (60, 60), (100, 128)], ids=str)
+@pytest.mark.parametrize("lengths", [(20, 30), (60, 60), (100, 128), (700, 70)], ids=str)
 def test_a_head_alone_has_its_bits(small, device, lengths):
     query, key, value = Shape(3, 12, 3, *lengths, 64).make(device, torch.float16)
     out, lse = small(query, key, value, sa.Band((40, 9)))
@@ -168,7 +168,7 @@ def test_what_auto_takes_has_the_bits_of_hopper(small, device, name, head_dim):
     """A sequence has the same bits alone and packed beside longer ones."""
     pattern, common = AS_HOPPER[name]
     met = 0
-    for lengths in ((9, 20), (16, 64), (49, 49), (64, 64), (77, 77), (80, 128), (128, 128)):
+    for lengths in ((9, 20), (49, 49), (64, 64), (77, 77), (80, 128), (128, 128), (300, 60)):
         tensors = Shape(2, 4, 2, *lengths, head_dim).make(device, torch.bfloat16)
         answer = sa.can_use(*tensors, pattern, **common)
         if answer.engine != "small":

@@ -7,7 +7,9 @@
 
 namespace sparse_attn::cuda::small {
 
-constexpr int32_t kMostQueries = 128, kMostKeys = 128, kMostHeadDim = 128;
+constexpr int32_t kMostKeys = 128, kMostHeadDim = 128;
+/// Of packed sequences: each has thread blocks for as many as the longest may have.
+constexpr int32_t kMostPackedQueries = 128;
 
 constexpr int32_t kTileRows = 16;    // query rows of a head, which a warp takes
 constexpr int32_t kMostWarps = 8;    // of a thread block

@@ -1,4 +1,4 @@
-// The small engine: sequences of up to 128 queries and keys, a launch without a workspace.
+// The small engine: sequences of up to 128 keys, a launch without a workspace.
 #include "../common/launch.cuh"
 #include "../engines.h"
 #include "kernel.cuh"
