@@ -68,6 +68,41 @@ void test_who_makes_the_output() {
   CHECK(plan_grid(params, device).ending != Ending::kWhole, "leading keys may be a chunk more");
 }
 
+/// Thread blocks that have all of a row need not store what they keep from chunk to chunk.
+void test_large_batches_store_no_partial_results() {
+  DeviceShape device;
+  device.multiprocessors = 132;
+  device.clusters = true;
+  for (int32_t kept_rows : {0, 3, 4, 16}) {
+    device.kept_rows = kept_rows;
+    const bool kept = kept_rows >= 4;  // rows of a key head
+    const SplitGrid grid = plan_grid(case_of(300, 1, 5000), device);
+    CHECK(grid.splits == 1 && !grid.grouped, "one group");
+    CHECK(grid.ending == (kept ? Ending::kWhole : Ending::kMerged), std::to_string(kept_rows));
+    CHECK(!grid.gaps, "all is stored, or nothing");
+    const SplitGrid several = plan_grid(case_of(300, 1, 20000), device);
+    CHECK(several.ending == Ending::kMerged && several.gaps == kept, "more than a group");
+    CHECK(several.grouped, "more than a group");
+    AttentionParams window = case_of(300, 1, 20000);
+    window.features.add(Feature::kWindow);
+    window.pattern.left = 9000;
+    window.pattern.right = 0;
+    const SplitGrid own = plan_grid(window, device);
+    CHECK(!own.grouped && own.ending == (kept ? Ending::kWhole : Ending::kMerged), "a window");
+    AttentionParams bounded = case_of(1, 1, 20000);
+    bounded.features.add(Feature::kKeyBounds);
+    CHECK(plan_grid(bounded, device).gaps, "the first group may be visited in part");
+    AttentionParams lengths = case_of(300, 1, 5000);
+    static const int32_t kUsed[300] = {};
+    lengths.sequences.used_keys = kUsed;
+    lengths.features.add(Feature::kUsedKeys);
+    const SplitGrid shared = plan_grid(lengths, device);
+    CHECK(shared.ending == Ending::kMerged && shared.gaps == kept, "parts by lengths");
+    CHECK(shared.grouped, "a sequence of fewer queries may have more chunks");
+  }
+  CHECK(!plan_grid(case_of(8, 1, 16384), device).gaps, "some chunks of a group each");
+}
+
 void test_what_lies_on_the_device_is_waited_for() {
   DeviceShape device;
   for (Feature feature : {Feature::kMask, Feature::kSoftcap, Feature::kAlibi, Feature::kWindow,
@@ -112,6 +147,7 @@ int main() {
   test_chunks_have_room_whatever_the_length();
   test_no_last_wave_is_mostly_empty();
   test_who_makes_the_output();
+  test_large_batches_store_no_partial_results();
   test_what_lies_on_the_device_is_waited_for();
   return check::summary();
 }

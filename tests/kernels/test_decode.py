@@ -141,11 +141,11 @@ def test_keys_beyond_the_length_never_count(split, device):
 @pytest.mark.parametrize("name", [name for name in LONG if name != "block-topk"])
 def test_bits_of_a_row_are_its_own(split, device, name, Sq):
     """Neither batch, nor other heads, nor their bounds, nor the run change a row."""
-    shape = Shape(3, 8, 2, Sq, 6007, 64)
+    shape = Shape(3, 8, 2, Sq, 12007, 64)  # two groups of chunks
     query, key, value = shape.make(device, torch.float16)
     pattern = LONG[name](shape, device)
     bounds = bounds_of_rows(shape, device)
-    bounds[2, 5] = torch.tensor([100, 5900], device=device)
+    bounds[2, 5] = torch.tensor([1100, 11900], device=device)
     common = dict(is_causal=True, return_lse=True)
     out, lse = split(query, key, value, pattern, key_bounds=bounds, **common)
     again = split(query, key, value, pattern, key_bounds=bounds, **common)
@@ -163,10 +163,11 @@ def test_bits_of_a_row_are_its_own(split, device, name, Sq):
 
 @pytest.mark.parametrize("Sq", [1, 12])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_bounds_that_hold_every_key_change_no_bit(split, device, head_dim, Sq):
+@pytest.mark.parametrize("Skv", [5003, 20003])
+def test_bounds_that_hold_every_key_change_no_bit(split, device, Skv, head_dim, Sq):
     """Calls without bounds have a kernel of their own."""
-    tensors = Shape(2, 4, 2, Sq, 5003, head_dim).make(device, torch.bfloat16)
-    bounds = torch.tensor([0, 5003], dtype=torch.int32, device=device).expand(2, 1, Sq, 2)
+    tensors = Shape(2, 4, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
+    bounds = torch.tensor([0, Skv], dtype=torch.int32, device=device).expand(2, 1, Sq, 2)
     for pattern in (sa.Full(), sa.Band((1500, 20))):
         for is_causal in (False, True):
             common = dict(is_causal=is_causal, return_lse=True)
@@ -196,17 +197,23 @@ def test_graph_follows_a_growing_cache(split, device):
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("Skv", [1, 128, 256, 257, 400, 1000, 2049, 4096, 17000])
 def test_who_merges_changes_no_bit(split, device, Skv, head_dim, Sq):
-    """Small batches merge their chunks in the launch that wrote them, others in one of its own."""
-    most = 100 if Skv <= 400 else 40  # one thread block for each row tile, all of them at once
+    """The thread blocks that wrote chunks, a kernel after them, or none, of the largest batches."""
+    most = 280 if Skv <= 4096 else 40
     query, key, value = Shape(most, 8, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
-    bounds = torch.tensor([0, Skv], dtype=torch.int32, device=device).expand(most, 1, Sq, 2)
-    for common in (dict(is_causal=True), dict(key_bounds=bounds)):
+    bounds = torch.tensor([Skv // 9, Skv], dtype=torch.int32, device=device)
+    bounds = bounds.expand(most, 1, Sq, 2)
+    cases = [
+        (sa.Full(), dict(is_causal=True)),
+        (sa.Full(), dict(key_bounds=bounds)),
+        (sa.Band((900, 0), sinks=3), dict(is_causal=True)),
+    ]
+    for pattern, common in cases:
         common["return_lse"] = True
-        many = split(query, key, value, sa.Full(), **common)
-        for batch in (1, 3, 40):
+        many = split(query, key, value, pattern, **common)
+        for batch in (1, 3, 40, 100):
             if "key_bounds" in common:
                 common["key_bounds"] = bounds[:batch]
-            few = split(query[:batch], key[:batch], value[:batch], sa.Full(), **common)
+            few = split(query[:batch], key[:batch], value[:batch], pattern, **common)
             assert torch.equal(few[0], many[0][:batch]) and torch.equal(few[1], many[1][:batch])
 
 

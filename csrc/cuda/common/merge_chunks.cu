@@ -12,7 +12,7 @@ constexpr int kManyRows = 1024;    // ... which fill a device so too, or ...
 constexpr int kSomeRows = 128;     // ... some rows of few chunks, ...
 constexpr int kFewChunks = 16;     // ... which a thread goes through in one turn or two
 
-template <typename T, int kColumns>
+template <typename T, int kColumns, bool kGaps>
 __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const PartialRows partials) {
   const int32_t threads = threads_of_row<kColumns>(params);
@@ -25,9 +25,15 @@ __global__ void __launch_bounds__(kMostThreads)
   const Sequence sequence = params.sequences.of(batch);
   const int64_t query = row - head_index * partials.rows;
   if (query >= sequence.rows) return;
-  merge_row<T, kColumns>(params, partials, sequence,
-                         {batch, head, query, row, partials.chunks[row]},
-                         static_cast<int32_t>(threadIdx.x) % threads);
+  merge_row<T, kColumns, kGaps>(params, partials, sequence,
+                                {batch, head, query, row, partials.chunks[row]},
+                                static_cast<int32_t>(threadIdx.x) % threads);
+}
+
+template <typename T>
+auto kernel_for(bool wide, bool gaps) {
+  if (gaps) return wide ? merge_kernel<T, kWide, true> : merge_kernel<T, 1, true>;
+  return wide ? merge_kernel<T, kWide, false> : merge_kernel<T, 1, false>;
 }
 
 }  // namespace
@@ -38,8 +44,8 @@ Status merge_chunks(const AttentionParams& params, const PartialRows& partials) 
   const int32_t threads = wide ? threads_of_row<kWide>(params) : threads_of_row<1>(params);
   const int32_t rows_a_block = wide ? kMostThreads / 2 / threads : 1;
   const bool half = params.problem.dtype == Dtype::kFloat16;
-  auto kernel = half ? merge_kernel<__half, 1> : merge_kernel<__nv_bfloat16, 1>;
-  if (wide) kernel = half ? merge_kernel<__half, kWide> : merge_kernel<__nv_bfloat16, kWide>;
+  auto kernel = half ? kernel_for<__half>(wide, partials.gaps)
+                     : kernel_for<__nv_bfloat16>(wide, partials.gaps);
   const LaunchShape shape = {static_cast<uint32_t>(ceil_div64(rows, rows_a_block)),
                              static_cast<uint32_t>(threads * rows_a_block), 0,
                              to_stream(params.stream)};

@@ -1,10 +1,13 @@
 // The merge of a row's chunks:
 //   m = max m_c, w_c = 2^(m_c - m), l = sum w_c l_c, out = sum w_c O_c / l
-// Sums run in the order of the chunks and a chunk without keys for the row adds nothing, so the
-// bits do not depend on which chunks the other rows of a tile visited, nor on how many columns a
-// thread has.
+// Sums run in the order of the chunks, of each group first where they are grouped, and a chunk
+// without keys for the row adds nothing, so the bits do not depend on which chunks the other rows
+// of a tile visited, nor on how many columns a thread has. Where every m_c is an integer, weights
+// are powers of two, which scale exactly: then it changes no bit either whether a group comes as
+// one chunk, its sum, beside chunks that are empty.
 #pragma once
 
+#include "chunk_groups.h"
 #include "launch.cuh"
 #include "partial_rows.cuh"
 #include "state.cuh"
@@ -77,8 +80,9 @@ __device__ __forceinline__ void store_row(const AttentionParams& params, const S
   }
 }
 
-/// Merges a row; thread `thread` of threads_of_row() calls it.
-template <typename T, int kColumns>
+/// Merges a row, whose chunks may be empty where kGaps; thread `thread` of threads_of_row() calls
+/// it.
+template <typename T, int kColumns, bool kGaps>
 __device__ __forceinline__ void merge_row(const AttentionParams& params,
                                           const PartialRows& partials, const Sequence& sequence,
                                           const MergedRow& merged, int32_t thread) {
@@ -94,24 +98,38 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
   float l = 0.0f;
   struct alignas(kColumns * sizeof(float)) Columns {
     float of[kColumns] = {};
-  } acc;
+  } acc, groups;
+  float l_of_groups = 0.0f;
+  auto end_group = [&] {
+    l_of_groups += l;
+    l = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      groups.of[c] += acc.of[c];
+      acc.of[c] = 0.0f;
+    }
+  };
   const float* from = chunk_out + (exists ? d : 0);
 #pragma unroll 1
   for (int32_t begin = 0; begin < chunks; begin += kAtOnce) {
+    const int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
+    const float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
+    const uint32_t stored = kGaps ? __ballot_sync(~0u, chunk.y != 0.0f) : ~0u;
     Columns parts[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (begin + i >= chunks) continue;
+      if (begin + i >= chunks || !(stored >> i & 1)) continue;
       parts[i] = *reinterpret_cast<const Columns*>(from + i * partials.columns);
     }
     from += kAtOnce * partials.columns;
     if (begin == 0) m = find_maximum(chunk_state, chunks);
-    int32_t own = begin + static_cast<int32_t>(threadIdx.x % 32);
-    float2 chunk = own < chunks ? chunk_state[own] : float2{-INFINITY, 0.0f};
     float weight = chunk.y == 0.0f ? 0.0f : ptx::exp2_approx(chunk.x - m);
     float sum = weight * chunk.y;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
+      if (i % kGroupedChunks == 0 && partials.grouped && (begin + i) % kGroupedChunks == 0) {
+        end_group();
+      }
       float w = __shfl_sync(~0u, weight, i);
       l += __shfl_sync(~0u, sum, i);
       if (w == 0.0f) continue;
@@ -119,8 +137,8 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
       for (int c = 0; c < kColumns; ++c) acc.of[c] = fmaf(w, parts[i].of[c], acc.of[c]);
     }
   }
-
-  store_row<T>(params, sequence, batch, head, merged.query, d, acc.of, m, l);
+  end_group();
+  store_row<T>(params, sequence, batch, head, merged.query, d, groups.of, m, l_of_groups);
 }
 
 }  // namespace sparse_attn::cuda

@@ -16,7 +16,9 @@ struct PartialRows {
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t max_chunks = 0;
-  int32_t columns = 0;  // of the output
+  int32_t columns = 0;   // of the output
+  bool grouped = false;  // chunks are summed by kGroupedChunks; else all in a row
+  bool gaps = false;     // some may be empty, l is 0 and nothing was stored as their output
 
   __device__ __forceinline__ int64_t at(int64_t row, int32_t chunk) const {
     return row * max_chunks + chunk;

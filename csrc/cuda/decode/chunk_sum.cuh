@@ -43,18 +43,69 @@ struct ChunkSum {
   }
 };
 
-/// The largest m of a row over the warps.
+/// The largest m of a row over the warps, rounded up to an integer: so merges scale exactly.
 template <typename Config>
 __device__ __forceinline__ float row_maximum(const TileState<Config>& state, int r) {
   float m = state.sums[0][r].x;
 #pragma unroll
   for (int warp = 1; warp < Config::kWarps; ++warp) m = fmaxf(m, state.sums[warp][r].x);
-  return m;
+  return ceilf(m);
 }
 
 /// What sums relative to `m` are worth relative to `top`; 0 for those without keys.
 __device__ __forceinline__ float weight_of(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
+}
+
+/// A chunk that ends, as a part of what the thread block sums up before it stores it: of itself
+/// alone, or of several chunks, whose sum takes the place of the first.
+struct EndedChunk {
+  int32_t place;  // of that sum, among the partial results of a row
+  int32_t added;  // chunks of the sum before this one
+  bool last;      // of the sum
+};
+
+/// What a thread block sums up before it stores it: groups of which it has all chunks; where
+/// chunks are not grouped, all of them.
+struct Groups {
+  int32_t begin, end;  // chunks of the thread block
+  int32_t chunks;      // of the rows
+  int32_t before;      // chunks of the first group that are not visited
+  bool grouped;
+  bool kept;  // the tile's rows have room
+
+  __device__ __forceinline__ EndedChunk of(int32_t chunk) const {
+    int32_t first = 0, next = chunks;
+    if (grouped) {
+      const int32_t group = (chunk + before) / kGroupedChunks * kGroupedChunks - before;
+      first = imax(group, 0);
+      next = imin(group + kGroupedChunks, chunks);
+    }
+    if (!kept || first < begin || next > end) return {before + chunk, 0, true};
+    return {before + first, chunk - first, chunk + 1 == next};
+  }
+};
+
+/// Chunks of the group in which the visited ones begin that lie before them: their places among the
+/// partial results are empty.
+template <typename Config>
+__device__ __forceinline__ int32_t chunks_before(const TileState<Config>& state,
+                                                 const PartialRows& partials) {
+  return partials.grouped ? state.walk.main.begin % kGroupedChunks : 0;
+}
+
+/// Adds a chunk's four columns to those before it, as the merge would (merge_row.cuh).
+__device__ __forceinline__ void add_chunk(KeptSum& sum, const float4& out, float m, float l) {
+  const float top = fmaxf(sum.m, m);
+  const float before = weight_of(sum.m, top), own = weight_of(m, top);
+  const float columns[4] = {out.x, out.y, out.z, out.w};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const float old = before == 0.0f ? 0.0f : before * sum.out[c];
+    sum.out[c] = own == 0.0f ? old : fmaf(own, columns[c], old);
+  }
+  sum.l = fmaf(own, l, before * sum.l);
+  sum.m = top;
 }
 
 /// Adds up the warps' sums of a chunk and stores them, or the output of rows of which it is the
@@ -63,11 +114,12 @@ __device__ __forceinline__ float weight_of(float m, float top) {
 template <typename Config>
 __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent exponent,
                                             const AttentionParams& params, TileState<Config>& state,
-                                            const PartialRows& partials, bool whole, int32_t chunk,
-                                            char* rings, int32_t staging) {
+                                            const PartialRows& partials, bool whole,
+                                            EndedChunk ended, char* rings, int32_t staging) {
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  auto* kept_sums = reinterpret_cast<KeptSum*>(rings + Config::kSmemBytes);
   sum.softmax.finish(exponent);
 #pragma unroll
   for (int i = 0; i < 2 * Config::MT; ++i) {
@@ -106,7 +158,7 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
       int r = first + i / kColumns;
       int column = i % kColumns * 4;
       const TileRow& row = state.rows[r];
-      int64_t at = partials.at(row_index(params, state.work, row), chunk);
+      int64_t at = partials.at(row_index(params, state.work, row), ended.place);
       float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
       float l = 0.0f;
       float m = row_maximum(state, r);
@@ -117,6 +169,20 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
         out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
                fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
         l = fmaf(weight, state.sums[of_warp][r].y, l);
+      }
+      if constexpr (Config::kKeptRows > 0) {
+        KeptSum& kept = kept_sums[first * kColumns + i];
+        if (ended.added > 0) {
+          if (!whole && column == 0) partials.state[at + ended.added] = {-INFINITY, 0.0f};
+          add_chunk(kept, out, m, l);
+          if (!ended.last) continue;
+          out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};
+          m = kept.m;
+          l = kept.l;
+        } else if (!ended.last) {
+          kept = {{out.x, out.y, out.z, out.w}, m, l};
+          continue;
+        }
       }
       if (__builtin_expect(whole, false)) {
         const float columns[4] = {out.x, out.y, out.z, out.w};

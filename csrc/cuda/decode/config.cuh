@@ -9,6 +9,12 @@
 
 namespace sparse_attn::cuda::decode {
 
+/// Four columns of a row's sum over chunks, kept by the thread that adds to it.
+struct alignas(8) KeptSum {
+  float out[4];
+  float m, l;
+};
+
 template <typename T_, int HEAD_DIM_, int TILE_ROWS_>
 struct Config {
   using T = T_;  // of queries and output
@@ -35,6 +41,10 @@ struct Config {
   static constexpr int kRingBytes = kStages * kSlotBytes;
   static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * kPitch;
   static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
+  // Rows of a tile whose sums of a group of chunks a thread block keeps behind the rings: as many
+  // as leave the multiprocessor its other thread blocks.
+  static constexpr int kKeptRows = MT > 1 ? 0 : kManyBlocks || HEAD_DIM > 128 ? 8 : 16;
+  static constexpr int kKeptBytes = kKeptRows * (HEAD_DIM / 4) * static_cast<int>(sizeof(KeptSum));
   static constexpr int NT = kStepKeys / 8;
   static constexpr int DT = HEAD_DIM / 8;
 

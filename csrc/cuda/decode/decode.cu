@@ -37,9 +37,10 @@ SplitGrid grid_of(const AttentionParams& params) {
     using Codes = Config<HalfOfEitherKind, Shape::HEAD_DIM, kFragmentRows>;
     DeviceShape device;
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, params.device);
-    device.at_once =
-        params.keys.dtype == Dtype::kFloat8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm;
+    const bool float8 = params.keys.dtype == Dtype::kFloat8;
+    device.at_once = float8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm;
     device.clusters = params.pattern.topk == 0 && has_clusters();
+    if (device.clusters) device.kept_rows = float8 ? Codes::kKeptRows : Shape::kKeptRows;
     const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
@@ -58,6 +59,8 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
   partials.heads = params.problem.batch * params.problem.heads_q;
   partials.max_chunks = grid.max_chunks;
   partials.columns = params.problem.value_dim;
+  partials.grouped = grid.grouped;
+  partials.gaps = grid.gaps;
   if (grid.ending == Ending::kWhole) return partials;
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   partials.out = arena->take<float>(rows * grid.max_chunks * partials.columns);

@@ -1,9 +1,10 @@
 // The split kernel (Dao et al. 2023, Flash-Decoding): thread blocks share out the chunks of a row
 // tile. A chunk's steps go to the warps in turn; each runs the online softmax over its own, from a
 // ring of its own that cp.async fills ahead, and no warp waits for another before the chunk's end.
-// There the warps add up, in their order, and the chunk's result goes to the workspace. The thread
-// blocks of a row tile merge their chunks if they are one cluster; else a kernel after this one
-// does. Both are launched as dependents.
+// There the warps add up, in their order. The chunk's result goes to the workspace, or is kept for
+// the next chunk where all of a group are this thread block's, and their sum goes there, or to the
+// output where it is all of the row. The thread blocks of a row tile merge their chunks if they are
+// one cluster; else a kernel after this one does. Both are launched as dependents.
 #pragma once
 
 #include "../common/merge_row.cuh"
@@ -130,6 +131,10 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   sum.init();
   constexpr int kAtOnce = Config::kAtOnce;
   auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
+  const bool kept = ptx::kHasClusters && work.rows <= Config::kKeptRows;
+  const Groups groups = {
+      chunk, end, imax(state.walk.chunks, end), chunks_before(state, partials), partials.grouped,
+      kept};
   int slot = 0;
   int load_slot = 0;
   bool both = false;  // two steps were multiplied, whose slots are free
@@ -152,7 +157,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       const int32_t staging = Loader::keys(warp * Config::kRingBytes, load_slot);
 #pragma unroll 1
       for (; chunk < next_chunk; ++chunk) {
-        store_chunk(sum, exponent, params, state, partials, whole, chunk, smem, staging);
+        store_chunk(sum, exponent, params, state, partials, whole, groups.of(chunk), smem, staging);
       }
       if (chunk == end) break;
     }
@@ -237,7 +242,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 }
 
 /// Merges the rows of the tile, whose chunks the thread blocks of the cluster have stored.
-template <typename Config, int kColumns>
+template <typename Config, int kColumns, bool kGaps>
 __device__ __forceinline__ void merge_tile(const AttentionParams& params,
                                            const TileState<Config>& state,
                                            const PartialRows& partials) {
@@ -251,9 +256,10 @@ __device__ __forceinline__ void merge_tile(const AttentionParams& params,
 #pragma unroll 1
   for (int r = of_block * blocks + rank; r < work.rows; r += rows_at_once * blocks) {
     const TileRow& row = state.rows[r];
-    merge_row<typename Config::T, kColumns>(
+    merge_row<typename Config::T, kColumns, kGaps>(
         params, partials, work.sequence,
-        {work.batch, row.head, row.query, row_index(params, work, row), state.walk.chunks},
+        {work.batch, row.head, row.query, row_index(params, work, row),
+         state.walk.chunks + chunks_before(state, partials)},
         static_cast<int32_t>(threadIdx.x) % threads);
   }
 }
@@ -277,7 +283,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __syncthreads();
   const Work& work = state.work;
   const bool whole = grid.ending == Ending::kWhole;
-  const int32_t chunks = work.rows <= 0 ? 0 : whole ? 1 : state.walk.chunks;
+  const int32_t chunks = work.rows <= 0 ? 0 : imax(state.walk.chunks, whole);
   const uint32_t splits = imax(work.splits, 1);
   const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / splits;
   const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / splits;
@@ -287,19 +293,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   } else if (early) {
     ptx::wait_for_primary();
   }
-  if (grid.ending == Ending::kMerged && work.split == 0 &&
-      static_cast<int>(threadIdx.x) < work.rows) {
-    partials.chunks[row_index(params, work, state.rows[threadIdx.x])] = chunks;
+  if (!whole && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
+    const int64_t row = row_index(params, work, state.rows[threadIdx.x]);
+    const int32_t before = chunks_before(state, partials);
+    partials.chunks[row] = before + chunks;
+    for (int32_t i = 0; i < before; ++i) partials.state[partials.at(row, i)] = {-INFINITY, 0.0f};
   }
   if (!ptx::kHasClusters || grid.ending != Ending::kByCluster) return;
   ptx::sync_cluster();
   // A row of its own for each thread block, or several at once.
   constexpr int kWide = 4;
+  constexpr bool kGaps = !is_lean(kKind);  // keys that begin anywhere
   if (Config::HEAD_DIM <= Config::kThreads &&
       work.rows <= static_cast<int32_t>(ptx::cluster_size())) {
-    merge_tile<Config, 1>(params, state, partials);
+    merge_tile<Config, 1, kGaps>(params, state, partials);
   } else {
-    merge_tile<Config, kWide>(params, state, partials);
+    merge_tile<Config, kWide, kGaps>(params, state, partials);
   }
 }
 

@@ -10,15 +10,16 @@ namespace sparse_attn::cuda::decode {
 template <typename Config, Kind kKind>
 Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   auto kernel = split_kernel<Config, kKind>;
+  const int32_t smem_bytes = Config::kSmemBytes + (has_clusters() ? Config::kKeptBytes : 0);
   cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (error != cudaSuccess) return to_status(error);
   const SplitGrid& grid = plan.grid;
   const int64_t batch = params.problem.batch;
   const int64_t blocks = (grid.shares > 0 ? grid.shares + batch : batch * grid.splits) *
                          params.problem.heads_kv * grid.tiles;
-  LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads, Config::kSmemBytes,
-                       to_stream(params.stream)};
+  LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads,
+                       static_cast<size_t>(smem_bytes), to_stream(params.stream)};
   if (plan.grid.ending == Ending::kByCluster) shape.cluster = plan.grid.splits;
   constexpr uint32_t kPortableCluster = 8;
   if (shape.cluster > kPortableCluster) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../../params.h"
+#include "../common/chunk_groups.h"
 #include "../common/plain_scores.h"
 
 namespace sparse_attn::cuda::decode {
@@ -22,7 +23,7 @@ constexpr int32_t kMostRanking = 64;   // queries of token top-k
 enum class Ending {
   kMerged,     // by the kernel after this one
   kByCluster,  // by the thread blocks that stored them, which are a cluster
-  kWhole,      // the row has one chunk, whose sum is divided and stored
+  kWhole,      // a thread block has all of the row, whose sum is divided and stored
 };
 
 /// The grid of a call.
@@ -37,6 +38,8 @@ struct SplitGrid {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   Ending ending = Ending::kMerged;
+  bool grouped = false;     // chunks are summed by kGroupedChunks; else all in a row
+  bool gaps = false;        // some chunks are stored as part of another's result, or not visited
   bool early = false;       // the host knows what tiles are, before the kernel in front has ended
   int32_t first_block = 0;  // of a call that is served in several parts
 };
@@ -171,8 +174,65 @@ struct DeviceShape {
   int32_t multiprocessors = 1;
   int32_t at_once = 2;       // thread blocks that one holds
   int32_t tall_at_once = 0;  // those of tiles of kTallRows; none where there is no room
+  int32_t kept_rows = 0;     // whose sums a thread block keeps from chunk to chunk
   bool clusters = false;
+
+  /// Thread blocks that run side by side.
+  constexpr int32_t resident(int32_t tile_rows) const {
+    return multiprocessors * (tile_rows == kTallRows ? tall_at_once : at_once);
+  }
 };
+
+/// Whether chunks are summed by groups, which stand at fixed places of the keys. Where few of many
+/// are visited, all of a row tile's are often one thread block's, which sums them in a row.
+inline bool is_grouped(Features features) {
+  constexpr Features kFew =
+      Features::of(Feature::kWindow, Feature::kDilation, Feature::kLead, Feature::kColumns,
+                   Feature::kGlobalRows, Feature::kGlobalIndices, Feature::kList);
+  return !features.any(kFew);
+}
+
+/// Shares row tiles, of `rows` rows and `chunks` chunks each, out to thread blocks, and says who
+/// makes the output.
+inline void share_out(const AttentionParams& params, const DeviceShape& device, int32_t rows,
+                      int32_t chunks, SplitGrid& plan) {
+  const int32_t chunk = plan.chunk_steps * kStepKeys;
+  const int64_t row_tiles = int64_t{params.problem.heads_kv} * plan.tiles;  // of a sequence
+  const int64_t blocks = params.problem.batch * row_tiles;
+  const int32_t resident = device.resident(plan.tile_rows);
+  plan.splits = count_splits(blocks, chunks, resident);
+  // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
+  // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
+  // too while all of them run at once: then nothing hides a second kernel.
+  constexpr int32_t kShort = 256, kShortAlone = 512;  // keys of a thread block
+  int32_t together = 1;
+  while (together < imin(chunks, kMostMerged) &&
+         blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {
+    together *= 2;
+  }
+  const bool at_once = blocks * together <= resident;
+  if (device.clusters && at_once &&
+      ceil_div(chunks, together) * chunk <= (together > 1 ? kShort : kShortAlone)) {
+    plan.splits = together;
+    plan.ending = Ending::kByCluster;
+  }
+  // What a thread block keeps from chunk to chunk it need not store and read again.
+  const bool same_lengths = params.sequences.same_lengths();
+  const bool kept = plan.tile_rows == kFragmentRows && rows <= device.kept_rows;
+  if (plan.splits == 1 && kept && same_lengths && !plan.grouped) {
+    plan.ending = Ending::kWhole;
+    return;
+  }
+  constexpr int64_t kWavesOfShares = 4;
+  if (plan.ending == Ending::kMerged && !same_lengths && !params.pattern.list.present()) {
+    plan.shares = static_cast<int32_t>(ceil_div64(kWavesOfShares * resident, row_tiles));
+  }
+  const bool whole_groups = plan.splits == 1 || plan.shares > 0 ||
+                            (plan.grouped && ceil_div(chunks, plan.splits) >= kGroupedChunks);
+  const bool begins_anywhere =
+      params.features.any(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins));
+  plan.gaps = (kept && whole_groups) || (plan.grouped && begins_anywhere);
+}
 
 /// The grid of a call on a device.
 inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& device) {
@@ -191,8 +251,6 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const bool float8 = params.keys.dtype == Dtype::kFloat8;
   const bool tall = device.tall_at_once > 0 && rows > kFragmentRows;
   plan.tile_rows = tall && !is_strided(pattern) && !float8 ? kTallRows : kFragmentRows;
-  const int32_t resident =
-      device.multiprocessors * (plan.tile_rows == kTallRows ? device.tall_at_once : device.at_once);
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
@@ -216,35 +274,17 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
   plan.early = !params.features.any(kTilesOnDevice);
+  const bool same_lengths = params.sequences.same_lengths();
+  const bool one_group = same_lengths && ceil_div(seq_kv, chunk) <= kGroupedChunks;
+  plan.grouped = is_grouped(params.features) && !one_group;
   if (plan.max_chunks == 1) {
     plan.ending = Ending::kWhole;
     return plan;
   }
-
-  int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_kv * plan.tiles;
-  constexpr int64_t kWavesOfShares = 4;
   // Thread blocks without a chunk would only wait for their turn.
   const int32_t chunks =
       list.expected > 0 ? imin(ceil_div(reach, chunk), plan.max_chunks) : plan.max_chunks;
-  plan.splits = count_splits(blocks, chunks, resident);
-  // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
-  // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
-  // too while all of them run at once: then nothing hides a second kernel.
-  constexpr int32_t kShort = 256, kShortAlone = 512;  // keys of a thread block
-  int32_t together = 1;
-  while (together < imin(chunks, kMostMerged) &&
-         blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {
-    together *= 2;
-  }
-  const bool at_once = blocks * together <= resident;
-  if (device.clusters && at_once &&
-      ceil_div(chunks, together) * chunk <= (together > 1 ? kShort : kShortAlone)) {
-    plan.splits = together;
-    plan.ending = Ending::kByCluster;
-  } else if (!params.sequences.same_lengths() && !list.present()) {
-    const int64_t row_tiles = int64_t{params.problem.heads_kv} * plan.tiles;  // of a sequence
-    plan.shares = static_cast<int32_t>((kWavesOfShares * resident + row_tiles - 1) / row_tiles);
-  }
+  share_out(params, device, imin(rows, plan.tile_rows), chunks, plan);
   return plan;
 }
 

@@ -16,24 +16,26 @@ class ConsumerRings {
 
   /// Waits for the next query tile's plan; false where there is none.
   __device__ __forceinline__ bool next_work() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work.index]), work.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work.index]), work.parity);
     return smem_.work[work.index].batch >= 0;
   }
 
   __device__ __forceinline__ void wait_query() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.query_full[query.index][consumer_]), query.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.query_full[query.index][consumer_]),
+                       query.parity);
   }
 
   /// Lets the loaders go on past the block's first Q and K.
   __device__ __forceinline__ void announce_first_key() const {
     wait_query();
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[0]), 0);
-    if (threadIdx.x == kWarpgroup) ptx::mbarrier_arrive(ptx::smem_address(&smem_.event[kFirstKey]));
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.key_full[0]), 0);
+    if (threadIdx.x == kWarpgroup)
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.event[kFirstKey]));
   }
 
   /// Waits for K of the next step; returns what is to be known of it.
   __device__ __forceinline__ StepInfo wait_key() {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.key_full[key.index]), key.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.key_full[key.index]), key.parity);
     return smem_.info[steps_++ % kInfoSlots];
   }
   /// The slot of what wait_key returned last.
@@ -44,7 +46,7 @@ class ConsumerRings {
   }
 
   __device__ __forceinline__ void wait_value() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.value_full[value.index]), value.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.value_full[value.index]), value.parity);
   }
   __device__ __forceinline__ void release_value() {
     arrive_warp(&smem_.value_empty[value.index]);
@@ -52,7 +54,7 @@ class ConsumerRings {
   }
 
   __device__ __forceinline__ void arrive_warp(uint64_t* barrier) const {
-    if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(barrier));
+    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(barrier));
   }
 
   __device__ __forceinline__ void take_turn() const {

@@ -74,7 +74,7 @@ class Epilogue {
       __syncwarp();  // before lane 0 gives the work's slot back
       return;
     }
-    const uint32_t sO = ptx::smem_address(staged(work));
+    const uint32_t sO = ptx::shared_address(staged(work));
     if constexpr (C::kCrossTile) {
       if (lane_ == 0) ptx::tma_store_wait_read();  // of the tile before
       __syncwarp();
@@ -260,7 +260,7 @@ class Epilogue {
   /// The consumer's Q may be loaded again. Only lane 0 of each warp arrives.
   __device__ __forceinline__ void release_query() const {
     if (lane_ != 0) return;
-    ptx::mbarrier_arrive(ptx::smem_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
+    ptx::mbarrier_arrive(ptx::shared_address(&smem_.query_empty[C::kOutBuffer][consumer_]));
   }
 
   /// Byte of a 16-byte chunk of a row in a swizzled tile of a warp's rows.

@@ -15,8 +15,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   constexpr int kWarps = kWarpgroup / kWarp;
   auto init = [](auto& full, auto& empty, int count, int releases) {
     for (int i = 0; i < count; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&empty[i]), releases);
+      ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&empty[i]), releases);
     }
   };
   for (int buffer = 0; buffer < C::kQueryBuffers; ++buffer) {
@@ -28,17 +28,17 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
        kWarps * C::kConsumers + (C::kMaskWriter || C::kFewQueries ? 3 : 2));  // and the others
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     for (int mask = 0; mask < C::kMasks; ++mask) {
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_full[mask][consumer]), kWarp);
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_empty[mask][consumer]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&smem.mask_full[mask][consumer]), kWarp);
+      ptx::mbarrier_init(ptx::shared_address(&smem.mask_empty[mask][consumer]), kWarps);
     }
   }
   if constexpr (C::kCopiesMask) {
     for (int stage = 0; stage < C::kMaskStages; ++stage) {
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_full[stage]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&smem.mask_tile_empty[stage]), kWarps * C::kConsumers);
+      ptx::mbarrier_init(ptx::shared_address(&smem.mask_tile_full[stage]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&smem.mask_tile_empty[stage]), kWarps * C::kConsumers);
     }
   }
-  for (uint64_t& event : smem.event) ptx::mbarrier_init(ptx::smem_address(&event), 1);
+  for (uint64_t& event : smem.event) ptx::mbarrier_init(ptx::shared_address(&event), 1);
   ptx::mbarrier_fence_init();
   ptx::fence_async_proxy();
 }

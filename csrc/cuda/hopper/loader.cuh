@@ -41,7 +41,7 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
       if constexpr (kLoads == Loads::kValue) wait_first_key();
@@ -51,7 +51,7 @@ class Loader {
         load_tile(work);
       }
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.work_empty[work_.index]));
       work_.advance();
       if constexpr (kLoads == Loads::kQuery) wait_first_key();
     }
@@ -174,7 +174,7 @@ class Loader {
   /// Lets the planner claim the next query tile.
   __device__ __forceinline__ void tell_almost_loaded() const {
     if (C::kClaimsLate && lane_ == 0) {
-      ptx::mbarrier_arrive(ptx::smem_address(&smem_.event[kAlmostLoaded]));
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.event[kAlmostLoaded]));
     }
   }
 
@@ -260,9 +260,9 @@ class Loader {
   /// full.
   __device__ __forceinline__ void load_cleared(const Keys& keys, const Place& place,
                                                const Step& step, int32_t entry, Interval there) {
-    const uint32_t full = ptx::smem_address(&smem_.value_full[ring_.index]);
-    const uint32_t stage = ptx::smem_address(smem_.value[ring_.index]);
-    const uint32_t raw = ptx::smem_address(&smem_.event[kRawValue]);
+    const uint32_t full = ptx::shared_address(&smem_.value_full[ring_.index]);
+    const uint32_t stage = ptx::shared_address(smem_.value[ring_.index]);
+    const uint32_t raw = ptx::shared_address(&smem_.event[kRawValue]);
     copy_stage(keys, place, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
@@ -290,7 +290,7 @@ class Loader {
   __device__ __forceinline__ void load_stage(const Keys& keys, const Place& place, const Step& step,
                                              int32_t entry) {
     copy_stage(keys, place, step, entry,
-               ptx::smem_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
+               ptx::shared_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
     __syncwarp();
     ring_.advance();
   }
@@ -301,14 +301,15 @@ class Loader {
                                              int32_t entry, uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
-        ptx::smem_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
+        ptx::shared_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
     // Boxes of few leading keys, of which a narrow step takes one.
     const bool few = C::kNarrows && step.lead && args_.lead_rows == kNarrowKeys;
     const bool narrow = C::kNarrows && step.narrow;
     const int32_t box_bytes = few ? kNarrowKeys * C::kRowBytes : box_bytes_;
     const int32_t copies = narrow ? 1 : few ? C::BLOCK_KV / kNarrowKeys : args_.copies;
     const int32_t slabs = few ? args_.at.lead_copies : args_.at.key_copies;
-    const uint32_t box = ptx::smem_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
+    const uint32_t box =
+        ptx::shared_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
     const uint64_t eviction = read_once() ? ptx::kEvictFirst : ptx::kEvictLast;
     MapRow at = place_of_copy(keys, place, copy_key(step), entry);
     if (few) at.row += lane_ * kNarrowKeys;
@@ -347,7 +348,7 @@ class Loader {
   /// All blocks begin at once, and memory serves them all: what the first product does not need
   /// waits until what it needs has come.
   __device__ __forceinline__ void wait_first_key() const {
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.event[kFirstKey]), 0);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.event[kFirstKey]), 0);
   }
 
   /// Each consumer's 64 rows have barriers of their own. A lane copies the rows of one head.
@@ -357,11 +358,11 @@ class Loader {
     if (in_tile < C::BLOCK_Q) {
       const int32_t consumer = in_tile / kConsumerRows, row = in_tile % kConsumerRows;
       const int32_t head = packing.head(in_tile);
-      const uint32_t full = ptx::smem_address(&smem_.query_full[query_.index][consumer]);
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.query_empty[query_.index][consumer]),
+      const uint32_t full = ptx::shared_address(&smem_.query_full[query_.index][consumer]);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.query_empty[query_.index][consumer]),
                          query_.parity);
       if (row == 0) ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
-      const uint32_t tile = ptx::smem_address(smem_.query[query_.index][consumer]);
+      const uint32_t tile = ptx::shared_address(smem_.query[query_.index][consumer]);
       const ViewPlace at =
           view_place(work.slice.rows, args_.params.pattern.dilation, work.sequence_row);
 #pragma unroll 1

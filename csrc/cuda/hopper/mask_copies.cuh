@@ -22,9 +22,9 @@ class MaskCopies {
   /// Copies the columns of the key tile that begins with `key`, for the rows of the query tile:
   /// zeros past those that exist. Run by one lane.
   __device__ __forceinline__ void copy(const Work& work, int32_t key) {
-    const uint32_t full = ptx::smem_address(&smem_.mask_tile_full[ring_.index]);
-    const uint32_t tile = ptx::smem_address(smem_.mask_tile[ring_.index]);
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_tile_empty[ring_.index]), ring_.parity);
+    const uint32_t full = ptx::shared_address(&smem_.mask_tile_full[ring_.index]);
+    const uint32_t tile = ptx::shared_address(smem_.mask_tile[ring_.index]);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.mask_tile_empty[ring_.index]), ring_.parity);
     ptx::mbarrier_arrive_expect(full, C::kMaskTileBytes);
     const bool shared = mask_.stride_h == 0;  // by heads, which read it at the same time
 #pragma unroll 1

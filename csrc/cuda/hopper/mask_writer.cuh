@@ -22,13 +22,13 @@ class MaskWriter {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.work_full[work_.index]), work_.parity);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work_.index]), work_.parity);
       const Work& work = smem_.work[work_.index];
       if (work.batch < 0) break;
       const bool copies = C::kCopiesMask && args_.copies_mask;
       if (work.written || copies) write_masks(work, copies);
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_empty[work_.index]));
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.work_empty[work_.index]));
       work_.advance();
     }
   }
@@ -63,9 +63,9 @@ class MaskWriter {
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;
-        const uint32_t full = ptx::smem_address(&smem_.mask_full[mask_.index][consumer]);
+        const uint32_t full = ptx::shared_address(&smem_.mask_full[mask_.index][consumer]);
         RowMask* mask = smem_.mask[mask_.index][consumer];
-        ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer]),
+        ptx::mbarrier_wait(ptx::shared_address(&smem_.mask_empty[mask_.index][consumer]),
                            mask_.parity);
 #pragma unroll 1
         for (int32_t row = lane_; row < kConsumerRows; row += kWarp) {

@@ -261,13 +261,13 @@ class Planner {
   /// planned, as soon as there is room for it. Pieces of a deal are few, so one waits for each.
   __device__ __forceinline__ void wait_turn(const Work& work) {
     auto wait = [&](const auto& slot) {
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.work_empty[slot.index]), slot.parity);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.work_empty[slot.index]), slot.parity);
     };
     wait(slot_);
     const int32_t visits = most_visits<C>(args_, work);
     const bool late = claims_late<C>(args_);
     if (late && visits > kPlanningTiles) {
-      ptx::mbarrier_wait(ptx::smem_address(&smem_.event[kAlmostLoaded]), loaded_parity_);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.event[kAlmostLoaded]), loaded_parity_);
       loaded_parity_ ^= 1;
     } else if (late ? C::kDeals && visits > 1 : visits > kShortTile) {
       auto before = slot_;
@@ -281,7 +281,7 @@ class Planner {
       smem_.work[slot_.index] = work;
       if constexpr (C::kLeads) smem_.there[slot_.index][C::kLeads] = there.lead;
       if constexpr (C::kRawValues) smem_.there[slot_.index][0] = there.main;
-      ptx::mbarrier_arrive(ptx::smem_address(&smem_.work_full[slot_.index]));
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.work_full[slot_.index]));
     }
     __syncwarp();
     slot_.advance();

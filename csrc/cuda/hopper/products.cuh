@@ -14,10 +14,10 @@ class Products {
     constexpr auto kSwizzle =
         C::kRowBytes == 128 ? ptx::Swizzle::k128Bytes : ptx::Swizzle::k64Bytes;
     constexpr uint32_t kEightRows = 8 * C::kRowBytes;
-    sQ_ =
-        ptx::wgmma_descriptor(ptx::smem_address(smem.query[0][consumer]), 16, kEightRows, kSwizzle);
-    sK_ = ptx::wgmma_descriptor(ptx::smem_address(smem.key[0]), 16, kEightRows, kSwizzle);
-    sV_ = ptx::wgmma_descriptor(ptx::smem_address(smem.value[0]), C::BLOCK_KV * C::kRowBytes,
+    sQ_ = ptx::wgmma_descriptor(ptx::shared_address(smem.query[0][consumer]), 16, kEightRows,
+                                kSwizzle);
+    sK_ = ptx::wgmma_descriptor(ptx::shared_address(smem.key[0]), 16, kEightRows, kSwizzle);
+    sV_ = ptx::wgmma_descriptor(ptx::shared_address(smem.value[0]), C::BLOCK_KV * C::kRowBytes,
                                 kEightRows, kSwizzle);
   }
 

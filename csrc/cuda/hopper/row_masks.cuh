@@ -71,12 +71,12 @@ class RowMasks {
     }
     const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
     const RowMask* mask = smem_.mask[mask_.index][consumer_];
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.mask_full[mask_.index][consumer_]), mask_.parity);
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible[r] = mask[own_row + 8 * r].word[lane_ % 4];
     __syncwarp();
     if (lane_ == 0)
-      ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_empty[mask_.index][consumer_]));
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.mask_empty[mask_.index][consumer_]));
     mask_.advance();
   }
 

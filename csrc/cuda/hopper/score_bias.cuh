@@ -110,7 +110,7 @@ class ScoreBias {
     constexpr int32_t kRowBytes = kMaskColumns * 2, kChunks = kRowBytes / 16;
     const uint8_t* own = smem_.mask_tile[ring_.index] + row * kRowBytes + column * sizeof(Element);
     const int32_t swizzle = row / 2 % kChunks;
-    ptx::mbarrier_wait(ptx::smem_address(&smem_.mask_tile_full[ring_.index]), ring_.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.mask_tile_full[ring_.index]), ring_.parity);
 #pragma unroll
     for (int c = 0; c < C::BLOCK_KV / 8; ++c) {
       const uint8_t* at = own + c / kChunks * C::kMaskSlabBytes + (c % kChunks ^ swizzle) * 16;
@@ -121,7 +121,7 @@ class ScoreBias {
     }
     __syncwarp();
     if (threadIdx.x % kWarp == 0) {
-      ptx::mbarrier_arrive(ptx::smem_address(&smem_.mask_tile_empty[ring_.index]));
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.mask_tile_empty[ring_.index]));
     }
     ring_.advance();
   }

@@ -36,7 +36,7 @@ struct Consumer {
   float base[2], sum[2];  // of the row: what its terms are relative to; those of the lane
 
   __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   }
 
   // Warpgroups multiply in turns, each alone: together they would all multiply, then all
@@ -54,7 +54,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void multiply(Scores& scores) const {
-    const uint64_t keys = descriptor(ptx::smem_address(storage.key[stage]));
+    const uint64_t keys = descriptor(ptx::shared_address(storage.key[stage]));
     constexpr int kSteps = kSlabColumns / 16;
     ptx::pin(scores);
     take_turn();
@@ -231,7 +231,7 @@ struct Consumer {
     for (int32_t segment = segments.begin; segment < segments.end; ++segment) {
       const int32_t begin = segment * length, end = imin(begin + length, all);
       for (int32_t tile = begin; tile < end; ++tile) {
-        ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), parity);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.key_full[stage]), parity);
         if (tile >= own) {
           take_turn();
           pass_turn();
@@ -275,7 +275,7 @@ struct Consumer {
       tiles = imax(tiles, Unit(args, storage.item, other).tiles(args));
     }
     const Unit unit(args, storage.item, consumer);
-    begin(unit, ptx::smem_address(storage.query[consumer]));
+    begin(unit, ptx::shared_address(storage.query[consumer]));
     const int32_t own = __shfl_sync(~0u, unit.tiles(args), 0);
     tiles = __shfl_sync(~0u, tiles, 0);
     const int32_t length = __shfl_sync(~0u, unit.segment_tiles(args), 0);
@@ -296,7 +296,7 @@ struct Consumer {
   __device__ void run() {
     if (consumer == kConsumers - 1) pass_turn();  // the first one's
     for (int turn = 0;; ++turn) {
-      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full), turn % 2);
+      ptx::mbarrier_wait(ptx::shared_address(&storage.item_full), turn % 2);
       if (storage.item < 0) break;
       begin_and_walk();
       const Unit unit(args, storage.item, consumer);  // again, to hold nothing while it walks

@@ -28,8 +28,8 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
   uint32_t parity = 0;
   int64_t item = blockIdx.x / args.parts;
   for (int turn = 0;; ++turn) {
-    ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty), turn % 2 ^ 1);
-    const uint32_t item_full = ptx::smem_address(&storage.item_full);
+    ptx::mbarrier_wait(ptx::shared_address(&storage.item_empty), turn % 2 ^ 1);
+    const uint32_t item_full = ptx::shared_address(&storage.item_full);
     storage.item = item < args.items ? item : -1;
     if (item >= args.items) return ptx::mbarrier_arrive(item_full);
     ptx::mbarrier_arrive_expect(item_full, kConsumers * C::kQueryBytes);
@@ -40,7 +40,7 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
       unit = Unit(args, item, consumer);
       tiles = imax(tiles, unit.tiles(args));
       for (int slab = 0; slab < C::kSlabs; ++slab) {
-        ptx::tma_load(ptx::smem_address(storage.query[consumer]) + slab * kVectors * kRowBytes,
+        ptx::tma_load(ptx::shared_address(storage.query[consumer]) + slab * kVectors * kRowBytes,
                       &args.query,
                       {slab * kSlabColumns, unit.vectors.begin, 0, unit.head, unit.batch},
                       item_full, ptx::kEvictFirst);
@@ -51,11 +51,11 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
     const int32_t length = unit.segment_tiles(args);
     const int32_t end = imin(tiles, segments.end * length);
     for (int32_t tile = segments.begin * length; tile < end; ++tile) {
-      ptx::mbarrier_wait(ptx::smem_address(&storage.key_empty[stage]), parity ^ 1);
-      const uint32_t key_full = ptx::smem_address(&storage.key_full[stage]);
+      ptx::mbarrier_wait(ptx::shared_address(&storage.key_empty[stage]), parity ^ 1);
+      const uint32_t key_full = ptx::shared_address(&storage.key_full[stage]);
       ptx::mbarrier_arrive_expect(key_full, C::kKeyBytes);
       for (int slab = 0; slab < C::kSlabs; ++slab) {
-        ptx::tma_load(ptx::smem_address(storage.key[stage]) + slab * kKeys * kRowBytes, &args.key,
+        ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * kKeys * kRowBytes, &args.key,
                       {slab * kSlabColumns, tile * kKeys, 0, key_head, unit.batch}, key_full,
                       ptx::kEvictLast);
       }
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::wait_for_primary();
   if (threadIdx.x == 0) {
     constexpr int kWarps = kConsumers * kWarpgroup / 32;
-    ptx::mbarrier_init(ptx::smem_address(&storage.item_full), 1);
-    ptx::mbarrier_init(ptx::smem_address(&storage.item_empty), kWarps);
+    ptx::mbarrier_init(ptx::shared_address(&storage.item_full), 1);
+    ptx::mbarrier_init(ptx::shared_address(&storage.item_empty), kWarps);
     for (int i = 0; i < C::kStages; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.key_full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.key_empty[i]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.key_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.key_empty[i]), kWarps);
     }
     ptx::mbarrier_fence_init();
   }

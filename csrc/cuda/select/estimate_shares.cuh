@@ -40,7 +40,7 @@ struct Shares {
   /// stored.
   __device__ void load_chunk(int32_t first, int32_t chunk, int32_t there) const {
     constexpr int kPieces = kVectors / 4;
-    const uint32_t to = ptx::smem_address(storage.chunk[consumer][chunk % kChunks]);
+    const uint32_t to = ptx::shared_address(storage.chunk[consumer][chunk % kChunks]);
     for (int at = threadIdx.x % kWarpgroup; at < kChunk * kPieces; at += kWarpgroup) {
       const int32_t j = first + chunk * kChunk + at / kPieces;
       const bool valid = j < there;

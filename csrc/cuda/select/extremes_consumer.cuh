@@ -72,10 +72,10 @@ struct Consumer {
   float* shares;       // of the first one
 
   __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   }
   __device__ __forceinline__ void wait_keys() const {
-    ptx::mbarrier_wait(ptx::smem_address(&storage.key_full[stage]), stage_parity);
+    ptx::mbarrier_wait(ptx::shared_address(&storage.key_full[stage]), stage_parity);
   }
   __device__ __forceinline__ void release_keys() {
     arrive(storage.key_empty[stage]);
@@ -115,7 +115,7 @@ struct Consumer {
     }
   }
   __device__ static uint64_t descriptor(const uint8_t* tile) {
-    return ptx::wgmma_descriptor(ptx::smem_address(tile), 16, 8 * kRowBytes,
+    return ptx::wgmma_descriptor(ptx::shared_address(tile), 16, 8 * kRowBytes,
                                  ptx::Swizzle::k128Bytes);
   }
   /// The products with the chunk of key blocks that is there.
@@ -292,7 +292,7 @@ struct Consumer {
 
   __device__ __forceinline__ void take(const Tile& tile) {
     begin(tile);
-    ptx::mbarrier_wait(ptx::smem_address(&storage.query_full[consumer]), parity);
+    ptx::mbarrier_wait(ptx::shared_address(&storage.query_full[consumer]), parity);
     parity ^= 1;
     Places places;
     load_places(places);

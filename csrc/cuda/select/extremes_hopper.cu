@@ -22,12 +22,12 @@ struct Loader {
     uint32_t parity = 1;
     for_each_tile<C>(args, [&](const Tile& tile) {
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-        ptx::mbarrier_wait(ptx::smem_address(&storage.query_empty[consumer]), parity);
-        const uint32_t full = ptx::smem_address(&storage.query_full[consumer]);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.query_empty[consumer]), parity);
+        const uint32_t full = ptx::shared_address(&storage.query_full[consumer]);
         ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
         for (int slab = 0; slab < C::HEAD_DIM / kQuerySlab; ++slab) {
           ptx::tma_load(
-              ptx::smem_address(storage.query[consumer]) + slab * kRows * kRowBytes, &args.query,
+              ptx::shared_address(storage.query[consumer]) + slab * kRows * kRowBytes, &args.query,
               {slab * kQuerySlab, tile.first + consumer * kRows, 0, tile.head, tile.batch}, full,
               ptx::kEvictFirst);
         }
@@ -42,11 +42,11 @@ struct Loader {
       const int32_t head = tile.head / args.params.problem.group();
       for (int turn = 0; turn < 2 * tile.chunks; ++turn) {
         const int chunk = turn < tile.chunks ? turn : turn - tile.chunks;
-        ptx::mbarrier_wait(ptx::smem_address(&storage.key_empty[stage]), parity);
-        const uint32_t full = ptx::smem_address(&storage.key_full[stage]);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.key_empty[stage]), parity);
+        const uint32_t full = ptx::shared_address(&storage.key_full[stage]);
         ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
         for (int slab = 0; slab < C::HEAD_DIM / kKeySlab; ++slab) {
-          ptx::tma_load(ptx::smem_address(storage.key[stage]) + slab * C::kChunk * kRowBytes,
+          ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * C::kChunk * kRowBytes,
                         &args.key, {slab * 2 * kKeySlab, chunk * C::kChunk, 0, head, tile.batch},
                         full, ptx::kEvictLast);
         }
@@ -64,12 +64,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<C>*>(memory);
   if (threadIdx.x == 0) {
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.query_full[consumer]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.query_empty[consumer]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.query_full[consumer]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.query_empty[consumer]), kWarps);
     }
     for (int stage = 0; stage < C::kStages; ++stage) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.key_full[stage]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.key_empty[stage]), C::kConsumers * kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.key_full[stage]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.key_empty[stage]), C::kConsumers * kWarps);
     }
     ptx::mbarrier_fence_init();
   }

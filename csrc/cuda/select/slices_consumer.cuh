@@ -33,7 +33,7 @@ struct Consumer {
   int32_t pairs[2], last_pairs[2];  // of an antidiagonal, and of the last key vector's
 
   __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&barrier));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   }
   __device__ static uint64_t descriptor(uint32_t slab) {
     return ptx::wgmma_descriptor(slab, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
@@ -50,10 +50,10 @@ struct Consumer {
     }
   }
   __device__ __forceinline__ void multiply(Scores& scores, bool first) {
-    ptx::mbarrier_wait(ptx::smem_address(&storage.full[stage]), parity);
-    const uint64_t keys = descriptor(ptx::smem_address(storage.key[stage]));
+    ptx::mbarrier_wait(ptx::shared_address(&storage.full[stage]), parity);
+    const uint64_t keys = descriptor(ptx::shared_address(storage.key[stage]));
     const uint64_t queries =
-        descriptor(ptx::smem_address(storage.query[stage]) + consumer * kRows * kRowBytes);
+        descriptor(ptx::shared_address(storage.query[stage]) + consumer * kRows * kRowBytes);
     ptx::pin(scores);
     ptx::wgmma_fence();
 #pragma unroll
@@ -186,7 +186,7 @@ struct Consumer {
   __device__ void run() {
     for (int turn = 0;; ++turn) {
       const int slot = turn % kItems;
-      ptx::mbarrier_wait(ptx::smem_address(&storage.item_full[slot]), turn / kItems % 2);
+      ptx::mbarrier_wait(ptx::shared_address(&storage.item_full[slot]), turn / kItems % 2);
       tile = storage.item[slot];
       __syncwarp();
       arrive(storage.item_empty[slot]);

@@ -22,22 +22,23 @@ __device__ void load(const Arguments& args, Storage& storage) {
   for (int turn = 0;; ++turn) {
     const Tile tile = order.take();
     const int slot = turn % kItems;
-    ptx::mbarrier_wait(ptx::smem_address(&storage.item_empty[slot]), turn / kItems % 2 ^ 1);
+    ptx::mbarrier_wait(ptx::shared_address(&storage.item_empty[slot]), turn / kItems % 2 ^ 1);
     storage.item[slot] = tile;
-    ptx::mbarrier_arrive(ptx::smem_address(&storage.item_full[slot]));
+    ptx::mbarrier_arrive(ptx::shared_address(&storage.item_full[slot]));
     if (tile.head < 0) return;
     const int32_t batch = args.batch(tile.head), head = args.head_q(tile.head);
     const int32_t key_head = head / args.params.problem.group();
     for (int slab = 0; slab < slabs; ++slab) {
       for (int slice = 0; slice < estimate.slices; ++slice) {
         const int key_slice = estimate.slices - 1 - slice;
-        ptx::mbarrier_wait(ptx::smem_address(&storage.empty[stage]), parity ^ 1);
-        const uint32_t full = ptx::smem_address(&storage.full[stage]);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.empty[stage]), parity ^ 1);
+        const uint32_t full = ptx::shared_address(&storage.full[stage]);
         ptx::mbarrier_arrive_expect(full, kQueryBytes + kKeyBytes);
         ptx::tma_load(
-            ptx::smem_address(storage.query[stage]), &args.query[slice >= args.last_query],
+            ptx::shared_address(storage.query[stage]), &args.query[slice >= args.last_query],
             {slab * kSlabColumns, slice, tile.row * kTileRows, head, batch}, full, ptx::kEvictLast);
-        ptx::tma_load(ptx::smem_address(storage.key[stage]), &args.key[key_slice >= args.last_key],
+        ptx::tma_load(ptx::shared_address(storage.key[stage]),
+                      &args.key[key_slice >= args.last_key],
                       {slab * kSlabColumns, key_slice, tile.column * kSliceKeys, key_head, batch},
                       full, ptx::kEvictLast);
         if (++stage == kStages) {
@@ -56,12 +57,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& storage = *reinterpret_cast<Storage*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kItems; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.item_full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.item_empty[i]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.item_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.item_empty[i]), kWarps);
     }
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&storage.full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&storage.empty[i]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.empty[i]), kWarps);
     }
     ptx::mbarrier_fence_init();
   }

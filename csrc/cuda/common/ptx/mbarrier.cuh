@@ -4,12 +4,9 @@
 
 #include <cstdint>
 
-namespace sparse_attn::cuda::ptx {
+#include "shared.cuh"
 
-/// The 32-bit shared-memory address that every instruction of this folder takes.
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace sparse_attn::cuda::ptx {
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));

@@ -6,6 +6,7 @@
 
 namespace sparse_attn::cuda::ptx {
 
+/// The 32-bit address of shared memory that every instruction of this folder takes.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
