@@ -194,7 +194,7 @@ def test_graph_follows_a_growing_cache(split, device):
 
 
 @pytest.mark.parametrize("Sq", [1, 5, 12])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 160, 256])
 @pytest.mark.parametrize("Skv", [1, 128, 256, 257, 400, 1000, 2049, 4096, 17000])
 def test_who_merges_changes_no_bit(split, device, Skv, head_dim, Sq):
     """The thread blocks that wrote chunks, a kernel after them, or none, of the largest batches."""
@@ -261,6 +261,12 @@ def test_uneven_sequences_have_bits_of_their_own(split, device, name, page_size)
     check_uneven(split, device, name, page_size, UNEVEN)
 
 
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("head_dim, value_dim", [(40, 40), (96, 96), (192, 128), (72, 136)])
+def test_uneven_sequences_of_other_head_dims(split, device, head_dim, value_dim, coarse):
+    check_uneven(split, device, "full", 48, UNEVEN, coarse, head_dim, value_dim)
+
+
 @pytest.mark.parametrize("page_size", [16, 48])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
 def test_short_sequences_have_bits_of_their_own(split, device, name, page_size):
@@ -273,8 +279,10 @@ def test_uneven_sequences_of_float8_have_bits_of_their_own(split, device, name, 
     check_uneven(split, device, name, page_size, UNEVEN, coarse=True)
 
 
-def check_uneven(split, device, name, page_size, lengths, coarse=False):
-    ragged = Ragged((1,) * len(lengths), lengths, 8, 2, 128)
+def check_uneven(
+    split, device, name, page_size, lengths, coarse=False, head_dim=128, value_dim=128
+):
+    ragged = Ragged((1,) * len(lengths), lengths, 8, 2, head_dim, value_dim)
     sequences = ragged.sequences(device, torch.bfloat16)
     if coarse:
         kind = torch.float8_e4m3fn

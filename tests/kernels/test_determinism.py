@@ -49,7 +49,7 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192])
 @pytest.mark.parametrize("Sq", [17, 64, 128, 250])
 def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
     """Of few heads each chunk of keys has a thread block, of more a group of them, then a tile."""

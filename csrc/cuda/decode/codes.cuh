@@ -25,13 +25,14 @@ struct CodeLoader {
     const int lane = threadIdx.x % 32;
     const int column = lane % Tile::kChunks * Tile::kChunk;
     from += lane / Tile::kChunks * stride + column;
-    if (whole && columns == Config::HEAD_DIM && valid.holds({0, kStepKeys})) {
+    if (whole && columns % Tile::kChunk == 0 && valid.holds({0, kStepKeys})) {
+      const bool exists = column < columns;
       // The rows of a pass differ in the bits that pass 0 leaves: their place is one more xor.
       const uint32_t first = to + Tile::place(lane / Tile::kChunks, column);
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int rows = pass * kRowsAtOnce;
-        ptx::cp_async_16_once((first ^ Tile::turn(rows)) + rows * Config::HEAD_DIM, from, true);
+        ptx::cp_async_16_once((first ^ Tile::turn(rows)) + rows * Config::HEAD_DIM, from, exists);
         from += kRowsAtOnce * stride;
       }
       return;

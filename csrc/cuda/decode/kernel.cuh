@@ -108,8 +108,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const int warp = threadIdx.x / 32;
   // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
-  const int32_t key_columns = kLean ? Config::HEAD_DIM : params.problem.head_dim;
-  const int32_t value_columns = kLean ? Config::HEAD_DIM : params.problem.value_dim;
+  const int32_t key_columns = params.problem.head_dim;
+  const int32_t value_columns = params.problem.value_dim;
   const bool copied = kLean || aligned;
   const RowLoader<Config> query_rows = {key_columns, copied};
   typename Config::Products products;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   sum.init();
   constexpr int kAtOnce = Config::kAtOnce;
   auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
-  const bool kept = ptx::kHasClusters && work.rows <= Config::kKeptRows;
+  const bool kept = ptx::kHasClusters && (whole || partials.gaps) && work.rows <= Config::kKeptRows;
   const Groups groups = {
       chunk, end, imax(state.walk.chunks, end), chunks_before(state, partials), partials.grouped,
       kept};

@@ -32,7 +32,7 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
 template <typename T, int HEAD_DIM>
 Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   using Flat = Config<T, HEAD_DIM, kFragmentRows>;
-  Kind kind = kind_of(params, HEAD_DIM);
+  const Kind kind = kind_of(params);
   if (params.keys.dtype == Dtype::kFloat8) {
     using Codes = Config<HalfOfEitherKind, HEAD_DIM, kFragmentRows>;
     if (kind == Kind::kSequences) return launch_kernel<Codes, Kind::kSequences>(params, plan);

@@ -123,17 +123,16 @@ inline bool is_strided(const Pattern& pattern) {
   return pattern.dilation > 1 || pattern.lead.step > 1;
 }
 
-/// The kind of kernel that serves a call, compiled for a head dim.
-inline Kind kind_of(const AttentionParams& params, int32_t compiled_head_dim) {
+/// The kind of kernel that serves a call.
+inline Kind kind_of(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
   if (is_strided(pattern)) return Kind::kStrided;
-  constexpr Features kPlain =
-      Features::of(Feature::kWindow, Feature::kQueryOffsets, Feature::kSinkLogits);
+  constexpr Features kPlain = Features::of(Feature::kWindow, Feature::kQueryOffsets,
+                                           Feature::kSinkLogits, Feature::kValueDim);
   constexpr Features kListed = kPlain.with(
       Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kList));
   constexpr Features kSequences = kPlain.with(
       Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys));
-  if (params.problem.head_dim != compiled_head_dim) return Kind::kGeneral;
   if (params.features.has(Feature::kList)) {
     return params.features.within(kListed) ? Kind::kListed : Kind::kGeneral;
   }

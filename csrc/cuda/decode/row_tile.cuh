@@ -218,10 +218,11 @@ struct RowLoader {
   __device__ __forceinline__ void load(uint32_t to, const T* from, int64_t stride,
                                        Interval valid) const {
     from += row(0) * stride + column();
-    if (aligned && columns == Config::HEAD_DIM && valid.holds({0, kStepKeys})) {
+    if (aligned && valid.holds({0, kStepKeys})) {
+      const bool exists = column() < columns;
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        ptx::cp_async_16_once(place(to, pass), from, true);
+        ptx::cp_async_16_once(place(to, pass), from, exists);
         from += kRowsAtOnce * stride;
       }
       return;

@@ -145,7 +145,7 @@ constexpr Kernel kKernels[] = {
     {3, kPlainCalls, Split::kNone, {128, 128, 128, 112, 112, 0, 0, 0, 0, 0, 0}},
     {2, kPlainCalls, Split::kNone, {0, 0, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
     // Few queries: little code, since it runs for microseconds.
-    {2, kPlainCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    {2, kPlainCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 0, 0}},
     {2, kSinkCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
@@ -223,11 +223,12 @@ constexpr bool chunks_are_alike() {
 }
 static_assert(chunks_are_alike(), "a row's bits depend on chunks, so on no choice of kernel");
 
-/// Whether all kernels that may serve a plain call take so many keys a tile.
+/// Whether all kernels that may serve a plain call without chunks take so many keys a tile.
 constexpr bool plain_tiles_have(int32_t head_dim, int32_t keys) {
   const int32_t own = find_kernel(head_dim, {}).head_dim;
   for (const Kernel& kernel : kKernels) {
-    const int32_t has = kernel.serves({}) && kernel.is_plain() ? kernel.keys_at(own) : keys;
+    const bool may = kernel.serves({}) && kernel.is_plain() && kernel.splits == Split::kNone;
+    const int32_t has = may ? kernel.keys_at(own) : keys;
     if (has != 0 && has != keys) return false;
   }
   return true;
