@@ -43,6 +43,24 @@ bool use_bfloat(const AttentionParams& params) {
          params.problem.value_dim % kBfloatRows == 0;
 }
 
+/// Up to how many rows a head's are multiplied one by one, from the keys where they lie: more where
+/// keys would be converted or packed first, none where the rest of a vector is slow. Figures in
+/// docs/kernels/cpu.md; of AMX and narrower vectors there are none.
+int32_t few_rows(const AttentionParams& params) {
+  constexpr int32_t kUsual = 4, kPacked = 8, kWidened = 16, kConverted = 32, kWideLanes = 16;
+  constexpr int32_t kShort = 64;  // keys, for which starting a product takes longest
+  const Pattern& pattern = params.pattern;
+  const int32_t lanes = vector_math().lanes;
+  if (pattern.topk > 0 || pattern.list.present() || pattern.dilation > 1) return kUsual;
+  if (lanes < kWideLanes || use_bfloat(params)) return kUsual;
+  const Problem& problem = params.problem;
+  const bool half = problem.dtype != Dtype::kFloat32;
+  const bool whole = problem.head_dim % lanes == 0 && problem.value_dim % lanes == 0;
+  if (use_panels(params)) return whole ? (half ? kWidened : kUsual) : half ? kUsual : 0;
+  if (half) return kConverted;
+  return whole && problem.seq_kv <= kShort ? kShort : kPacked;
+}
+
 int32_t chunk_keys(const AttentionParams& params) {
   bool float_panels = use_panels(params) && !use_bfloat(params);
   int32_t fit = float_panels ? kChunkFloats / params.problem.head_dim / 16 * 16 : kChunkKeys;
@@ -60,7 +78,7 @@ TopkRoom topk_room(const AttentionParams& params) {
 void fit_topk(const AttentionParams& params, Plan* plan) {
   const Pattern& pattern = params.pattern;
   bool one_run = !pattern.has_lead() && params.global_tokens == nullptr && !pattern.list.present();
-  if (!one_run || params.problem.seq_q <= kFewRows) return;
+  if (!one_run || params.problem.seq_q <= few_rows(params)) return;
   const int32_t parts = parts_of(static_cast<Element>(params.problem.dtype));
   int64_t share = use_bfloat(params) ? kBfloatDenseShare / parts : kDenseShare, k = pattern.topk;
   int64_t whole = std::max((share + 1) * k, kWholeColumns);
@@ -112,7 +130,7 @@ bool tiles_make_panels(const AttentionParams& params) {
 /// Heads of a group that share tiles, so that each key is read and packed once: as many as leave
 /// every thread a tile. No bit depends on it: heads whose rows see other keys do not share.
 int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_workers) {
-  const bool worth = rows <= kFewRows || tiles_make_panels(params);
+  const bool worth = rows <= few_rows(params) || tiles_make_panels(params);
   if (!worth || params.pattern.topk > 0 || params.scores.bounds.stride_h != 0) return 1;
   const int32_t group = params.problem.group();
   const int64_t tiles = int64_t{params.problem.batch} * params.problem.heads_kv;
@@ -147,7 +165,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
   PackCut pack;
   int64_t heads = int64_t{params.problem.batch} * params.problem.heads_kv;
   pack.heads_per_round = heads;
-  if (query.tile_rows <= kFewRows) return pack;
+  if (query.tile_rows <= few_rows(params)) return pack;
   pack.bfloat = use_bfloat(params);
   if (pack.bfloat) pack.parts = parts_of(static_cast<Element>(params.problem.dtype));
   pack.panels = pack.bfloat || use_panels(params);
@@ -179,6 +197,7 @@ PackCut cut_keys(const AttentionParams& params, const QueryCut& query, int32_t n
 
 Plan make_plan(const AttentionParams& params, int32_t num_workers) {
   Plan plan;
+  plan.few_rows = few_rows(params);
   plan.query = cut_queries(params, num_workers);
   plan.pack = cut_keys(params, plan.query, num_workers);
   plan.chunk_keys = chunk_keys(params);

@@ -12,9 +12,6 @@
 
 namespace sparse_attn::cpu {
 
-/// Up to here a head's rows are multiplied one by one, from the keys where they lie.
-constexpr int32_t kFewRows = 4;
-
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
@@ -48,6 +45,7 @@ struct PackCut {
 struct Plan {
   QueryCut query;
   PackCut pack;
+  int32_t few_rows = 0;      // of a head, which are multiplied one by one, from keys where they lie
   int32_t chunk_keys = 0;    // columns of a tile of scores
   int64_t score_stride = 0;  // floats from a row of scores to the next
   // For token top-k: tiles of up to whole_columns keep whole rows of scores, others candidates; of

@@ -67,7 +67,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       scale_(params.score_scale(tile.batch, tile.head)),
       bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
-      row_by_row_(!panels_ && tile.rows.size() <= kFewRows),
+      row_by_row_(!panels_ && tile.rows.size() <= plan.few_rows),
       scores_(scratch.scores),
       score_stride_(plan.score_stride) {}
 

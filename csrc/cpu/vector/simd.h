@@ -38,6 +38,26 @@ inline void store(void* target, Vector x) {
   __builtin_memcpy(target, &x, sizeof(x));
 }
 
+/// The first `count` floats or halves at `source`, fewer than a vector's; then zeros.
+inline Floats load_floats(const void* source, int64_t count) {
+#if defined(__AVX512F__)
+  return Floats(_mm512_maskz_loadu_ps((1u << count) - 1, source));
+#else
+  Floats x = {};
+  __builtin_memcpy(&x, source, count * sizeof(float));
+  return x;
+#endif
+}
+inline Halves load_halves(const void* source, int64_t count) {
+#if defined(__AVX512F__)
+  return Halves(_mm256_maskz_loadu_epi16((1u << count) - 1, source));
+#else
+  Halves x = {};
+  __builtin_memcpy(&x, source, count * sizeof(uint16_t));
+  return x;
+#endif
+}
+
 /// Less 0, which the compiler knows to change nothing; more 0 would be a sum.
 inline Floats broadcast(float x) { return x - Floats{}; }
 inline Floats select(Ints condition, Floats a, Floats b) {

@@ -144,6 +144,8 @@ struct VectorMath {
   /// out += sum over i < n of weights[i] * values[columns[i]]; values of weight 0 are not read.
   void (*row_accumulate)(const float* weights, const int32_t* columns, int64_t n, Rows values,
                          int32_t head_dim, float* out);
+  /// Elements of a vector.
+  int32_t lanes;
   /// Rows of a product with panels, at most; 0 where BLAS is as good.
   int32_t group_rows;
   /// Up to here panels are faster than BLAS even where many rows share a tile.

@@ -25,16 +25,17 @@ struct Loader {
   }
   static Floats full(const void* data, int64_t i) {
     if constexpr (kElement == Element::kFloat32) return load<Floats>(at(data, i));
-    if constexpr (kElement == Element::kFloat16) return float_of_float16(load<Halves>(at(data, i)));
-    if constexpr (kElement == Element::kBFloat16) {
-      return float_of_bfloat16(load<Halves>(at(data, i)));
-    }
+    if constexpr (kElement != Element::kFloat32) return widen(load<Halves>(at(data, i)));
   }
   /// `count` elements, then zeros.
   static Floats part(const void* data, int64_t i, int64_t count) {
-    alignas(64) char buffer[kLanes * 4] = {};
-    __builtin_memcpy(buffer, at(data, i), count * kBytes);
-    return full(buffer, 0);
+    if constexpr (kElement == Element::kFloat32) return load_floats(at(data, i), count);
+    if constexpr (kElement != Element::kFloat32) return widen(load_halves(at(data, i), count));
+  }
+
+ private:
+  static Floats widen(Halves x) {
+    return kElement == Element::kFloat16 ? float_of_float16(x) : float_of_bfloat16(x);
   }
 };
 
@@ -134,10 +135,11 @@ void row_scores(const float* query, int64_t query_stride, int32_t rows, Rows key
 }
 
 /// out[row, 0 to kVectors * kLanes) += sum over i of weights[row, i] * values[i], of elements that
-/// begin at `offset`.
-template <int kRows, int kVectors, class RowLoader>
+/// begin at `offset`; of the one vector of a kRest as many elements as `count` says.
+template <int kRows, int kVectors, bool kRest, class RowLoader>
 void add_values(const float* weights, int64_t stride, int64_t n, const Rows& values, int64_t offset,
-                int64_t out_stride, float* out, RowLoader loader) {
+                int64_t count, int64_t out_stride, float* out, RowLoader loader) {
+  static_assert(!kRest || kVectors == 1);
   Floats sums[kRows][kVectors];
   for (int row = 0; row < kRows; ++row) {
     for (int k = 0; k < kVectors; ++k) sums[row][k] = Floats{};
@@ -153,7 +155,8 @@ void add_values(const float* weights, int64_t stride, int64_t n, const Rows& val
     if (!any) continue;
     Floats value[kVectors];
     for (int k = 0; k < kVectors; ++k) {
-      value[k] = loader.full(values.data, i * values.stride + offset + k * kLanes);
+      const int64_t first = i * values.stride + offset + k * kLanes;
+      value[k] = kRest ? loader.part(values.data, first, count) : loader.full(values.data, first);
     }
     for (int row = 0; row < kRows; ++row) {
       if (!all && weight[row] == 0) continue;
@@ -163,21 +166,13 @@ void add_values(const float* weights, int64_t stride, int64_t n, const Rows& val
   for (int row = 0; row < kRows; ++row) {
     for (int k = 0; k < kVectors; ++k) {
       float* target = out + row * out_stride + k * kLanes;
-      store(target, load<Floats>(target) + sums[row][k]);
+      if (kRest) {
+        store_part(target, load_floats(target, count) + sums[row][k], count);
+      } else {
+        store(target, load<Floats>(target) + sums[row][k]);
+      }
     }
   }
-}
-
-/// The same for the last elements, fewer than a vector's; columns null: 0, 1, ...
-template <class RowLoader>
-void add_rest(const float* weights, const int32_t* columns, int64_t n, const Rows& values,
-              int32_t begin, int32_t count, float* out, RowLoader loader) {
-  Floats x = load_part(out, count, 0);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t first = (columns == nullptr ? i : columns[i]) * values.stride + begin;
-    if (weights[i] != 0) x += weights[i] * loader.part(values.data, first, count);
-  }
-  store_part(out, x, count);
 }
 
 void row_values(const float* weights, int64_t stride, int32_t rows, Rows values, int64_t n,
@@ -188,17 +183,16 @@ void row_values(const float* weights, int64_t stride, int32_t rows, Rows values,
       float* target = out + int64_t{row} * head_dim;
       int32_t d = 0;
       for (; d + kValueVectors * kLanes <= head_dim; d += kValueVectors * kLanes) {
-        add_values<at_once(), kValueVectors>(weight, stride, n, values, d, head_dim, target + d,
-                                             loader);
+        add_values<at_once(), kValueVectors, false>(weight, stride, n, values, d, 0, head_dim,
+                                                    target + d, loader);
       }
       for (; d + kLanes <= head_dim; d += kLanes) {
-        add_values<at_once(), 1>(weight, stride, n, values, d, head_dim, target + d, loader);
+        add_values<at_once(), 1, false>(weight, stride, n, values, d, 0, head_dim, target + d,
+                                        loader);
       }
       if (d == head_dim) return;
-      for (int r = 0; r < at_once(); ++r) {
-        add_rest(weight + r * stride, nullptr, n, values, d, head_dim - d,
-                 target + int64_t{r} * head_dim + d, loader);
-      }
+      add_values<at_once(), 1, true>(weight, stride, n, values, d, head_dim - d, head_dim,
+                                     target + d, loader);
     });
   });
 }
@@ -236,7 +230,13 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
     for (; d + kLanes <= head_dim; d += kLanes) {
       accumulate_block<1>(weights, columns, n, values, d, out + d, loader);
     }
-    if (d < head_dim) add_rest(weights, columns, n, values, d, head_dim - d, out + d, loader);
+    if (d == head_dim) return;
+    Floats x = load_floats(out + d, head_dim - d);
+    for (int64_t i = 0; i < n; ++i) {
+      if (weights[i] == 0) continue;
+      x += weights[i] * loader.part(values.data, columns[i] * values.stride + d, head_dim - d);
+    }
+    store_part(out + d, x, head_dim - d);
   });
 }
 
