@@ -56,7 +56,10 @@ int32_t few_rows(const AttentionParams& params) {
   const Problem& problem = params.problem;
   const bool half = problem.dtype != Dtype::kFloat32;
   const bool whole = problem.head_dim % lanes == 0 && problem.value_dim % lanes == 0;
-  if (use_panels(params)) return whole ? (half ? kWidened : kUsual) : half ? kUsual : 0;
+  if (use_panels(params)) {
+    if (half) return whole ? kWidened : kUsual;
+    return whole ? kUsual : 0;
+  }
   if (half) return kConverted;
   return whole && problem.seq_kv <= kShort ? kShort : kPacked;
 }

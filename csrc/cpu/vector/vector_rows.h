@@ -47,12 +47,6 @@ void with_loader(Element element, const F& f) {
   if (element == Element::kBFloat16) f(Loader<Element::kBFloat16>());
 }
 
-inline Floats load_part(const float* source, int64_t count, float rest) {
-  Floats x = broadcast(rest);
-  __builtin_memcpy(&x, source, count * 4);
-  return x;
-}
-
 /// Stores the first `count` elements.
 template <class Element, class Vector>
 inline void store_part(Element* target, Vector x, int64_t count) {
@@ -107,7 +101,7 @@ void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, i
     }
     if (const int32_t rest = head_dim - d; rest > 0) {
       for (int k = 0; k < kKeys; ++k) key[k] = loader.part(keys.data, first[k] + d, rest);
-      for (int r = 0; r < kRows; ++r) row[r] = load_part(query + r * query_stride + d, rest, 0);
+      for (int r = 0; r < kRows; ++r) row[r] = load_floats(query + r * query_stride + d, rest);
       sums.add(row, key);
     }
     sums.store_to(scores + j, stride, count);
