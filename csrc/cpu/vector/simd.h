@@ -38,22 +38,19 @@ inline void store(void* target, Vector x) {
   __builtin_memcpy(target, &x, sizeof(x));
 }
 
-/// The first `count` floats or halves at `source`, fewer than a vector's; then zeros.
-inline Floats load_floats(const void* source, int64_t count) {
+/// The first `count` elements at `source`, fewer than a vector of Floats or Halves has; then zeros.
+template <class Vector>
+inline Vector load_first(const void* source, int64_t count) {
 #if defined(__AVX512F__)
-  return Floats(_mm512_maskz_loadu_ps((1u << count) - 1, source));
+  const uint16_t lanes = (1u << count) - 1;
+  if constexpr (sizeof(Vector) == sizeof(Floats)) {
+    return Vector(_mm512_maskz_loadu_ps(lanes, source));
+  } else {
+    return Vector(_mm256_maskz_loadu_epi16(lanes, source));
+  }
 #else
-  Floats x = {};
-  __builtin_memcpy(&x, source, count * sizeof(float));
-  return x;
-#endif
-}
-inline Halves load_halves(const void* source, int64_t count) {
-#if defined(__AVX512F__)
-  return Halves(_mm256_maskz_loadu_epi16((1u << count) - 1, source));
-#else
-  Halves x = {};
-  __builtin_memcpy(&x, source, count * sizeof(uint16_t));
+  Vector x = {};
+  __builtin_memcpy(&x, source, count * sizeof(x[0]));
   return x;
 #endif
 }

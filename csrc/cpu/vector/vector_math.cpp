@@ -28,7 +28,8 @@ void from_float(Element element, const float* source, float factor, void* target
   for (int64_t i = 0; i < n; i += kLanes) {
     int64_t count = n - i < kLanes ? n - i : kLanes;
     Floats x =
-        (count == kLanes ? load<Floats>(source + i) : load_floats(source + i, count)) * factor;
+        (count == kLanes ? load<Floats>(source + i) : load_first<Floats>(source + i, count)) *
+        factor;
     if (element == Element::kFloat32) {
       __builtin_memcpy(static_cast<float*>(target) + i, &x, count * 4);
     } else {
@@ -53,8 +54,8 @@ void transform_with(float* scores, int64_t n, float scale, float softcap, const 
     store(scores + i, transformed(load<Floats>(scores + i), term));
   }
   if (i == n) return;
-  Floats term = kMask ? load_floats(mask + i, n - i) : Floats{};
-  store_part(scores + i, transformed(load_floats(scores + i, n - i), term), n - i);
+  Floats term = kMask ? load_first<Floats>(mask + i, n - i) : Floats{};
+  store_part(scores + i, transformed(load_first<Floats>(scores + i, n - i), term), n - i);
 }
 
 void transform(float* scores, int64_t n, float scale, float softcap, const float* mask) {

@@ -29,8 +29,9 @@ struct Loader {
   }
   /// `count` elements, then zeros.
   static Floats part(const void* data, int64_t i, int64_t count) {
-    if constexpr (kElement == Element::kFloat32) return load_floats(at(data, i), count);
-    if constexpr (kElement != Element::kFloat32) return widen(load_halves(at(data, i), count));
+    if constexpr (kElement == Element::kFloat32) return load_first<Floats>(at(data, i), count);
+    if constexpr (kElement != Element::kFloat32)
+      return widen(load_first<Halves>(at(data, i), count));
   }
 
  private:
@@ -101,7 +102,8 @@ void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, i
     }
     if (const int32_t rest = head_dim - d; rest > 0) {
       for (int k = 0; k < kKeys; ++k) key[k] = loader.part(keys.data, first[k] + d, rest);
-      for (int r = 0; r < kRows; ++r) row[r] = load_floats(query + r * query_stride + d, rest);
+      for (int r = 0; r < kRows; ++r)
+        row[r] = load_first<Floats>(query + r * query_stride + d, rest);
       sums.add(row, key);
     }
     sums.store_to(scores + j, stride, count);
@@ -161,7 +163,7 @@ void add_values(const float* weights, int64_t stride, int64_t n, const Rows& val
     for (int k = 0; k < kVectors; ++k) {
       float* target = out + row * out_stride + k * kLanes;
       if (kRest) {
-        store_part(target, load_floats(target, count) + sums[row][k], count);
+        store_part(target, load_first<Floats>(target, count) + sums[row][k], count);
       } else {
         store(target, load<Floats>(target) + sums[row][k]);
       }
@@ -225,7 +227,7 @@ void row_accumulate(const float* weights, const int32_t* columns, int64_t n, Row
       accumulate_block<1>(weights, columns, n, values, d, out + d, loader);
     }
     if (d == head_dim) return;
-    Floats x = load_floats(out + d, head_dim - d);
+    Floats x = load_first<Floats>(out + d, head_dim - d);
     for (int64_t i = 0; i < n; ++i) {
       if (weights[i] == 0) continue;
       x += weights[i] * loader.part(values.data, columns[i] * values.stride + d, head_dim - d);
