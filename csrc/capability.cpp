@@ -134,18 +134,12 @@ std::string ragged_refusal(const Case& c) {
   }
   const int32_t head_dim = c.problem.widest_dim();
   const hopper::Entry entry = hopper::find_kernel(head_dim, {c.features});
-  const bool folds = hopper::kKernels[entry.kernel].folds(entry.head_dim);
-  if (c.may_split && !folds) {
-    return "hopper takes no " +
-           std::string(c.features.has(F::kGlobalRows) ? words_of(F::kGlobalRows)
-                                                      : "few queries on many keys") +
-           with + ", where a sequence alone would have its keys split";
-  }
   const hopper::Entry alone = listed ? hopper::find_kernel(head_dim, {Features::of(F::kList)})
-                                     : hopper::find_chunked(head_dim, false);
+                                     : hopper::find_chunked(head_dim, c.features);
   const bool plain = c.features.without(hopper::kLengths).within(hopper::kPlainCalls);
   const bool as_plain = plain && hopper::plain_tiles_have(head_dim, entry.keys());
-  const bool as_others = entry.keys() == alone.keys();
+  const bool as_others = entry.keys() == alone.keys() &&
+                         hopper::is_wide(entry.head_dim) == hopper::is_wide(alone.head_dim);
   if (plain ? !as_plain || (c.may_split && !as_others) : !as_others) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";

@@ -103,7 +103,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
       {Feature::kUsedKeys},
       {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}};
   for (const Kind& kind : kinds) {
-    for (int32_t head_dim : {32, 56, 64, 72, 80, 96, 112, 120, 128, 136, 256}) {
+    for (int32_t head_dim : {32, 56, 64, 72, 80, 96, 112, 120, 128, 136, 200, 256}) {
       for (int32_t rows : {8, 9, 16}) {
         for (int32_t keys : {1023, 1024, 4096, 1 << 17}) {
           for (const auto& holding : holdings) {
@@ -112,8 +112,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
             c.problem.seq_kv = keys;
             for (Feature feature : kind.features) c.features.add(feature);
             for (Feature feature : holding) c.features.add(feature);
-            const bool served =
-                (head_dim > 48 && head_dim <= 64) || (head_dim > 112 && head_dim <= 128);
+            const bool served = head_dim > 48 && head_dim != 112;
             const bool shares = rows > 8 && kind.plain && served;
             const bool stays = (rows > 8 && keys < 1024) || shares;
             CHECK(
@@ -358,7 +357,8 @@ void test_small_says_what_it_leaves() {
   }
 }
 
-void test_hopper_takes_sequences_that_none_splits() {
+/// Whether or not some of them may be split.
+void test_hopper_takes_sequences() {
   for (Feature lengths : {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}) {
     for (Feature feature :
          {Feature::kSoftcap, Feature::kColumns, Feature::kGlobalRows, Feature::kDilation}) {
@@ -370,9 +370,7 @@ void test_hopper_takes_sequences_that_none_splits() {
         c.features.add(feature);
         CHECK(engine_of(c) == "hopper", text + " " + std::to_string(static_cast<int>(feature)));
         c.may_split = true;
-        const bool folds = head_dim <= 64 || (head_dim > 96 && head_dim <= 128) ||
-                           (head_dim <= 128 && feature != Feature::kDilation);
-        CHECK(engine_of(c) == (folds ? "hopper" : "portable"), text + " split");
+        CHECK(engine_of(c) == "hopper", text + " split");
       }
     }
   }
@@ -395,6 +393,6 @@ int main() {
   test_short_sequences_are_left_to_small();
   test_small_takes_what_has_the_bits_of_longer_calls();
   test_small_says_what_it_leaves();
-  test_hopper_takes_sequences_that_none_splits();
+  test_hopper_takes_sequences();
   return check::summary();
 }

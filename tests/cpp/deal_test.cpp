@@ -15,10 +15,11 @@ using namespace sparse_attn::cuda::hopper;
 namespace {
 
 constexpr int32_t kBlocks = 132;
+constexpr int32_t kNarrow = 128, kWide = 256;  // columns, with groups of chunks and without
 
 /// Query tiles of `width` heads each, as long as a sequence's chunks ask for.
 struct Tiles {
-  int32_t width;
+  int32_t width, columns;
   std::vector<Piece> all;
   int64_t visited = 0;  // key tiles
 
@@ -80,7 +81,8 @@ Lists deal_out(const Tiles& tiles, int32_t threads, int32_t slots = kSlotsOfBloc
         return sum;
       };
       const Interval own = {std::min(t * stretch, all), std::min((t + 1) * stretch, all)};
-      dealt = deal_pieces(pass_deal, DealRule::of(tiles.visited, kBlocks), all, own, sums);
+      dealt = deal_pieces(pass_deal, DealRule::of(tiles.visited, tiles.columns, kBlocks), all, own,
+                          sums);
     }
   }
   CHECK(dealt.pieces <= static_cast<int32_t>(lists.pieces.size()), std::to_string(dealt.pieces));
@@ -102,7 +104,7 @@ void test_chunks_are_taken_once(const Tiles& tiles, const Lists& lists, const st
     const int32_t chunks = tiles.all[number].chunks();
     for (int32_t c = 0; c < piece.count; ++c) ++taken[number].at(piece.first + c);
     CHECK(piece.count == 1 || piece.first + piece.count == chunks, text);
-    const int32_t group = group_of(piece.visited), in_group = piece.first % group;
+    const int32_t group = group_of(piece.visited, tiles.columns), in_group = piece.first % group;
     CHECK(in_group == 0 || piece.count <= group - in_group, text);
     CHECK((piece.slot < 0) == (piece.pieces == 1), text);
     if (piece.first + piece.count == chunks) last[number] = static_cast<int32_t>(at);
@@ -146,22 +148,24 @@ int64_t longest_block(const Tiles& tiles, const Lists& lists) {
 /// Those of one length, in many numbers: no thread block has much more than its share, but for the
 /// length of a chunk, and there is room for all results.
 void test_tiles_of_one_length() {
+  auto test = [](int32_t width, int32_t rows, int32_t visits, int32_t chunks, int32_t columns) {
+    Tiles tiles = {width, columns, {}};
+    for (int32_t row = 0; row < rows; ++row) tiles.add(visits, chunks);
+    const Lists lists = deal_out(tiles, 1);
+    const std::string text = std::to_string(rows) + " x " + std::to_string(width) + " tiles of " +
+                             std::to_string(visits) + " in " + std::to_string(chunks) + ", " +
+                             std::to_string(columns) + " columns";
+    test_chunks_are_taken_once(tiles, lists, text);
+    const auto share = static_cast<double>(tiles.visited) / kBlocks;
+    const auto longest = static_cast<double>(longest_block(tiles, lists));
+    const double most = 1.2 * share + tiles.all[0].length + 4;
+    CHECK(longest <= most, text + ": " + std::to_string(longest) + " of " + std::to_string(share));
+  };
   for (int32_t width : {1, 8, 32}) {
     for (int32_t rows = 1; rows * width <= 8 * kBlocks; rows += 1 + rows / 32) {
       for (int32_t visits : {8, 32, 128, 512, 1024}) {
         for (int32_t chunks : {8, 16}) {
-          Tiles tiles = {width, {}};
-          for (int32_t row = 0; row < rows; ++row) tiles.add(visits, chunks);
-          const Lists lists = deal_out(tiles, 1);
-          const std::string text = std::to_string(rows) + " x " + std::to_string(width) +
-                                   " tiles of " + std::to_string(visits) + " in " +
-                                   std::to_string(chunks);
-          test_chunks_are_taken_once(tiles, lists, text);
-          const auto share = static_cast<double>(tiles.visited) / kBlocks;
-          const auto longest = static_cast<double>(longest_block(tiles, lists));
-          const double most = 1.2 * share + tiles.all[0].length + 4;
-          CHECK(longest <= most,
-                text + ": " + std::to_string(longest) + " of " + std::to_string(share));
+          for (int32_t columns : {kNarrow, kWide}) test(width, rows, visits, chunks, columns);
         }
       }
     }
@@ -174,7 +178,7 @@ void test_ragged_lengths() {
     for (int32_t longs : {1, 2, 5}) {
       for (int32_t shorts : {0, 3, 15, 60}) {
         for (int32_t visits : {1, 8, 100}) {
-          Tiles tiles = {width, {}};
+          Tiles tiles = {width, kNarrow, {}};
           for (int32_t row = 0; row < longs; ++row) tiles.add(1024 - 100 * row, 16);
           for (int32_t row = 0; row < shorts; ++row) tiles.add(visits, visits < 8 ? 1 : 8);
           const std::string text = std::to_string(longs) + " long and " + std::to_string(shorts) +
@@ -204,7 +208,7 @@ void test_ragged_lengths() {
 /// Tiles for whose results there is no room stay whole.
 void test_few_slots() {
   for (int32_t slots : {0, 7, 8, 100, 128, 200}) {
-    Tiles tiles = {4, {}};
+    Tiles tiles = {4, kNarrow, {}};
     for (int32_t row = 0; row < 6; ++row) tiles.add(512, 16);
     const Lists lists = deal_out(tiles, 1, slots);
     test_chunks_are_taken_once(tiles, lists, std::to_string(slots) + " slots");
@@ -216,7 +220,7 @@ void test_few_slots() {
 
 /// Empty tiles and those of one chunk are whole pieces; of no tile there is no piece.
 void test_who_is_not_cut() {
-  Tiles tiles = {8, {}};
+  Tiles tiles = {8, kNarrow, {}};
   CHECK(deal_out(tiles, 3).pieces.empty(), "no tile");
   tiles.add(0, 16);
   tiles.add(2000, 1);

@@ -74,8 +74,10 @@ void test_plain_sequences_take_plain_kernels() {
 void test_every_range_is_served() {
   for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
     CHECK(find_kernel(head_dim, {}).exists(), std::to_string(head_dim));
-    CHECK(find_chunked(head_dim, false).head_dim == find_kernel(head_dim, {}).head_dim,
-          std::to_string(head_dim));
+    for (const Features features : {Features(), kGeneralCalls}) {
+      CHECK(find_chunked(head_dim, features).head_dim == find_kernel(head_dim, {}).head_dim,
+            std::to_string(head_dim));
+    }
     CHECK(find_kernel(head_dim, {kGeneralCalls, Split::kAll, true}).exists(),
           std::to_string(head_dim));
   }

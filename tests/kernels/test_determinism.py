@@ -49,7 +49,7 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
-@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("Sq", [17, 64, 128, 250])
 def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
     """Of few heads each chunk of keys has a thread block, of more a group of them, then a tile."""
@@ -62,6 +62,21 @@ def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_d
         calls.append((out[:1, :4], lse[:1, :4]))
     for out, lse in calls[1:]:
         assert torch.equal(out, calls[0][0]) and torch.equal(lse, calls[0][1])
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 208, 256])
+@pytest.mark.parametrize("Sq", [9, 60, 600])
+def test_bits_do_not_depend_on_who_knows_where_queries_stand(attend, device, Sq, head_dim):
+    """The host or the device alone: kernels differ, as keys behind the queries may be any."""
+    keys = 800 if device == "cpu" else 4000
+    query, key, value = Shape(2, 4, 2, Sq, keys, head_dim).make(device, attend.dtype)
+    offset = keys - Sq - 130
+    offsets = torch.full((2,), offset, dtype=torch.int32, device=device)
+    for pattern in (sa.Full(), sa.Band((500, 0))):
+        common = {"is_causal": True, "return_lse": True}
+        host = attend(pattern, query, key, value, query_offset=offset, **common)
+        own = attend(pattern, query, key, value, query_offset=offsets, **common)
+        assert torch.equal(host[0], own[0]) and torch.equal(host[1], own[1])
 
 
 def test_bits_do_not_depend_on_memory_layout(attend, device):

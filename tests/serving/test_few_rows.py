@@ -146,12 +146,15 @@ def test_malformed_lengths_stay_inside_the_tensors(serving, engine, device, name
     assert_own_bits(result, ragged, sequences, engine=engine, pattern=sa.Full(), **own)
 
 
-@pytest.mark.parametrize("value_dim", [None, 64])
+@pytest.mark.parametrize(
+    "head_dim, value_dim",
+    [(72, 72), (96, 96), (128, 128), (128, 64), (160, 160), (192, 128), (208, 208), (256, 256)],
+)
 @pytest.mark.parametrize("holding", ["packed", "64"])
 @pytest.mark.parametrize("batch", ["one", "of-all-lengths", "one-is-long"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_head_dim_128(serving, engine, device, dtype, batch, holding, value_dim):
-    ragged = make(batch, "group", engine, device, 128, value_dim)
+def test_head_dims(serving, engine, device, dtype, batch, holding, head_dim, value_dim):
+    ragged = make(batch, "group", engine, device, head_dim, value_dim)
     sequences = ragged.sequences(device, dtype)
     common = {"pattern": sa.Full(), "is_causal": True, "return_lse": True}
     result = call(serving, ragged, sequences, holding, **common)
@@ -161,10 +164,34 @@ def test_head_dim_128(serving, engine, device, dtype, batch, holding, value_dim)
         assert_close_to_reference(part, *sequence, sa.Full(), is_causal=True)
 
 
+@pytest.mark.parametrize("case", ["softcap", "sinks", "global-rows", "dilated"])
+@pytest.mark.parametrize("holding", ["packed", "64"])
+@pytest.mark.parametrize("batch", ["one-is-long", "beside-many-rows"])
+@pytest.mark.parametrize("head_dim", [80, 128, 192, 256])
+def test_calls_that_are_not_shared_out(serving, engine, device, head_dim, batch, holding, case):
+    """A thread block takes all chunks of a tile in turn."""
+    patterns = {
+        "sinks": sa.Band((1700, 0), sinks=4),
+        "global-rows": sa.Band((200, 200), global_tokens=5),
+        "dilated": sa.Dilated(700, 3),
+    }
+    common = {
+        "pattern": patterns.get(case, sa.Full()),
+        "is_causal": case in ("softcap", "sinks"),
+        "softcap": 30.0 if case == "softcap" else 0.0,
+        "return_lse": True,
+    }
+    ragged = make(batch, "group", engine, device, head_dim)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    result = call(serving, ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, engine=engine, **common)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 208])
 @pytest.mark.parametrize("holding", ["packed", "16"])
-def test_positions_of_each_sequence(serving, engine, device, holding):
+def test_positions_of_each_sequence(serving, engine, device, holding, head_dim):
     """Queries that stand before keys of theirs, and far past them, visit fewer."""
-    ragged = make("of-all-lengths", "group", engine, device)
+    ragged = make("of-all-lengths", "group", engine, device, head_dim)
     sequences = ragged.sequences(device, main_dtype(device, engine))
     offsets = torch.tensor([4000, 0, 3, 200, 9000, -5, 0], dtype=torch.int32, device=device)
     common = {"pattern": sa.Band((2000, 0)), "is_causal": True, "return_lse": True}
@@ -225,7 +252,7 @@ def test_a_graph_follows_lengths(serving, device, engine, heads, holding):
 @pytest.mark.parametrize("case", ["plain", "window", "softcap", "sinks"])
 @pytest.mark.parametrize("holding", ["packed", "16"])
 @pytest.mark.parametrize("rows", [8, 9, 16])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192])
 @pytest.mark.parametrize("keys", [(1100, 1024), (4500, 9000, 5000, 4096)], ids=max)
 def test_the_fastest_engine_has_the_bits_of_own_calls(device, keys, head_dim, rows, holding, case):
     """Whichever engine serves 8 to 16 rows of so many keys, it is the same wherever keys lie."""

@@ -105,7 +105,8 @@ struct Arguments {
   Divisor by_items, by_parts, by_packs, by_chunks;
   Fold folds = Fold::kNone;
   Partials partials;
-  Partials sums;  // [thread blocks, strips of a tile]: of the groups that each has taken of a tile
+  Partials sums;  // [thread blocks, strips of a tile]: of what each has taken of a tile, in groups,
+                  // or of wide tiles in chunks
 
   int32_t long_leads = 0;  // classes of strided leading keys, the first ones, that have a key more
 

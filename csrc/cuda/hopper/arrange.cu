@@ -47,7 +47,7 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
     const int32_t groups = ceil_div(args->split.chunks, args->split.group);
     if (fills(tiles, args->multiprocessors)) {
       args->folds = Fold::kWhole;
-      if (groups > 1) arrange_sums(tile, arena, args);
+      if (groups > 1 || is_wide(tile.head_dim)) arrange_sums(tile, arena, args);
     } else if (groups > 1 && fills(tiles * groups, args->multiprocessors)) {
       args->folds = Fold::kGroup;
     }

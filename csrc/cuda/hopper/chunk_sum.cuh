@@ -1,9 +1,11 @@
 // The sum of chunks that a thread block takes in turn (key_split.h), with the merge's operations in
 // the merge's order. A group's lies in shared memory, that of the groups before it in the
-// workspace: float32 has no room for both.
+// workspace: float32 has no room for both. Of wide tiles, whose chunks are one group, it has none
+// for either.
 #pragma once
 
 #include "../common/ptx/cp_async.cuh"
+#include "../common/ptx/global.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/tma.cuh"
 #include "arguments.h"
@@ -29,7 +31,7 @@ class ChunkSum {
 
   /// Joins a chunk with the sum of those of its group before it, and a group that ends with the sum
   /// of those before it; `o` and `state` become those of what is summed. `group` is memory for the
-  /// warp's rows.
+  /// warp's rows, where they are not wide.
   __device__ __forceinline__ void add(Out& o, RowState& state, float4* group, const Work& work,
                                       bool last) {
     const bool begun = fold_ & kBegun, summed = fold_ & kSummed;
@@ -66,6 +68,17 @@ class ChunkSum {
     }
   }
 
+  /// The same in a wide tile, of which warps without rows keep no sum.
+  __device__ __forceinline__ void add_wide(Out& o, RowState& state, bool has_rows, bool last) {
+    const bool begun = fold_ & kBegun;
+    const float4* sum = args_.sums.out_at(place_of_groups(), 0, lane_);
+    join(o, state, begun && has_rows, begun ? held() : RowState(), sum);
+    fold_ = last ? 0 : kBegun;
+    if (last) return;
+    hold(state);
+    if (has_rows) store_out(o, args_.sums, place_of_groups());
+  }
+
   /// Stores a sum where a strip's lies.
   __device__ __forceinline__ void store(const Out& o, const RowState& state,
                                         const Partials& partials, int64_t at) const {
@@ -92,7 +105,7 @@ class ChunkSum {
   enum FoldBits : int32_t { kLeft = 31, kBegun = 32, kSummed = 64 };
   static_assert(kMostChunks <= kLeft);
 
-  /// Where the warp's sum of groups lies, in strips.
+  /// Where the warp's sum in the workspace lies, in strips.
   __device__ __forceinline__ int64_t place_of_groups() const {
     return int64_t{ptx::block_number()} * (C::BLOCK_Q / kStripRows) + row_ / kStripRows;
   }
@@ -130,7 +143,12 @@ class ChunkSum {
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 8; ++i) {
       float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (any) sum = out[i * kWarp];
+      if constexpr (C::kWide) {
+        __syncwarp();  // else the compiler asks for more than registers hold
+        sum = ptx::load_float4_if(any, out + i * kWarp);
+      } else {
+        if (any) sum = out[i * kWarp];
+      }
       o[4 * i] = join[0].sum(sum.x, o[4 * i]);
       o[4 * i + 1] = join[0].sum(sum.y, o[4 * i + 1]);
       o[4 * i + 2] = join[1].sum(sum.z, o[4 * i + 2]);

@@ -21,11 +21,12 @@ __device__ __forceinline__ Tiles part_of(Tiles tiles, int32_t first, int32_t cou
 }
 
 /// Whether the thread block takes chunks of its tiles in turn. Of sequences that differ in length
-/// the device alone knows.
+/// the device alone knows; wide tiles of theirs all do, some in one chunk, since there are no
+/// registers for two ways to the end.
 template <class C>
 __device__ __forceinline__ bool folds(const Arguments& args,
                                       const typename SharedStorage<C>::Work& work) {
-  if constexpr (C::kDeals) {
+  if constexpr (C::kDeals || (C::kRagged && C::kWide && C::kFolds)) {
     return true;
   } else if constexpr (C::kRagged) {
     return C::kFolds && work.chunk_tiles > 0;

@@ -74,7 +74,7 @@ struct Config {
   static constexpr int kKeyBytes = BLOCK_KV * kColumns * 2;
 
   // Schedule; figures in docs/kernels/hopper.md.
-  static constexpr bool kWide = HEAD_DIM > 128;
+  static constexpr bool kWide = is_wide(HEAD_DIM);
   // The first QK of the next tile runs with the last PV of this one: Q twice, O in its own memory,
   // for which half tiles have no room but at head dim 64.
   static constexpr bool kCrossTile = !kWide && !kBiased && (!kHalf || HEAD_DIM == 64);
@@ -111,7 +111,7 @@ struct Config {
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocksPerSm) / 8 * 8;
 
   static_assert(HEAD_DIM % 16 == 0, "a wgmma sums 16 columns");
-  static_assert(!kFolds || kCrossTile, "a sum lies where else the second Q and O do");
+  static_assert(!kFolds || kWide || kCrossTile, "a sum lies where else the second Q and O do");
   static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 128,
                 "a wgmma sums 16 keys, and a mask word holds 32 of a thread's columns");
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
@@ -148,7 +148,8 @@ struct Work {
   int32_t first_row = 0;
   int16_t chunk = -1;   // of the keys, whose partial results are written; -1: it visits them all
   uint16_t chunks = 0;  // or groups of chunks, of the query tile: Partials::Count
-  uint16_t chunk_tiles = 0;  // key tiles of each chunk, of those that the thread block folds
+  uint16_t chunk_tiles = 0;  // key tiles of each chunk, of those that the thread block folds; 0: it
+                             // folds none, or one of more than fit here
   RowsOf query_rows = kShortClass, key_rows = kShortClass;
   bool written = false;    // some of its key tiles may need a mask that is written
   int8_t heads = 1;        // that share the tile, from `head` on

@@ -59,11 +59,12 @@ class Consumer {
       if (!chunk) {
         if (C::kCrossTile) rings_.arrive_warp(&smem_.query_empty[rings_.query.index][consumer_]);
         rings_.query.advance();
-        if (folds<C>(args_, smem_.work[finished_]))
+        if (C::kCrossTile && folds<C>(args_, smem_.work[finished_])) {
           rings_.query.advance();  // the first buffer alone
+        }
         rings_.work.advance();
       }
-      const bool crosses = chunk || (C::kCrossTile && rings_.next_work());
+      const bool crosses = C::kCrossTile && (chunk || rings_.next_work());
       if (crosses) {
         cross_tiles();
       } else {
@@ -74,7 +75,7 @@ class Consumer {
         pack_probabilities();
         clear_out();
       } else {
-        if (C::kCrossTile || !rings_.next_work()) break;
+        if (!chunk && (C::kCrossTile || !rings_.next_work())) break;
         begin_tile();
       }
     }

@@ -55,9 +55,10 @@ class DealRule {
  public:
   static constexpr int32_t kBin = 12;  // what a thread block holds; kFew and less divide it
 
-  /// For `visited` key tiles of all query tiles.
-  SPARSE_ATTN_HD static constexpr DealRule of(int64_t visited, int32_t blocks) {
+  /// For `visited` key tiles of all query tiles, of so many columns.
+  SPARSE_ATTN_HD static constexpr DealRule of(int64_t visited, int32_t columns, int32_t blocks) {
     DealRule rule;
+    rule.columns_ = columns;
     const int64_t filled = int64_t{kFilled} * blocks;
     const int64_t share = (visited * 100 + filled - 1) / filled;
     rule.share_ = static_cast<int32_t>(share < 1 ? 1 : share > kUnlimited ? kUnlimited : share);
@@ -84,7 +85,7 @@ class DealRule {
     const int32_t fits = visited > share_ ? share_ : imin(share_ % visited, visited / 3 * 2);
     if (visited - fits < kLeastGain) return chunks;
     const int32_t first = imin(chunks - 1, chunks - fits / tile.length);
-    return chunks - whole_groups_from(first, chunks, group_of(visited));
+    return chunks - whole_groups_from(first, chunks, group_of(visited, columns_));
   }
 
  private:
@@ -98,6 +99,7 @@ class DealRule {
 
   int32_t share_ = 1;  // key tiles of a thread block, about
   int64_t room_ = 0;
+  int32_t columns_ = 0;
 };
 
 /// The key tiles that a query tile visits, under a window and causal alone.

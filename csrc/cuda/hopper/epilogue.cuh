@@ -65,6 +65,7 @@ class Epilogue {
       if (more) return;
       if (is_piece(work)) {
         write_piece(o, state, work, strip);
+        if constexpr (!C::kCrossTile) release_query();
         __syncwarp();  // before lane 0 gives the work's slot back
         return;
       }
@@ -111,12 +112,13 @@ class Epilogue {
   /// Where the warp's rows of O are staged; of a sum in float32, which takes the place of the
   /// second Q too.
   __device__ __forceinline__ uint8_t* staged(const Work& work) {
-    if (folds<C>(args_, work)) return smem_.query[C::kOutBuffer - 1][0] + row_ * C::HEAD_DIM * 4;
+    if (!C::kWide && folds<C>(args_, work))
+      return smem_.query[C::kOutBuffer - 1][0] + row_ * C::HEAD_DIM * 4;
     return smem_.query[C::kOutBuffer][0] + row_ * C::kColumns * 2;
   }
 
   __device__ __forceinline__ static bool is_chunk(const Work& work) {
-    return C::kSplits && work.chunk >= 0;
+    return C::kFewQueries || (C::kSplits && work.chunk >= 0);
   }
 
   /// Whether the merge joins what is summed here with other pieces of the tile.
@@ -124,7 +126,7 @@ class Epilogue {
     if constexpr (C::kDeals) {
       return __any_sync(~0u, work.slot >= 0);  // a vote: uniform to the compiler
     } else {
-      return !C::kRagged && args_.folds == Fold::kGroup;
+      return !C::kRagged && !C::kWide && args_.folds == Fold::kGroup;
     }
   }
 
@@ -211,7 +213,11 @@ class Epilogue {
       state.m[r] = inverse[r] == 0.0f ? -INFINITY : maxima_[r];
       state.l[r] = inverse[r];
     }
-    sum_.add(o, state, reinterpret_cast<float4*>(staged(work)), work, last);
+    if constexpr (C::kWide) {
+      sum_.add_wide(o, state, strip.rows > 0, last);
+    } else {
+      sum_.add(o, state, reinterpret_cast<float4*>(staged(work)), work, last);
+    }
     if (last && !is_piece(work)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -27,7 +27,7 @@ constexpr KernelTile tile_of(Entry entry) {
   const Kernel& kernel = kKernels[entry.kernel];
   return {kernel.rows(),  entry.keys(),
           entry.head_dim, entry.exists() && kernel.splits != Split::kNone,
-          kernel.packs(), kernel.folds(entry.head_dim)};
+          kernel.packs(), kernel.folds()};
 }
 
 struct KeySplit {
@@ -48,13 +48,14 @@ struct KeySplit {
 };
 
 constexpr int32_t kMostChunks = 16;
+constexpr int32_t kLeastGroup = 4;  // a power of 2, as kMostChunks
 constexpr int32_t kManyKeyTiles = 64;
 
 /// Chunks of a group, of a query tile that visits so many key tiles: of few all are one, since a
-/// thread block that takes several groups keeps their sum in the workspace.
-SPARSE_ATTN_HD constexpr int32_t group_of(int32_t visited) {
-  constexpr int32_t kFewChunks = 4;
-  return visited < kManyKeyTiles ? kMostChunks : kFewChunks;
+/// thread block that takes several groups keeps their sum in the workspace; of wide ones too, since
+/// there the workspace has the sum of a group.
+SPARSE_ATTN_HD constexpr int32_t group_of(int32_t visited, int32_t columns) {
+  return is_wide(columns) || visited < kManyKeyTiles ? kMostChunks : kLeastGroup;
 }
 
 /// What a thread block takes of a query tile that is split: a chunk, a group of chunks in turn, or
@@ -106,7 +107,7 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows
     const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
     const int32_t chunks = imin(most, visited / rule.least);
     if (visited < rule.from || chunks <= 1) return {};
-    return {class_tiles, chunks, rule.least, group_of(visited), true};
+    return {class_tiles, chunks, rule.least, group_of(visited, tile.head_dim), true};
   }
   return {};
 }
@@ -196,8 +197,7 @@ inline HeadPacking pack_heads(const AttentionParams& params, KernelTile tile,
 
 /// The tile that chunks are made of, whichever kernel takes them.
 inline KernelTile split_tile(const AttentionParams& params) {
-  KernelTile tile =
-      tile_of(find_chunked(params.problem.widest_dim(), params.features.any(kBiases)));
+  KernelTile tile = tile_of(find_chunked(params.problem.widest_dim(), params.features));
   tile.splits &= !params.pattern.list.present() && params.pattern.topk == 0;
   return tile;
 }

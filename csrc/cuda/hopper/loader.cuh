@@ -128,11 +128,9 @@ class Loader {
     Step step = source.first();
     bool masked = kKeys && source.needs_mask(step);
     bool first = true;
-    int32_t chunk = 0, chunk_left = 0;  // key tiles of a chunk, and of this one
-    if (kKeys && folding) {
-      const int32_t visited = work.tiles.count();
-      chunk = work.chunk_tiles;
-      chunk_left = (visited - 1) % chunk + 1;
+    int32_t chunk_left = 0;  // key tiles of this chunk; 0: there are no chunks
+    if (kKeys && folding && work.chunk_tiles > 0) {
+      chunk_left = (work.tiles.count() - 1) % work.chunk_tiles + 1;
     }
     int32_t until_almost = 0;  // key tiles left to be loaded before the planner is told
     if (kKeys && claims_late<C>(args_)) until_almost = most_visits<C>(args_, work) - kPlanningTiles;
@@ -145,9 +143,9 @@ class Loader {
         Follows next = ahead.narrow   ? Follows::kNarrow
                        : masked_ahead ? Follows::kMasked
                                       : Follows::kWhole;
-        if (folding && --chunk_left == 0) {
+        if (C::kFolds && --chunk_left == 0) {
           next = Follows::kChunk;
-          chunk_left = chunk;
+          chunk_left = work.chunk_tiles;
         }
         describe(work, step, masked ? source.mask(step) : StepMask{},
                  ahead.valid ? next : Follows::kNothing);
@@ -377,7 +375,7 @@ class Loader {
     }
     __syncwarp();
     query_.advance();
-    if (folds<C>(args_, work)) query_.advance();  // the other one's memory holds sums
+    if (kQueryFirst && folds<C>(args_, work)) query_.advance();  // the other one holds sums
   }
 
   const Arguments& args_;

@@ -14,7 +14,6 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-constexpr int32_t kLeastGroup = group_of(kManyKeyTiles);  // groups are powers of 2
 constexpr int kLanes = 32;
 constexpr int kMergeThreads = 128;
 constexpr int kColumns = kMergeThreads / kLanes * 8;  // of a thread block
@@ -233,7 +232,8 @@ __global__ void __launch_bounds__(kMergeThreads)
         partials.state + first * kStripRows, deal.strips * partials.columns / 8 * kLanes,
         deal.strips * kStripRows};
     fetch_parts(memory, parts, pieces);
-    join_parts<T>(call, memory, parts, pieces, group_of(whole.w), sequence, strip, i);
+    join_parts<T>(call, memory, parts, pieces, group_of(whole.w, partials.columns), sequence, strip,
+                  i);
     __syncthreads();  // before the memory is written again
   }
 }

@@ -38,9 +38,7 @@ struct Partials {
     SPARSE_ATTN_HD constexpr static Count of(int32_t code) {
       return {code & ~kOneGroup, (code & kOneGroup) != 0};
     }
-    SPARSE_ATTN_HD constexpr int32_t group() const {
-      return one_group ? kMostChunks : group_of(kManyKeyTiles);
-    }
+    SPARSE_ATTN_HD constexpr int32_t group() const { return one_group ? kMostChunks : kLeastGroup; }
     SPARSE_ATTN_HD constexpr int32_t code() const { return number | (one_group ? kOneGroup : 0); }
   };
 

@@ -52,9 +52,9 @@ class Planner {
       if (C::kSplits && work.chunk >= 0 && !take_chunk(work)) continue;
       if constexpr (C::kDeals) {
         work.tiles = part_of(work.tiles, dealt_.begin, dealt_.size());
-      } else if (C::kRagged && folds_) {
+      } else if (C::kRagged && (folds_ || (C::kWide && C::kFolds))) {
         const int32_t visited = work.tiles.count(), length = imax(1, own_.chunk_tiles(visited));
-        fold_by(length, count_chunks(length, visited), group_of(visited), work);
+        fold_by(length, count_chunks(length, visited), group_of(visited, C::HEAD_DIM), work);
       }
       work.written = C::kMaskWriter && may_write_masks<C>(args_, work.tiles);
       publish(work, existing_keys(work, bounds.any));
@@ -106,7 +106,7 @@ class Planner {
   /// The thread block takes the last ones of `chunks` chunks in turn.
   __device__ __forceinline__ static void fold_by(int32_t length, int32_t chunks, int32_t group,
                                                  Work& work) {
-    work.chunk_tiles = static_cast<uint16_t>(imin(length, UINT16_MAX));
+    work.chunk_tiles = static_cast<uint16_t>(length <= UINT16_MAX ? length : 0);
     work.first_group = static_cast<int8_t>((chunks - 1) % group + 1);
     work.group = static_cast<int8_t>(group);
   }
@@ -116,7 +116,7 @@ class Planner {
     const int32_t visited = work.tiles.count();
     const int32_t length =  // chunk_tiles, by a product
         imax(args_.split.least, args_.by_chunks.divide(visited + args_.split.chunks - 1));
-    const int32_t chunks = count_chunks(length, visited), group = group_of(visited);
+    const int32_t chunks = count_chunks(length, visited), group = group_of(visited, C::HEAD_DIM);
     if (args_.folds != Fold::kNone) {
       fold_by(length, args_.folds == Fold::kWhole ? chunks : group, group, work);
     }
@@ -142,7 +142,7 @@ class Planner {
     Work work = place(whole.x + group * args_.group + head);
     work.heads = static_cast<int8_t>(imin(args_.packing.heads, args_.group - head));
     work.first_row = whole.y * C::BLOCK_Q;
-    fold_by(whole.z, part.x + part.y, group_of(whole.w), work);
+    fold_by(whole.z, part.x + part.y, group_of(whole.w, C::HEAD_DIM), work);
     if constexpr (C::kDeals) {
       if (part.z >= 0) work.slot = part.z + in_piece * part.w + part.x;
     }

@@ -24,8 +24,10 @@ constexpr int32_t kConsumerRows = 64;  // of a wgmma
 constexpr Features kPlainCalls =
     Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow, Feature::kDilation,
                  Feature::kValueDim);
-/// The same beside leading keys that all rows see, sinks: where query tiles are short, code that is
-/// fetched shows.
+/// The same of rows that see a range of the keys, whose tiles may hold rows of no key.
+constexpr Features kCutCalls = kPlainCalls.with(Features::of(Feature::kKeyBounds));
+/// Plain calls beside leading keys that all rows see, sinks: where query tiles are short, code that
+/// is fetched shows.
 constexpr Features kSinkCalls = kPlainCalls.with(Features::of(Feature::kLead));
 /// Any ranges, of scores that are only scaled; of a general kernel's code two thirds.
 constexpr Features kRangeCalls =
@@ -73,6 +75,9 @@ constexpr int32_t kNumHeadDims = sizeof(kHeadDims) / sizeof(int32_t);
 
 /// Columns of a tile in shared memory, of which products read the first `head_dim`.
 constexpr int32_t columns_of(int32_t head_dim) { return (head_dim + 31) / 32 * 32; }
+/// Whether shared memory has no room for a sum of chunks of so many columns, which the workspace
+/// then has.
+SPARSE_ATTN_HD constexpr bool is_wide(int32_t columns) { return columns > 128; }
 /// Columns of the slabs that make so many.
 constexpr int32_t slab_of(int32_t columns) { return columns % 64 == 0 ? 64 : 32; }
 
@@ -109,10 +114,8 @@ struct Kernel {
   }
   /// Whether query heads that see the same keys share a tile.
   constexpr bool packs() const { return splits == Split::kAll && !is_biased(); }
-  /// Whether thread blocks may sum the chunks of a tile: where a sum in float32 has room.
-  constexpr bool folds(int32_t head_dim) const {
-    return head_dim <= 128 && !is_listed() && (is_ragged() || (is_plain() && packs()));
-  }
+  /// Whether thread blocks may sum the chunks of a tile.
+  constexpr bool folds() const { return !is_listed() && (is_ragged() || (is_plain() && packs())); }
 
   /// Keys of a tile of a built kernel; 0 where there is none.
   constexpr int32_t keys_at(int32_t head_dim) const {
@@ -145,7 +148,10 @@ constexpr Kernel kKernels[] = {
     {3, kPlainCalls, Split::kNone, {128, 128, 128, 112, 112, 0, 0, 0, 0, 0, 0}},
     {2, kPlainCalls, Split::kNone, {0, 0, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
     // Few queries: little code, since it runs for microseconds.
-    {2, kPlainCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 0, 0}},
+    {2, kPlainCalls, Split::kAll, {128, 128, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
+    // Where the general kernel's tiles are others, so that bits do not tell whether the device
+    // alone knows where queries stand.
+    {2, kCutCalls, Split::kAll, {0, 0, 0, 112, 112, 0, 0, 0, 0, 96, 0}},
     {2, kSinkCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
@@ -157,10 +163,10 @@ constexpr Kernel kKernels[] = {
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     // With the tiles of plain calls. At 192 and 256 they win 0 to 2 %; at 160 none was timed.
     {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 112, 112, 0, 128, 0, 0, 96, 0}},
-    // Few query tiles, whose chunks thread blocks share.
-    {2, kFewRaggedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
+    // Few query tiles, whose chunks thread blocks share.
+    {2, kFewRaggedCalls, Split::kAll, {0, 0, 128, 112, 112, 0, 128, 128, 112, 96, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
 };
 constexpr int32_t kNumKernels = sizeof(kKernels) / sizeof(Kernel);
@@ -204,19 +210,22 @@ constexpr int32_t largest_head_dim(const Wanted& wanted) {
   return largest;
 }
 
-/// The kernel whose tiles chunks are made of, which serves every range: the general one, or under
-/// biases theirs.
-constexpr Entry find_chunked(int32_t head_dim, bool biased) {
-  return find_kernel(head_dim, {biased ? kBiases : Features(), Split::kAll, true});
+/// The kernel whose tiles chunks are made of: of plain calls that of few queries, whose tiles plain
+/// sequences have too; else the general one, or under biases theirs.
+constexpr Entry find_chunked(int32_t head_dim, Features features) {
+  if (features.without(kLengths).within(kCutCalls)) {
+    return find_kernel(head_dim, {Features(), Split::kAll});
+  }
+  return find_kernel(head_dim, {features.any(kBiases) ? kBiases : kGeneralCalls, Split::kAll});
 }
 
-/// Whether all kernels of chunks have the tiles of the general one.
+/// Whether all kernels of chunks that serve calls of a kind have the same tiles.
 constexpr bool chunks_are_alike() {
   for (const Kernel& kernel : kKernels) {
-    if (kernel.splits == Split::kNone || kernel.is_biased()) continue;
+    if (kernel.splits == Split::kNone) continue;
     for (int32_t head_dim : kHeadDims) {
       const int32_t keys = kernel.keys_at(head_dim);
-      if (keys != 0 && keys != find_chunked(head_dim, false).keys()) return false;
+      if (keys != 0 && keys != find_chunked(head_dim, kernel.accepts).keys()) return false;
     }
   }
   return true;

@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(kSequenceThreads)
   if constexpr (kDeals) add_of_warp(&visited, own_visited);
   __syncthreads();
   if constexpr (kDeals) {
-    const DealRule rule = DealRule::of(static_cast<int64_t>(visited), args.multiprocessors);
+    const DealRule rule =
+        DealRule::of(static_cast<int64_t>(visited), tile.head_dim, args.multiprocessors);
     const Dealt dealt =
         deal_pieces(deal, rule, all, stretch_of<kSequenceThreads>({0, all}), SumsOfBlock());
     if (threadIdx.x == 0) {

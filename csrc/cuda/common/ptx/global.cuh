@@ -24,4 +24,16 @@ __device__ __forceinline__ uint32_t load_global_if(bool loads, const uint32_t* f
   return otherwise;
 }
 
+/// Four floats where it `loads`, else zeros.
+__device__ __forceinline__ float4 load_float4_if(bool loads, const float4* from) {
+  float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
+  asm volatile(
+      "{\n.reg .pred loads;\nsetp.ne.b32 loads, %4, 0;\n"
+      "@loads ld.global.v4.f32 {%0, %1, %2, %3}, [%5];\n}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "r"(static_cast<int>(loads)), "l"(from)
+      : "memory");
+  return x;
+}
+
 }  // namespace sparse_attn::cuda::ptx
