@@ -131,7 +131,9 @@ void test_chunks_have_room_whatever_the_length() {
         list.counts = block_kv == 0 ? nullptr : &kCount;
         int32_t room = 0;
         for (int32_t keys = 1; keys < 200000; keys += 1 + keys / 100) {
-          const int32_t chunk = chunk_steps(keys, seq_q, list, head_dim) * kStepKeys;
+          const int32_t chunk = chunk_steps(keys, seq_q, list, head_dim, false) * kStepKeys;
+          const int32_t of_codes = chunk_steps(keys, seq_q, list, head_dim, true) * kStepKeys;
+          CHECK(chunk <= of_codes, "as many of codes are read in half of the time");
           room = imax(room, most_chunks(keys));
           CHECK(most_chunks(keys) == room, "a longer bound has room for shorter sequences");
           CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));

@@ -73,16 +73,18 @@ SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
 constexpr int32_t kSmallBlock = 32;
 
 /// Steps of a chunk for rows that visit up to `keys` keys, of `list` where it is present: long
-/// enough that its partial results count little beside its keys, short enough that few rows on few
-/// keys still fill a device. A multiple of every number of warps.
+/// enough that its partial results count little beside its keys, of `codes` in 8 bits twice as
+/// many, short enough that few rows on few keys still fill a device. A multiple of every number of
+/// warps.
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
-                                   int32_t head_dim) {
+                                   int32_t head_dim, bool codes) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128;
   constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
   const bool narrow = head_dim <= kNarrow;
   const bool divided = !list.present() || list.block_kv <= kSmallBlock;
   const bool few = divided && keys <= kFewKeys;
-  const int32_t chunk = ceil_div(keys, divided ? kMostMerged : kMostMerged / 2);
+  const bool many = divided && (!codes || keys <= kFewKeys);
+  const int32_t chunk = ceil_div(keys, many ? kMostMerged : kMostMerged / 2);
   const int32_t most = narrow ? kMostOfNarrow : kMost;
   const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
   return ceil_div(imax(imin(imax(chunk, kLeast), most), least), kUnit * kStepKeys) * kUnit;
@@ -93,9 +95,9 @@ constexpr int32_t kShortSequence = 256;
 
 /// The same for a sequence of `keys` keys under a pattern.
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
-                                   int32_t head_dim) {
+                                   int32_t head_dim, bool codes) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
-  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim);
+  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim, codes);
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
@@ -257,7 +259,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const int32_t reach = main_reach(pattern, seq_kv);
   const int32_t lead = pattern.most_lead(seq_kv);
   plan.chunk_steps =
-      chunk_steps(pattern, seq_kv, params.problem.seq_q, params.problem.widest_dim());
+      chunk_steps(pattern, seq_kv, params.problem.seq_q, params.problem.widest_dim(), float8);
   int32_t chunk = plan.chunk_steps * kStepKeys;
   if (list.present()) {
     plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count));  // as long as each list is

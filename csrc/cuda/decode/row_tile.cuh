@@ -102,6 +102,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   work.sequence = params.sequences.of(work.batch);
   work.slice = make_slice(pattern, residue, work.sequence);
   const int32_t head_dim = params.problem.widest_dim();
+  const bool codes = params.keys.dtype == Dtype::kFloat8;
   if (pattern.list.present()) {
     const BlockList& list = pattern.list;
     const int32_t first = work.list_row * list.block_q;
@@ -109,11 +110,12 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     work.slice.shift += first;
     const ListedRuns blocks = list.runs(work.batch, work.first_head, work.list_row, list.block_kv);
     work.chunk_steps =
-        chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, list, head_dim);
+        chunk_steps(keys_of_blocks(list, blocks.count), work.sequence.rows, list, head_dim, codes);
   } else if (same_lengths) {
     work.chunk_steps = grid.chunk_steps;
   } else {
-    work.chunk_steps = chunk_steps(pattern, work.sequence.keys, work.sequence.rows, head_dim);
+    work.chunk_steps =
+        chunk_steps(pattern, work.sequence.keys, work.sequence.rows, head_dim, codes);
   }
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;

@@ -35,7 +35,8 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
       const Sequence sequence = params.sequences.of(first + lane);
       const int32_t visited = visited_keys(pattern, sequence.keys);
       const int32_t steps =
-          chunk_steps(visited, sequence.rows, pattern.list, params.problem.widest_dim());
+          chunk_steps(visited, sequence.rows, pattern.list, params.problem.widest_dim(),
+                      params.keys.dtype == Dtype::kFloat8);
       const int32_t chunk = steps * kStepKeys;
       splits = imax(1, imin((visited + each / 2) / each, ceil_div(visited, chunk)));
     }
