@@ -133,7 +133,9 @@ void test_chunks_have_room_whatever_the_length() {
         for (int32_t keys = 1; keys < 200000; keys += 1 + keys / 100) {
           const int32_t chunk = chunk_steps(keys, seq_q, list, head_dim, false) * kStepKeys;
           const int32_t of_codes = chunk_steps(keys, seq_q, list, head_dim, true) * kStepKeys;
-          CHECK(chunk <= of_codes, "as many of codes are read in half of the time");
+          const bool many = keys > 4096 && block_kv < 128 && seq_q == 1 && head_dim > 64;
+          CHECK(chunk <= of_codes, "codes are read in half of the time");
+          CHECK(!many || keys > 8192 || of_codes > chunk, "more of them where chunks are short");
           room = imax(room, most_chunks(keys));
           CHECK(most_chunks(keys) == room, "a longer bound has room for shorter sequences");
           CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));
