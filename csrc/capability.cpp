@@ -138,8 +138,11 @@ std::string ragged_refusal(const Case& c) {
                                      : hopper::find_chunked(head_dim, c.features);
   const bool plain = c.features.without(hopper::kLengths).within(hopper::kPlainCalls);
   const bool as_plain = plain && hopper::plain_tiles_have(head_dim, entry.keys());
-  const bool as_others = entry.keys() == alone.keys() &&
-                         hopper::is_wide(entry.head_dim) == hopper::is_wide(alone.head_dim);
+  const auto alike = [&](bool (*rule)(int32_t)) {
+    return rule(entry.head_dim) == rule(alone.head_dim);
+  };
+  const bool as_others = entry.keys() == alone.keys() && alike(hopper::is_wide) &&
+                         (!plain || alike(hopper::splits_many_rows));
   if (plain ? !as_plain || (c.may_split && !as_others) : !as_others) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";

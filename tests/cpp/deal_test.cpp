@@ -233,7 +233,7 @@ void test_who_is_not_cut() {
 void test_chunks_of_a_sequence() {
   constexpr KernelTile kTile = {128, 128, 128, true, true, true};
   for (int32_t left : {kUnlimited, 3000}) {
-    for (int32_t rows : {1, 17, 64, 65, 200, 500, 600}) {
+    for (int32_t rows : {1, 17, 64, 65, 200, 500, 600, 1500}) {
       for (int32_t keys : {0, 100, 1024, 4097, 70000}) {
         for (bool causal : {false, true}) {
           AttentionParams params;
@@ -245,7 +245,8 @@ void test_chunks_of_a_sequence() {
           const Sequence sequence = {rows, keys, keys - rows};
           for (int32_t block = 0; block < ceil_div(rows, 128); ++block) {
             const Piece tile = whole_tile(params, sequence, 0, block, kTile);
-            const KeySplit own = split_of_sequence(params.pattern, sequence, true, block, kTile);
+            const KeySplit own =
+                split_of_sequence(params.pattern, params.features, sequence, true, block, kTile);
             const std::string text = std::to_string(rows) + " on " + std::to_string(keys);
             CHECK(tile.count == tile.chunks() && tile.first == 0, text);
             CHECK(tile.visited <= most_visited(params.pattern, keys, kTile), text);

@@ -103,6 +103,25 @@ void test_large_batches_store_no_partial_results() {
   CHECK(!plan_grid(case_of(8, 1, 16384), device).gaps, "some chunks of a group each");
 }
 
+/// A window of several queries touches no more chunks than a cluster has thread blocks; which
+/// merges them, where one sequence is alone.
+void test_windows_fit_a_cluster() {
+  const DeviceShape device = {132, 2, 0, 16, true};
+  for (int32_t window : {2048, 3000, 4096}) {
+    for (int32_t seq_q : {2, 4}) {
+      AttentionParams params = case_of(1, seq_q, 32768);
+      params.pattern.left = window - 1;
+      params.pattern.right = 0;
+      params.pattern.causal = true;
+      params.features = Features::of(Feature::kWindow);
+      const SplitGrid plan = plan_grid(params, device);
+      const std::string text = std::to_string(seq_q) + " queries, " + std::to_string(window);
+      CHECK(plan.max_chunks <= kMostMerged, text);
+      CHECK(plan.ending == Ending::kByCluster, text);
+    }
+  }
+}
+
 void test_what_lies_on_the_device_is_waited_for() {
   DeviceShape device;
   for (Feature feature : {Feature::kMask, Feature::kSoftcap, Feature::kAlibi, Feature::kWindow,
@@ -153,5 +172,6 @@ int main() {
   test_who_makes_the_output();
   test_large_batches_store_no_partial_results();
   test_what_lies_on_the_device_is_waited_for();
+  test_windows_fit_a_cluster();
   return check::summary();
 }

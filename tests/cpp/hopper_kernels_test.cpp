@@ -84,6 +84,23 @@ void test_every_range_is_served() {
   CHECK(!find_kernel(kHeadDims[kNumHeadDims - 1] + 8, {}).exists(), "larger head dims");
 }
 
+/// Where more than few rows are split, so are those of which the device alone knows where they
+/// stand, in the same tiles, by kernels that sum chunks.
+void test_many_rows_are_split_whoever_knows() {
+  int32_t some = 0;
+  for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    const Entry plain = find_kernel(head_dim, {Features(), Split::kAll});
+    const Entry cut = find_kernel(head_dim, {kCutCalls, Split::kAll, true});
+    if (!splits_many_rows(plain.head_dim)) continue;
+    const std::string text = "head dim " + std::to_string(head_dim);
+    CHECK(cut.head_dim == plain.head_dim && cut.keys() == plain.keys(), text);
+    CHECK(kKernels[plain.kernel].folds(plain.head_dim), text);
+    CHECK(kKernels[cut.kernel].folds(cut.head_dim), text);
+    ++some;
+  }
+  CHECK(some > 0, "no head dim");
+}
+
 }  // namespace
 
 int main() {
@@ -91,5 +108,6 @@ int main() {
   test_marked_kernels_keep_to_their_calls();
   test_plain_sequences_take_plain_kernels();
   test_every_range_is_served();
+  test_many_rows_are_split_whoever_knows();
   return check::summary();
 }

@@ -19,6 +19,7 @@ AttentionParams case_of(int32_t seq_q, int32_t seq_kv, int32_t globals, int32_t 
   params.sequences.query_offset = offset;
   params.pattern.left = params.pattern.right = 64;
   params.pattern.global_count = globals;
+  if (globals > 0) params.features = Features::of(Feature::kGlobalRows);
   params.pattern.lead = {0, 1, globals};
   return params;
 }
@@ -93,19 +94,50 @@ void test_few_queries() {
   }
 }
 
+/// More rows, on still more keys: at head dims without higher tiles, in one class, and where no
+/// global token asks for a split of its own.
+void test_many_rows() {
+  constexpr KernelTile kTile = {128, 128, 128, true};
+  for (int32_t seq_q : {513, 1024, 1025, 2048}) {
+    for (int32_t keys : {4096, 16384, 32768, 131072}) {
+      const std::string text = std::to_string(seq_q) + " on " + std::to_string(keys);
+      const int32_t from = seq_q <= 1024 ? 16384 : 32768;
+      AttentionParams params = case_of(seq_q, keys, 0, keys - seq_q);
+      params.pattern.left = params.pattern.right = kUnlimited;
+      const KeySplit split = plan_key_split(params, kTile);
+      CHECK((split.chunks > 1) == (keys >= from), text);
+      CHECK(split.chunks == 0 || split.all, text);
+      for (int32_t columns : {64, 96, 192, 256}) {
+        CHECK(plan_key_split(params, {128, 128, columns, true}).chunks == 0, text);
+      }
+      params.pattern.dilation = 2;
+      CHECK(plan_key_split(params, kTile).chunks == 0, "dilated, " + text);
+      params.pattern.dilation = 1;
+      for (Feature other : {Feature::kSoftcap, Feature::kGlobalRows, Feature::kMask}) {
+        params.features = Features::of(other);
+        CHECK(plan_key_split(params, kTile).chunks == 0, "no sums of chunks, " + text);
+      }
+    }
+  }
+  AttentionParams params = case_of(2049, 131072, 0, 0);
+  params.pattern.left = params.pattern.right = kUnlimited;
+  CHECK(plan_key_split(params, kTile).chunks == 0, "rows that fill a device");
+}
+
 /// A query tile of one of several sequences has the chunks that the sequence's own call gives it.
 void test_sequences_are_split_as_alone() {
   constexpr KernelTile kTile = {128, 128, 128, true};
   int32_t splits = 0;
   for (int32_t globals : {0, 1, 128, 129, 250}) {
-    for (int32_t rows : {1, 100, 500, 700, 9000}) {
-      for (int32_t keys : {50, 3000, 4097, 9000, 70000}) {
+    for (int32_t rows : {1, 100, 500, 700, 1500, 9000}) {
+      for (int32_t keys : {50, 3000, 4097, 9000, 20000, 70000}) {
         const AttentionParams params = case_of(rows, keys, globals, keys - rows);
         const Sequence own = params.sequences.common();
         const KeySplit plan = plan_key_split(params, kTile);
         const int32_t first = plan.all ? 0 : first_split_row(own.origin, own.offset, 128) / 128;
         for (int32_t block = 0; block < ceil_div(rows, 128); ++block) {
-          const KeySplit split = split_of_sequence(params.pattern, own, true, block, kTile);
+          const KeySplit split =
+              split_of_sequence(params.pattern, params.features, own, true, block, kTile);
           const bool is_split = plan.chunks > 0 && block >= first && block < first + plan.tiles;
           const std::string text = std::to_string(block) + " of " + std::to_string(rows) + " on " +
                                    std::to_string(keys) + ", " + std::to_string(globals);
@@ -212,6 +244,7 @@ int main() {
   }
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
   test_few_queries();
+  test_many_rows();
   test_sequences_are_split_as_alone();
   test_gathered_rows();
   test_packing();

@@ -5,6 +5,7 @@ import torch
 from reference import DTYPES, PATTERNS, Shape, random_layout
 
 import sparse_attn as sa
+from sparse_attn.testing import assert_close_to_reference
 
 SHAPE = Shape(3, 4, 2, 130, 197, 64)
 
@@ -49,26 +50,57 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
-@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256])
-@pytest.mark.parametrize("Sq", [17, 64, 128, 250])
-def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
+def few_rows(attend, device, Sq, head_dim):
+    """Tensors of a batch of two, of so many heads that their query tiles fill a device."""
+    keys, most = (9000, 128) if Sq < 1000 else (33000, 16)
+    if device == "cpu":
+        keys, most = 700, 16
+    return Shape(2, most, most // 4, Sq, keys, head_dim).make(device, attend.dtype)
+
+
+def assert_heads_change_no_bit(attend, query, key, value, **common):
     """Of few heads each chunk of keys has a thread block, of more a group of them, then a tile."""
-    keys, most = (700, 16) if device == "cpu" else (9000, 128)
-    query, key, value = Shape(2, most, most // 4, Sq, keys, head_dim).make(device, attend.dtype)
+    most = query.shape[1]
     calls = []
     for batch, heads in ((1, 4), (1, most // 4), (1, most // 2), (1, most), (2, most)):
         own = (query[:batch, :heads], key[:batch, : heads // 4], value[:batch, : heads // 4])
-        out, lse = attend(sa.Full(), *own, is_causal=True, return_lse=True)
+        parts = {name: tensor[:batch] for name, tensor in common.items()}
+        out, lse = attend(sa.Full(), *own, is_causal=True, return_lse=True, **parts)
         calls.append((out[:1, :4], lse[:1, :4]))
     for out, lse in calls[1:]:
         assert torch.equal(out, calls[0][0]) and torch.equal(lse, calls[0][1])
 
 
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("Sq", [17, 64, 128, 250, 1000, 1300])
+def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
+    assert_heads_change_no_bit(attend, *few_rows(attend, device, Sq, head_dim))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 112, 128, 224])
+@pytest.mark.parametrize("Sq", [17, 250, 1000])
+@pytest.mark.parametrize("known", ["offsets", "bounds"])
+def test_nor_do_those_of_which_the_device_alone_knows(attend, device, known, Sq, head_dim):
+    """Where queries stand, or what they see: some rows no key."""
+    query, key, value = few_rows(attend, device, Sq, head_dim)
+    keys = key.shape[2]
+    offsets = torch.tensor([keys - Sq - 70, keys - Sq], dtype=torch.int32, device=device)
+    row = torch.arange(Sq, device=device)
+    bounds = torch.stack([row % 300, torch.where(row % 5 == 0, 0, keys - row % 7)], -1)
+    bounds = bounds.int().expand(2, 1, Sq, 2)
+    common = {"query_offset": offsets} if known == "offsets" else {"key_bounds": bounds}
+    assert_heads_change_no_bit(attend, query, key, value, **common)
+    own = (query[:1, :4], key[:1, :1], value[:1, :1])
+    parts = {name: tensor[:1] for name, tensor in common.items()}
+    result = attend(sa.Full(), *own, is_causal=True, return_lse=True, **parts)
+    assert_close_to_reference(result, *own, is_causal=True, **parts)
+
+
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 208, 256])
-@pytest.mark.parametrize("Sq", [9, 60, 600])
-def test_bits_do_not_depend_on_who_knows_where_queries_stand(attend, device, Sq, head_dim):
+@pytest.mark.parametrize("Sq, keys", [(9, 4000), (60, 4000), (600, 4000), (700, 17000)])
+def test_bits_do_not_depend_on_who_knows_where_queries_stand(attend, device, Sq, keys, head_dim):
     """The host or the device alone: kernels differ, as keys behind the queries may be any."""
-    keys = 800 if device == "cpu" else 4000
+    keys = 800 if device == "cpu" else keys
     query, key, value = Shape(2, 4, 2, Sq, keys, head_dim).make(device, attend.dtype)
     offset = keys - Sq - 130
     offsets = torch.full((2,), offset, dtype=torch.int32, device=device)

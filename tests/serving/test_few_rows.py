@@ -164,6 +164,33 @@ def test_head_dims(serving, engine, device, dtype, batch, holding, head_dim, val
         assert_close_to_reference(part, *sequence, sa.Full(), is_causal=True)
 
 
+@pytest.mark.parametrize("case", ["plain", "softcap", "sinks"])
+@pytest.mark.parametrize("holding", ["packed", "64"])
+@pytest.mark.parametrize("head_dim", [64, 112, 128])
+def test_many_rows_on_many_more_keys(serving, engine, device, head_dim, holding, case):
+    """What a chunk of a long prompt sees, beside short sequences."""
+    rows, keys = (700, 30, 1100), (17000, 500, 33000)
+    if engine == "decode":
+        rows = tuple(min(n, 16) for n in rows)
+    if device == "cpu":
+        rows, keys = (tuple(-(-n // 12) for n in lengths) for lengths in (rows, keys))
+    ragged = Ragged(rows, keys, 4, 2, head_dim)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    common = {
+        "pattern": sa.Band((keys[0], 0), sinks=4) if case == "sinks" else sa.Full(),
+        "is_causal": True,
+        "softcap": 30.0 if case == "softcap" else 0.0,
+        "return_lse": True,
+    }
+    result = call(serving, ragged, sequences, holding, **common)
+    assert_own_bits(result, ragged, sequences, engine=engine, **common)
+    parts = zip(split(result[0], ragged.rows), split_lse(result[1], ragged.rows), strict=True)
+    pattern = common.pop("pattern")
+    del common["return_lse"]
+    for part, sequence in zip(parts, sequences, strict=True):
+        assert_close_to_reference(part, *sequence, pattern, **common)
+
+
 @pytest.mark.parametrize("case", ["softcap", "sinks", "global-rows", "dilated"])
 @pytest.mark.parametrize("holding", ["packed", "64"])
 @pytest.mark.parametrize("batch", ["one-is-long", "beside-many-rows"])

@@ -74,17 +74,18 @@ constexpr int32_t kSmallBlock = 32;
 
 /// Steps of a chunk for rows that visit up to `keys` keys, of `list` where it is present: long
 /// enough that its partial results count little beside its keys, of `codes` in 8 bits twice as
-/// many, short enough that few rows on few keys still fill a device. A multiple of every number of
-/// warps.
+/// many, short enough that few rows on few keys still fill a device: up to `most_chunks` of them. A
+/// multiple of every number of warps.
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
-                                   int32_t head_dim, bool codes) {
+                                   int32_t head_dim, bool codes,
+                                   int32_t most_chunks = kMostMerged) {
   constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128;
   constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
   const bool narrow = head_dim <= kNarrow;
   const bool divided = !list.present() || list.block_kv <= kSmallBlock;
   const bool few = divided && keys <= kFewKeys;
   const bool many = divided && (!codes || keys <= kFewKeys);
-  const int32_t chunk = ceil_div(keys, many ? kMostMerged : kMostMerged / 2);
+  const int32_t chunk = ceil_div(keys, many ? most_chunks : most_chunks / 2);
   const int32_t most = narrow ? kMostOfNarrow : kMost;
   const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
   return ceil_div(imax(imin(imax(chunk, kLeast), most), least), kUnit * kStepKeys) * kUnit;
@@ -97,7 +98,12 @@ constexpr int32_t kShortSequence = 256;
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
                                    int32_t head_dim, bool codes) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
-  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim, codes);
+  // A window begins inside a chunk, and so touches one more of them than its length asks for; the
+  // thread block that has two of them is late where there are several queries.
+  const bool windowed =
+      !pattern.list.present() && main_reach(pattern, keys) < ceil_div(keys, pattern.dilation);
+  const int32_t most = windowed && seq_q > 1 ? kMostMerged - 1 : kMostMerged;
+  return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim, codes, most);
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
@@ -205,7 +211,7 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
   // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
   // too while all of them run at once: then nothing hides a second kernel.
-  constexpr int32_t kShort = 256, kShortAlone = 512;  // keys of a thread block
+  constexpr int32_t kShort = 320, kShortAlone = 512;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
          blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {

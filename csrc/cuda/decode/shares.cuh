@@ -19,12 +19,21 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
   const int32_t batch = params.problem.batch;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   int64_t keys = 0;
+  int32_t longest = 0;
 #pragma unroll 4
   for (int32_t b = lane; b < batch; b += 32) {
-    keys += visited_keys(pattern, params.sequences.of(b).keys);
+    const int32_t visited = visited_keys(pattern, params.sequences.of(b).keys);
+    keys += visited;
+    longest = imax(longest, visited);
   }
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) keys += __shfl_xor_sync(~0u, keys, step);
+  for (int step = 16; step > 0; step /= 2) {
+    keys += __shfl_xor_sync(~0u, keys, step);
+    longest = imax(longest, __shfl_xor_sync(~0u, longest, step));
+  }
+  // Where the longest sequence has up to 5/4 of the mean, half as many parts end evenly too, and
+  // each begins anew.
+  if (int64_t{longest} * batch * 4 <= keys * 5) shares = ceil_div(shares, 2);
   keys = keys / shares + 1;  // of a part
   const int32_t each = keys < kMaxLength ? static_cast<int32_t>(keys) : kMaxLength;
   int32_t before = 0;
@@ -35,7 +44,7 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
       const Sequence sequence = params.sequences.of(first + lane);
       const int32_t visited = visited_keys(pattern, sequence.keys);
       const int32_t steps =
-          chunk_steps(visited, sequence.rows, pattern.list, params.problem.widest_dim(),
+          chunk_steps(pattern, sequence.keys, sequence.rows, params.problem.widest_dim(),
                       params.keys.dtype == Dtype::kFloat8);
       const int32_t chunk = steps * kStepKeys;
       splits = imax(1, imin((visited + each / 2) / each, ceil_div(visited, chunk)));

@@ -63,9 +63,9 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
     const int64_t head_strips = int64_t{args->classes} * partials.strips;
     const int64_t strip_bytes = Partials::strip_bytes(partials.max_chunks, tile.head_dim);
     const int64_t least = args->packing.heads > 1 ? problem.group() : 1;
-    const int64_t room = kMostBytes / (head_strips * strip_bytes) / least;
-    partials.heads =
-        static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(room, 1) * least, heads));
+    const int64_t room = std::max<int64_t>(kMostBytes / (head_strips * strip_bytes) / least, 1);
+    const int64_t groups = heads / least, turns = ceil_div64(groups, room);
+    partials.heads = static_cast<int32_t>(ceil_div64(groups, turns) * least);
     const int64_t strips = partials.heads * head_strips;
     const int64_t states = strips * partials.max_chunks * kStripRows;
     partials.out = arena->take<float4>(states * partials.columns / 4);
@@ -168,7 +168,6 @@ void arrange_order(KernelTile tile, Arguments* args) {
 }  // namespace
 
 bool may_deal(const AttentionParams& params, int32_t multiprocessors) {
-  constexpr int32_t kFewRows = 512;                    // that a split sequence has, at most
   constexpr int64_t kManyTiles = 8, kMany = 4;         // of a multiprocessor, which end evenly
   constexpr int32_t kHighRows = 64, kManyKeys = 4096;  // more rows on fewer keys: a merge is more
   const Wanted wanted = {params.features, Split::kAll};

@@ -115,7 +115,7 @@ SPARSE_ATTN_HD Piece whole_tile(const AttentionParams& params, const Sequence& s
   bounds.cut(readable_keys(pattern.causal, sequence));
   const Interval rows = {first, imin(first + tile.block_q, sequence.rows)};
   const int32_t visited = visited_tiles(pattern, slice, rows, bounds, tile.block_kv).count();
-  KeySplit split = split_few_tiles(pattern, sequence.rows, sequence.keys, tile);
+  KeySplit split = split_few_tiles(pattern, params.features, sequence.rows, sequence.keys, tile);
   if (split.chunks == 0) split.chunks = split.least = 1;
   const int32_t length = imax(1, split.chunk_tiles(visited));
   Piece piece = {problem, row_block, length, visited, 0, 0, -1, 1};

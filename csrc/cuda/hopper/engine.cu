@@ -2,6 +2,7 @@
 // serve (capability.h keeps such calls away) is float32, attn_mask beside lists at wide heads,
 // lists of query blocks that no tile height divides.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -27,19 +28,28 @@ namespace {
 /// Most keys for which tiles of 128 rows beat those of 192 under causal.
 constexpr int32_t kShortCausal = 1536;
 
-/// Rows of all tiles of a (batch, head) that this many consumers work on, those past its end too.
-int32_t tile_rows(const AttentionParams& params, int32_t consumers) {
-  const int32_t height = consumers * kConsumerRows;
-  return ceil_div(ceil_div(params.problem.seq_q, params.pattern.classes(params.problem.seq_q)),
-                  height) *
-         height;
+/// Whether all tiles visit nearly as many keys.
+bool has_like_tiles(const AttentionParams& params) {
+  constexpr int32_t kSmallPart = 4;  // one of so many
+  return !params.pattern.causal || params.problem.seq_q <= params.problem.seq_kv / kSmallPart;
 }
 
-/// Whether three consumers are faster than two, which waste less of short calls.
-bool prefers_three(const AttentionParams& params) {
-  constexpr float kGain = 1.15f;
-  if (params.pattern.causal && params.problem.seq_kv <= kShortCausal) return false;
-  return tile_rows(params, 3) <= kGain * tile_rows(params, 2);
+/// Whether three consumers are faster than two, which waste less of short calls. Few tiles of like
+/// length end all at once, and then some multiprocessors have one more of them than others.
+bool prefers_three(const AttentionParams& params, int32_t multiprocessors) {
+  constexpr float kGain = 1.15f, kFewTurns = 4;
+  const Problem& problem = params.problem;
+  if (params.pattern.causal && problem.seq_kv <= kShortCausal) return false;
+  const int32_t classes = params.pattern.classes(problem.seq_q);
+  auto turns = [&](int32_t consumers) {  // of a multiprocessor
+    const int32_t of_class = ceil_div(ceil_div(problem.seq_q, classes), consumers * kConsumerRows);
+    const int64_t tiles = int64_t{problem.batch} * problem.heads_q * classes * of_class;
+    return static_cast<float>(tiles) / static_cast<float>(multiprocessors);
+  };
+  const float of_three = turns(3), of_two = turns(2);
+  const bool whole = of_three <= kFewTurns && has_like_tiles(params);
+  return whole ? 3 * std::ceil(of_three) <= kGain * 2 * std::ceil(of_two)
+               : 3 * of_three <= kGain * 2 * of_two;
 }
 
 /// Whether which keys exist is known on the device alone, or for classes of keys of their own.
@@ -61,7 +71,7 @@ Entry choose(const AttentionParams& params, int32_t multiprocessors) {
   // A plain kernel of three consumers is followed by that of two.
   if (!entry.exists() || kKernels[entry.kernel].consumers < 3) return entry;
   const Entry lower = {entry.kernel + 1, entry.head_dim};
-  return lower.keys() > 0 && !prefers_three(params) ? lower : entry;
+  return lower.keys() > 0 && !prefers_three(params, multiprocessors) ? lower : entry;
 }
 
 /// Launches the chosen kernel if it is of this part.

@@ -27,7 +27,7 @@ constexpr KernelTile tile_of(Entry entry) {
   const Kernel& kernel = kKernels[entry.kernel];
   return {kernel.rows(),  entry.keys(),
           entry.head_dim, entry.exists() && kernel.splits != Split::kNone,
-          kernel.packs(), kernel.folds()};
+          kernel.packs(), kernel.folds(entry.head_dim)};
 }
 
 struct KeySplit {
@@ -92,18 +92,25 @@ struct ChunkRule {
   int32_t most;   // ... and of more
 };
 
+/// Rows whose keys are cut whatever the call; those of more only where thread blocks may sum
+/// chunks.
+constexpr int32_t kFewRows = 512;
+
 /// The split of a sequence with few query tiles a head.
-SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, int32_t num_rows, int32_t num_keys,
-                                        KernelTile tile) {
-  constexpr ChunkRule kChunkRules[] = {
-      {64, 8, 1, 8, 16}, {128, 16, 2, 8, 16}, {256, 16, 4, 4, 8}, {512, 16, 8, 4, 4}};
+SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, Features features, int32_t num_rows,
+                                        int32_t num_keys, KernelTile tile) {
+  constexpr ChunkRule kChunkRules[] = {{64, 8, 1, 8, 16},     {128, 16, 2, 8, 16},
+                                       {256, 16, 4, 4, 8},    {kFewRows, 16, 8, 4, 4},
+                                       {1024, 128, 32, 8, 8}, {2048, 256, 64, 4, 4}};
   const int32_t classes = pattern.classes(num_rows);
   if (classes == 0) return {};
   const int32_t class_tiles = ceil_div(ceil_div(num_rows, classes), tile.block_q);
   const int32_t rows = classes == 1 ? num_rows : classes * class_tiles * tile.block_q;
   const int32_t visited = most_visited(pattern, num_keys, tile);
+  const bool many = is_cut_call(features) && classes == 1 && splits_many_rows(tile.head_dim);
   for (const ChunkRule& rule : kChunkRules) {
     if (rows > rule.rows) continue;
+    if (rule.rows > kFewRows && !many) return {};
     const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
     const int32_t chunks = imin(most, visited / rule.least);
     if (visited < rule.from || chunks <= 1) return {};
@@ -145,9 +152,10 @@ SPARSE_ATTN_HD constexpr bool has_placed_globals(const Sequences& sequences) {
 
 /// The split of a query tile of one of several sequences that differ in length, by its number in
 /// the sequence, as the sequence's own call has it.
-SPARSE_ATTN_HD KeySplit split_of_sequence(const Pattern& pattern, const Sequence& sequence,
-                                          bool placed, int32_t row_block, KernelTile tile) {
-  const KeySplit few = split_few_tiles(pattern, sequence.rows, sequence.keys, tile);
+SPARSE_ATTN_HD KeySplit split_of_sequence(const Pattern& pattern, Features features,
+                                          const Sequence& sequence, bool placed, int32_t row_block,
+                                          KernelTile tile) {
+  const KeySplit few = split_few_tiles(pattern, features, sequence.rows, sequence.keys, tile);
   if (few.chunks > 0) return few;
   const KeySplit split = split_global_rows(pattern, sequence, placed, tile);
   const int32_t first = first_split_row(sequence.origin, sequence.offset, tile.block_q);
@@ -217,7 +225,7 @@ inline bool may_split(const AttentionParams& params) {
   // The same lengths: few queries have few keys.
   if (sequences.packed() && sequences.first_rows == sequences.first_keys) return false;
   const int32_t rows = sequences.packed() ? 1 : problem.seq_q;
-  return split_few_tiles(params.pattern, rows, longest.keys, tile).chunks > 0;
+  return split_few_tiles(params.pattern, params.features, rows, longest.keys, tile).chunks > 0;
 }
 
 /// The split of a call; none where a kernel serves it that takes no chunks.
@@ -225,7 +233,8 @@ inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile) {
   if (!tile.splits || !params.sequences.same_lengths()) return {};
   if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
   const Problem& problem = params.problem;
-  const KeySplit few = split_few_tiles(params.pattern, problem.seq_q, problem.seq_kv, tile);
+  const KeySplit few =
+      split_few_tiles(params.pattern, params.features, problem.seq_q, problem.seq_kv, tile);
   if (few.chunks > 0) return few;
   const bool placed = has_placed_globals(params.sequences);
   return split_global_rows(params.pattern, params.sequences.common(), placed, tile);

@@ -78,6 +78,11 @@ constexpr int32_t columns_of(int32_t head_dim) { return (head_dim + 31) / 32 * 3
 /// Whether shared memory has no room for a sum of chunks of so many columns, which the workspace
 /// then has.
 SPARSE_ATTN_HD constexpr bool is_wide(int32_t columns) { return columns > 128; }
+/// Whether the keys of many rows are cut too (key_split.h): where thread blocks may sum chunks in
+/// shared memory, and no kernel has higher tiles, which would be faster.
+SPARSE_ATTN_HD constexpr bool splits_many_rows(int32_t columns) {
+  return columns > 96 && !is_wide(columns);
+}
 /// Columns of the slabs that make so many.
 constexpr int32_t slab_of(int32_t columns) { return columns % 64 == 0 ? 64 : 32; }
 
@@ -114,8 +119,12 @@ struct Kernel {
   }
   /// Whether query heads that see the same keys share a tile.
   constexpr bool packs() const { return splits == Split::kAll && !is_biased(); }
-  /// Whether thread blocks may sum the chunks of a tile.
-  constexpr bool folds() const { return !is_listed() && (is_ragged() || (is_plain() && packs())); }
+  /// Whether thread blocks may sum the chunks of a tile; cut calls of wide heads have no registers
+  /// for it.
+  constexpr bool folds(int32_t head_dim) const {
+    const bool cut = accepts.within(kCutCalls) && !is_wide(head_dim);
+    return !is_listed() && (is_ragged() || (packs() && (is_plain() || cut)));
+  }
 
   /// Keys of a tile of a built kernel; 0 where there is none.
   constexpr int32_t keys_at(int32_t head_dim) const {
@@ -149,12 +158,12 @@ constexpr Kernel kKernels[] = {
     {2, kPlainCalls, Split::kNone, {0, 0, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
     // Few queries: little code, since it runs for microseconds.
     {2, kPlainCalls, Split::kAll, {128, 128, 128, 112, 112, 128, 128, 128, 112, 96, 80}},
-    // Where the general kernel's tiles are others, so that bits do not tell whether the device
-    // alone knows where queries stand.
-    {2, kCutCalls, Split::kAll, {0, 0, 0, 112, 112, 0, 0, 0, 0, 96, 0}},
     {2, kSinkCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kRangeCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     {2, kScoredCalls, Split::kGlobalRows, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    // The same of few rows, as plain calls are split: where the device alone knows where queries
+    // stand, which bits do not tell.
+    {2, kCutCalls, Split::kAll, {0, 0, 128, 112, 112, 128, 128, 0, 0, 96, 0}},
     {2, kGeneralCalls, Split::kAll, {128, 128, 128, 128, 128, 128, 128, 128, 112, 80, 80}},
     {2, kBiasedCalls, Split::kAll, {0, 0, 128, 0, 0, 0, 96, 0, 64, 0, 64}},
     {2, kListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 64, 0, 64}},
@@ -210,10 +219,16 @@ constexpr int32_t largest_head_dim(const Wanted& wanted) {
   return largest;
 }
 
+/// Whether rows see a range of the keys by scores that are only scaled, whatever their lengths.
+SPARSE_ATTN_HD constexpr bool is_cut_call(Features features) {
+  constexpr Features kOwn = kCutCalls.with(kLengths);
+  return features.within(kOwn);
+}
+
 /// The kernel whose tiles chunks are made of: of plain calls that of few queries, whose tiles plain
 /// sequences have too; else the general one, or under biases theirs.
 constexpr Entry find_chunked(int32_t head_dim, Features features) {
-  if (features.without(kLengths).within(kCutCalls)) {
+  if (is_cut_call(features)) {
     return find_kernel(head_dim, {Features(), Split::kAll});
   }
   return find_kernel(head_dim, {features.any(kBiases) ? kBiases : kGeneralCalls, Split::kAll});

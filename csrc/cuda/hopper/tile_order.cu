@@ -166,8 +166,9 @@ __global__ void __launch_bounds__(kSequenceThreads)
       continue;
     }
     if (args.folds != Fold::kNone) {
-      const KeySplit split = split_of_sequence(
-          params.pattern, sequence, has_placed_globals(params.sequences), row.row_block, tile);
+      const KeySplit split =
+          split_of_sequence(params.pattern, params.features, sequence,
+                            has_placed_globals(params.sequences), row.row_block, tile);
       if (split.chunks > 0) {
         row.chunks = split.chunks;
         row.least = split.least;
