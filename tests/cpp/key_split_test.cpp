@@ -9,6 +9,8 @@ using namespace sparse_attn::cuda::hopper;
 
 namespace {
 
+constexpr int32_t kMultiprocessors = 132;
+
 AttentionParams case_of(int32_t seq_q, int32_t seq_kv, int32_t globals, int32_t offset) {
   AttentionParams params;
   params.problem.batch = params.problem.heads_q = params.problem.heads_kv = 1;
@@ -51,7 +53,7 @@ void test_chunks_cover_the_keys(int32_t block_kv) {
   const KernelTile tile = {128, block_kv, 128, true};
   for (int32_t keys = 1; keys < 200000; keys += 61) {
     std::string text = std::to_string(keys) + " keys, tiles of " + std::to_string(block_kv);
-    KeySplit split = plan_key_split(case_of(1500, keys, 128, 0), tile);
+    KeySplit split = plan_key_split(case_of(1500, keys, 128, 0), tile, kMultiprocessors);
     int32_t tiles = ceil_div(keys, block_kv);
     if (split.chunks == 0) continue;
     CHECK(tiles > kMostChunks && !split.all, text);
@@ -62,7 +64,9 @@ void test_chunks_cover_the_keys(int32_t block_kv) {
     AttentionParams other = case_of(1100, keys, 3, -20);
     other.problem.batch = 7;
     other.problem.heads_q = 64;
-    CHECK(plan_key_split(other, tile).chunk_tiles(tiles) == split.chunk_tiles(tiles), text);
+    CHECK(plan_key_split(other, tile, kMultiprocessors).chunk_tiles(tiles) ==
+              split.chunk_tiles(tiles),
+          text);
   }
 }
 
@@ -74,7 +78,7 @@ void test_few_queries() {
       const std::string text = std::to_string(seq_q) + " on " + std::to_string(keys);
       AttentionParams params = case_of(seq_q, keys, 0, keys - seq_q);
       params.pattern.left = params.pattern.right = kUnlimited;
-      const KeySplit split = plan_key_split(params, kTile);
+      const KeySplit split = plan_key_split(params, kTile, kMultiprocessors);
       const int32_t tiles = ceil_div(seq_q, 128);
       CHECK(split.all && split.tiles == tiles && split.chunks > 1, text);
       CHECK(split.tiles * split.chunks <= kMostChunks && split.rows(params.problem, kTile) == seq_q,
@@ -82,13 +86,14 @@ void test_few_queries() {
       CHECK(split.chunk_tiles(keys / 128) * split.chunks >= keys / 128, text);
       params.problem.batch = 64;
       params.problem.heads_q = params.problem.heads_kv = 32;
-      CHECK(plan_key_split(params, kTile).chunks == split.chunks, text);
+      CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == split.chunks, text);
       params.pattern.left = 500;
       params.pattern.right = 0;
-      CHECK(plan_key_split(params, kTile).chunks == 0, "a window of few keys, " + text);
+      CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0,
+            "a window of few keys, " + text);
       params.pattern.left = params.pattern.right = kUnlimited;
       params.pattern.dilation = 7;
-      const KeySplit classes = plan_key_split(params, kTile);
+      const KeySplit classes = plan_key_split(params, kTile, kMultiprocessors);
       CHECK(classes.chunks == 0 || seq_q < 7, "more classes than tiles fill a device, " + text);
     }
   }
@@ -104,24 +109,47 @@ void test_many_rows() {
       const int32_t from = seq_q <= 1024 ? 16384 : 32768;
       AttentionParams params = case_of(seq_q, keys, 0, keys - seq_q);
       params.pattern.left = params.pattern.right = kUnlimited;
-      const KeySplit split = plan_key_split(params, kTile);
+      const KeySplit split = plan_key_split(params, kTile, kMultiprocessors);
       CHECK((split.chunks > 1) == (keys >= from), text);
       CHECK(split.chunks == 0 || split.all, text);
       for (int32_t columns : {64, 96, 192, 256}) {
-        CHECK(plan_key_split(params, {128, 128, columns, true}).chunks == 0, text);
+        CHECK(plan_key_split(params, {128, 128, columns, true}, kMultiprocessors).chunks == 0,
+              text);
       }
       params.pattern.dilation = 2;
-      CHECK(plan_key_split(params, kTile).chunks == 0, "dilated, " + text);
+      CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "dilated, " + text);
       params.pattern.dilation = 1;
       for (Feature other : {Feature::kSoftcap, Feature::kGlobalRows, Feature::kMask}) {
         params.features = Features::of(other);
-        CHECK(plan_key_split(params, kTile).chunks == 0, "no sums of chunks, " + text);
+        CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0,
+              "no sums of chunks, " + text);
       }
     }
   }
   AttentionParams params = case_of(2049, 131072, 0, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).chunks == 0, "rows that fill a device");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "rows that fill a device");
+}
+
+/// Up to 64 rows on few keys are one chunk, so that heads of a group share a tile.
+void test_heads_share_tiles_on_few_keys() {
+  constexpr KernelTile kTile = {128, 128, 128, true, true, true};
+  for (int32_t seq_q : {9, 17, 64, 65}) {
+    AttentionParams params = case_of(seq_q, 500, 0, 500 - seq_q);
+    CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "a group of one");
+    params.problem.heads_q = 4;
+    params.problem.batch = kMultiprocessors / 4;
+    CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "a tile each");
+    params.problem.batch += 1;
+    const KeySplit split = plan_key_split(params, kTile, kMultiprocessors);
+    CHECK((split.chunks == 1) == (seq_q <= 64), std::to_string(seq_q));
+    CHECK((pack_heads(params, kTile, split).heads > 1) == (seq_q <= 64), std::to_string(seq_q));
+    constexpr KernelTile kMerged = {128, 128, 128, true, true, false};
+    CHECK(plan_key_split(params, kMerged, kMultiprocessors).chunks == 0, "a merge of one chunk");
+    params.features = Features::of(Feature::kSoftcap);
+    CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0,
+          "a kernel that sums no chunks");
+  }
 }
 
 /// A query tile of one of several sequences has the chunks that the sequence's own call gives it.
@@ -133,7 +161,7 @@ void test_sequences_are_split_as_alone() {
       for (int32_t keys : {50, 3000, 4097, 9000, 20000, 70000}) {
         const AttentionParams params = case_of(rows, keys, globals, keys - rows);
         const Sequence own = params.sequences.common();
-        const KeySplit plan = plan_key_split(params, kTile);
+        const KeySplit plan = plan_key_split(params, kTile, kMultiprocessors);
         const int32_t first = plan.all ? 0 : first_split_row(own.origin, own.offset, 128) / 128;
         for (int32_t block = 0; block < ceil_div(rows, 128); ++block) {
           const KeySplit split =
@@ -159,7 +187,7 @@ void test_packing() {
     const std::string text = std::to_string(seq_q) + " queries";
     AttentionParams params = case_of(seq_q, 65536, 0, 0);
     params.pattern.left = params.pattern.right = kUnlimited;
-    const KeySplit split = plan_key_split(params, kTile);
+    const KeySplit split = plan_key_split(params, kTile, kMultiprocessors);
     CHECK(pack_heads(params, kTile, split).heads == 1, "a group of one, " + text);
     int32_t rows = 0;
     for (int32_t group : {2, 3, 4, 32}) {
@@ -191,25 +219,26 @@ void test_packing() {
 void test_who_is_not_split() {
   constexpr KernelTile kTile = {128, 128, 128, true};
   AttentionParams params = case_of(8192, 8192, 128, 0);
-  CHECK(plan_key_split(params, kTile).tiles == 1, "a split case");
-  CHECK(plan_key_split(params, {128, 128, 128}).chunks == 0, "a kernel without chunks");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).tiles == 1, "a split case");
+  CHECK(plan_key_split(params, {128, 128, 128}, kMultiprocessors).chunks == 0,
+        "a kernel without chunks");
   params.pattern.causal = true;
-  CHECK(plan_key_split(params, kTile).chunks == 0, "causal");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "causal");
   params = case_of(8192, 8192, 0, 0);
-  CHECK(plan_key_split(params, kTile).chunks == 0, "no global rows");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "no global rows");
   params = case_of(8192, 8192, 257, 0);
-  CHECK(plan_key_split(params, kTile).chunks == 0, "many global rows");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "many global rows");
   params = case_of(8192, 8192, 128, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).chunks == 0, "every row sees every key");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "every row sees every key");
   params = case_of(513, 8192, 0, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).chunks == 0, "many queries");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "many queries");
   params = case_of(128, 2047, 0, 0);
   params.pattern.left = params.pattern.right = kUnlimited;
-  CHECK(plan_key_split(params, kTile).chunks > 0, "few queries");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks > 0, "few queries");
   params.problem.seq_kv = 1920;
-  CHECK(plan_key_split(params, kTile).chunks == 0, "few keys");
+  CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "few keys");
 }
 
 /// Gathered rows are all split, however few keys there are: their merge stores them.
@@ -220,7 +249,7 @@ void test_gathered_rows() {
     for (int32_t keys : {1, 900, 4096, 100000}) {
       AttentionParams params = case_of(seq_q, keys, 0, 0);
       params.outputs.rows = &rows;  // only its presence is looked at
-      const KeySplit split = plan_key_split(params, tile);
+      const KeySplit split = plan_key_split(params, tile, kMultiprocessors);
       std::string text = std::to_string(seq_q) + " rows, " + std::to_string(keys) + " keys";
       CHECK(split.all && split.tiles == ceil_div(seq_q, tile.block_q), text);
       CHECK(split.chunks >= 1 && split.chunks <= kMostChunks, text);
@@ -245,6 +274,7 @@ int main() {
   for (int32_t block_kv : {64, 80, 96, 112, 128}) test_chunks_cover_the_keys(block_kv);
   test_few_queries();
   test_many_rows();
+  test_heads_share_tiles_on_few_keys();
   test_sequences_are_split_as_alone();
   test_gathered_rows();
   test_packing();

@@ -77,6 +77,25 @@ def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_d
     assert_heads_change_no_bit(attend, *few_rows(attend, device, Sq, head_dim))
 
 
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("Sq", [9, 17, 40, 64])
+def test_heads_that_share_a_tile_have_the_bits_of_one_alone(attend, device, Sq, head_dim):
+    """On few keys or in a window, where heads of a tile each would be more than a device holds."""
+    batch = 3 if device == "cpu" else 40
+    for keys, pattern in ((100, sa.Full()), (500, sa.Full()), (3000, sa.Band((400, 0)))):
+        if device == "cpu" and keys > 500:
+            continue
+        query, key, value = Shape(batch, 8, 2, Sq, keys, head_dim).make(device, attend.dtype)
+        result = attend(pattern, query, key, value, is_causal=True, return_lse=True)
+        for b, h in ((0, 0), (batch - 1, 5)):
+            kv = slice(h // 4, h // 4 + 1)
+            own = (query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv])
+            one = attend(pattern, *own, is_causal=True, return_lse=True)
+            for mine, shared in zip(one, result, strict=True):
+                assert torch.equal(mine[0, 0], shared[b, h])
+            assert_close_to_reference(one, *own, pattern, is_causal=True)
+
+
 @pytest.mark.parametrize("head_dim", [64, 80, 112, 128, 224])
 @pytest.mark.parametrize("Sq", [17, 250, 1000])
 @pytest.mark.parametrize("known", ["offsets", "bounds"])

@@ -32,7 +32,7 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
   const AttentionParams& params = args->params;
   const Problem& problem = params.problem;
-  args->split = plan_key_split(params, tile);
+  args->split = plan_key_split(params, tile, args->multiprocessors);
   args->packing = {1, tile.block_q};
   if (args->split.chunks == 0) {
     if (!tile.folds || !may_split(params)) return;
@@ -45,7 +45,7 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
   if (tile.folds && args->split.group > 0) {
     const int32_t groups = ceil_div(args->split.chunks, args->split.group);
-    if (fills(tiles, args->multiprocessors)) {
+    if (args->split.chunks == 1 || fills(tiles, args->multiprocessors)) {
       args->folds = Fold::kWhole;
       if (groups > 1 || is_wide(tile.head_dim)) arrange_sums(tile, arena, args);
     } else if (groups > 1 && fills(tiles * groups, args->multiprocessors)) {

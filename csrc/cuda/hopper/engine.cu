@@ -62,7 +62,7 @@ bool has_raw_values(const AttentionParams& params) {
 
 /// The kernel of a call.
 Entry choose(const AttentionParams& params, int32_t multiprocessors) {
-  const KeySplit plan = plan_key_split(params, split_tile(params));
+  const KeySplit plan = plan_key_split(params, split_tile(params), multiprocessors);
   const bool all = plan.chunks > 0 ? plan.all : may_deal(params, multiprocessors);
   const Split split = all ? Split::kAll : plan.chunks > 0 ? Split::kGlobalRows : Split::kNone;
   const Wanted wanted = {params.features, split, has_raw_values(params),

@@ -228,14 +228,29 @@ inline bool may_split(const AttentionParams& params) {
   return split_few_tiles(params.pattern, params.features, rows, longest.keys, tile).chunks > 0;
 }
 
-/// The split of a call; none where a kernel serves it that takes no chunks.
-inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile) {
+/// One chunk for each tile of up to 64 queries, so that heads that share keys share tiles: where
+/// those of a head each are more than multiprocessors, and no merge is needed. Changes no bit.
+inline KeySplit pack_whole(const AttentionParams& params, KernelTile tile,
+                           int32_t multiprocessors) {
+  const Problem& problem = params.problem;
+  const KeySplit whole = {1, 1, 1, kMostChunks, true};
+  const bool many = int64_t{problem.batch} * problem.heads_q > multiprocessors;
+  const bool packs = many && tile.folds && is_cut_call(params.features) &&
+                     pack_heads(params, tile, whole).heads > 1;
+  return packs ? whole : KeySplit{};
+}
+
+/// The split of a call on a device; none where a kernel serves it that takes no chunks.
+inline KeySplit plan_key_split(const AttentionParams& params, KernelTile tile,
+                               int32_t multiprocessors) {
   if (!tile.splits || !params.sequences.same_lengths()) return {};
   if (params.outputs.rows != nullptr) return split_gathered_rows(params, tile);
   const Problem& problem = params.problem;
   const KeySplit few =
       split_few_tiles(params.pattern, params.features, problem.seq_q, problem.seq_kv, tile);
   if (few.chunks > 0) return few;
+  const KeySplit whole = pack_whole(params, tile, multiprocessors);
+  if (whole.chunks > 0) return whole;
   const bool placed = has_placed_globals(params.sequences);
   return split_global_rows(params.pattern, params.sequences.common(), placed, tile);
 }
