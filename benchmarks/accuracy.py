@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import Case, Inputs, blocks_of
+from .cases import Case
+from .inputs import Inputs, allowed_rows, sampled_rows
 from .masks import TopK
 
-SAMPLED_ROWS = 64
 ABSOLUTE = {torch.float32: 2.0**-20, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
@@ -72,35 +72,6 @@ class Reference:
             far += (rows - problem.exact).square().sum().item()
             exact += problem.exact.square().sum().item()
         return math.sqrt(far / exact)
-
-
-def sampled_rows(rows: int, device: torch.device) -> torch.Tensor:
-    """Return about 64 row indices: the first, the last, and an even spread with odd steps."""
-    if rows <= SAMPLED_ROWS:
-        return torch.arange(rows, device=device)
-    spread = torch.linspace(0, rows - 1, SAMPLED_ROWS, device=device).long()
-    return spread + (torch.arange(SAMPLED_ROWS, device=device) % 2) * (spread < rows - 1)
-
-
-def allowed_rows(
-    case: Case, inputs: Inputs, batch: int, head: int, rows: torch.Tensor
-) -> torch.Tensor:
-    """Return bool (rows, Skv) of what the rows may see, top-k's choice apart."""
-    queries, keys = case.extent(batch)
-    p = (rows + keys - queries)[:, None]
-    j = torch.arange(case.length, device=rows.device)[None]
-    seen = j <= p if case.causal else torch.ones_like(j <= p)
-    if case.lengths or case.mask == "padding":
-        seen = seen & (j < inputs.used[batch])
-    if isinstance(case.spec, TopK):
-        return seen
-    mask = inputs.block_mask(case)
-    if mask is None:
-        return seen & case.spec.allowed(p, j)
-    blocks = blocks_of(case.spec)
-    head = head * mask.shape[1] // case.heads
-    listed = mask[batch % mask.shape[0], head, rows // blocks.block_q]
-    return seen & listed[:, j[0] // blocks.block_kv]
 
 
 def _problem(case: Case, inputs: Inputs, batch: int, head: int) -> _Problem | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import Case, Inputs
+from .cases import Case
+from .inputs import Inputs
 
 Attention = Callable[[], torch.Tensor]
 Build = Callable[[Case, Inputs], "Contender"]

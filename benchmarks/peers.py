@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparse_attn as sa
 
-from .accuracy import allowed_rows
-from .cases import Case, Inputs, select_blocks
+from .cases import Case
 from .contender import Build, Contender, Unavailable
+from .inputs import Inputs, allowed_rows, select_blocks
 from .masks import Band, Blocks, BlockTopK, Full, Sketched
 from .storage import STORED
 

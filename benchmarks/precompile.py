@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from .budget import NOT_RUN, Budget
-from .cases import Case, Group, Inputs
+from .cases import Case, Group
 from .floors import BARS
+from .inputs import Inputs
 from .peers import COMPILED, contender
 
 WORKERS = 12

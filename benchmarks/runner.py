@@ -18,8 +18,9 @@ import torch
 
 from .accuracy import Reference
 from .budget import LEFT_OUT, NOT_RUN, Budget
-from .cases import Case, Entry, Group, Inputs
+from .cases import Case, Entry, Group
 from .contender import Contender
+from .inputs import Inputs
 from .masks import Full
 from .memory import peak_bytes
 from .peers import COMPILED, contender

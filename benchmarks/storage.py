@@ -17,8 +17,9 @@ import sparse_attn as sa
 from sparse_attn.functional import _sequences
 from sparse_attn.ops import ask_engine
 
-from .cases import SEED, Case, Inputs
+from .cases import Case
 from .contender import Contender
+from .inputs import SEED, Inputs
 
 SCALE = 0.5  # of 8-bit keys and values: a power of two, so that codes hold them exactly
 

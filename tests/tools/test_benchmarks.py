@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from benchmarks import suites, sweeps
-from benchmarks.accuracy import Reference, allowed_rows
-from benchmarks.cases import Case, Inputs
+from benchmarks.accuracy import Reference
+from benchmarks.cases import Case
+from benchmarks.inputs import Inputs, allowed_rows
 from benchmarks.masks import (
     Band,
     Blocks,
