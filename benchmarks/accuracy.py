@@ -79,54 +79,59 @@ def _problem(case: Case, inputs: Inputs, batch: int, head: int) -> _Problem | No
     rows = sampled_rows(case.extent(batch)[0], inputs.device)
     query = inputs.query[batch, head, rows]
     key, value = inputs.key[batch, head // group], inputs.value[batch, head // group]
-    scale = case.head_dim**-0.5
     allowed = allowed_rows(case, inputs, batch, head, rows)
-    bias = inputs.mask[0, 0, rows] if inputs.mask is not None and case.mask == "bias" else None
-    score = _scores(query.double(), key.double(), scale, case.softcap, bias)
     if isinstance(case.spec, TopK):
-        allowed, clear = _highest(score, allowed, case.spec.k, query, key, scale)
-        rows, query, score, allowed = rows[clear], query[clear], score[clear], allowed[clear]
+        allowed, clear = _highest(allowed, case.spec.k, query, key)
+        rows, query, allowed = rows[clear], query[clear], allowed[clear]
         if len(rows) == 0:
             return None
-    exact = torch.softmax(score.masked_fill(~allowed, -math.inf), -1) @ value.double()
-    rough = _scores(query, key, scale, case.softcap, bias).masked_fill(~allowed, -math.inf)
-    plain = torch.softmax(rough, -1, dtype=torch.float32).to(value.dtype) @ value
-    math_error = (plain.double() - exact).abs().max().item()
+    bias = _bias(case, inputs, batch, head, rows)
+    sink = inputs.extras["sink_logits"][head] if "sink_logits" in inputs.extras else None
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        score = (query @ key.mT) * case.head_dim**-0.5
+        if case.softcap:
+            score = case.softcap * torch.tanh(score / case.softcap)
+        score = (score + bias.to(score.dtype)).masked_fill(~allowed, -math.inf)
+        if sink is not None:
+            score = torch.cat([score, sink.to(score.dtype).expand(len(rows), 1)], -1)
+        weights = torch.softmax(score, -1, dtype=torch.promote_types(score.dtype, torch.float32))
+        weights = weights[:, : case.length].masked_fill(~allowed, 0.0)  # a row without keys is 0
+        return weights.to(value.dtype) @ value
+
+    exact = attend(query.double(), key.double(), value.double())
+    math_error = (attend(query, key, value).double() - exact).abs().max().item()
     return _Problem(batch, head, rows, exact, math_error)
 
 
-def _scores(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scale: float,
-    softcap: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    score = (query @ key.mT) * scale
-    if softcap:
-        score = softcap * torch.tanh(score / softcap)
-    return score if bias is None else score + bias
+def _bias(case: Case, inputs: Inputs, batch: int, head: int, rows: torch.Tensor) -> torch.Tensor:
+    """Return what is added to the scores of the rows, broadcast to (rows, Skv)."""
+    if case.option in ("bias", "head bias"):
+        added = inputs.extras["attn_mask"]
+        return added[0, head % added.shape[1], rows]
+    distance = torch.zeros((), device=rows.device)
+    if case.option != "alibi":
+        return distance
+    distance = (rows + inputs.offset[batch])[:, None] - torch.arange(
+        case.length, device=rows.device
+    )
+    return -inputs.extras["alibi_slopes"][head].double() * distance.abs()
 
 
 def _highest(
-    score: torch.Tensor,
-    allowed: torch.Tensor,
-    k: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scale: float,
+    allowed: torch.Tensor, k: int, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k highest allowed scores of each row, and the rows that rounding cannot change.
 
-    A row whose k-th and next scores are nearer than ``2^-20 * sum |q k| * scale`` has no one answer
-    in float32, so it is left out of the comparison.
+    A row whose k-th and next products are nearer than ``2^-20 * sum |q k|`` has no one answer in
+    float32, so it is left out of the comparison.
     """
-    ranked = score.masked_fill(~allowed, -math.inf)
-    if k >= score.shape[-1]:
-        return allowed, torch.ones(len(score), dtype=torch.bool, device=score.device)
+    if k >= allowed.shape[-1]:
+        return allowed, torch.ones(len(allowed), dtype=torch.bool, device=allowed.device)
+    ranked = (query.double() @ key.double().mT).masked_fill(~allowed, -math.inf)
     best = ranked.topk(k + 1, -1)
     gap = best.values[:, k - 1] - best.values[:, k]
     size = (query * key[best.indices[:, k]]).double().abs().sum(-1)
-    clear = ~(gap <= 2.0**-20 * scale * size)
+    clear = ~(gap <= 2.0**-20 * size)
     chosen = torch.zeros_like(allowed).scatter_(1, best.indices[:, :k], True)
     return chosen & allowed, clear

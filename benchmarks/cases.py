@@ -11,6 +11,23 @@ import torch
 
 from .masks import Spec
 
+OPTIONS = {
+    "bias": "an additive mask, the same for all heads",
+    "head bias": "an additive mask for each head",
+    "mask": "a random boolean mask of seven pairs in ten",
+    "padding": "a boolean mask by key: each sequence ends early",
+    "bounds": "the same ends as an interval of keys",
+    "left padding": "each sequence begins late, and so do its sinks: an interval and an origin",
+    "offset": "positions of the first query, a tensor",
+    "alibi": "slopes by head",
+    "sink logits": "a logit of each head in the softmax's denominator",
+}
+LAYOUTS = {
+    "bhsd": "a head's rows side by side",
+    "bshd": "a row's heads side by side",
+    "qkv": "a row's heads of query, key and value side by side, as one projection writes them",
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -27,9 +44,10 @@ class Case:
     causal: bool = False
     peaked: bool = False  # keys with positions, sinks and locality in them, not white noise
     softcap: float = 0.0
-    mask: str = ""  # a tensor beside the pattern: "bias" (added) or "padding" (bool, by key)
+    option: str = ""  # one more argument of the call, see OPTIONS
     lengths: tuple[int, ...] = ()  # of each batch entry's keys, and queries unless ``queries`` says
     coarse: bool = False  # keys and values that 8 bits hold exactly
+    layout: str = "bhsd"  # of the tensors in memory, see LAYOUTS
 
     @property
     def rows(self) -> int:
@@ -55,9 +73,10 @@ class Case:
             self.head_dim,
             self.dtype,
             self.peaked,
-            self.mask,
+            self.option,
             self.lengths,
             self.coarse,
+            self.layout,
         )
 
     def extent(self, batch: int) -> tuple[int, int]:
@@ -74,10 +93,10 @@ class Case:
             size = f"{min(self.lengths)} to {max(self.lengths)}"
         causal = " causal" if self.causal else ""
         causal += f", softcap {self.softcap:g}" if self.softcap else ""
-        causal += f", {self.mask}" if self.mask else ""
+        causal += f", {self.option}" if self.option else ""
         return (
             f"{self.spec.label}{causal}, {size}, batch {self.batch}, {heads} heads of "
-            f"{self.head_dim}, {self.dtype}"
+            f"{self.head_dim}, {self.dtype}" + f", {self.layout}" * (self.layout != "bhsd")
         )
 
 

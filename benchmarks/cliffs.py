@@ -43,8 +43,8 @@ ON_CPU = {
         f"head dim {dim}": replace(_SMALL, head_dim=dim, causal=True)
         for dim in (32, 48, 80, 96, 128, 192, 256)
     },
-    "padding mask": replace(_SMALL, batch=2, length=1024, mask="padding"),
-    "additive mask": replace(_SMALL, mask="bias"),
+    "padding mask": replace(_SMALL, batch=2, length=1024, option="padding"),
+    "additive mask": replace(_SMALL, option="bias"),
     "float16": replace(_SMALL, dtype="float16", causal=True),
     **{f"{n} queries, 8K keys": replace(_CACHE, queries=n) for n in (16, 64, 256)},
 }
@@ -106,8 +106,8 @@ def _scores() -> list[Group]:
     """List what changes scores: softcap, an added mask, a padding mask given as a tensor."""
     plain = Case(Full(), 8192, kv_heads=8, causal=True)
     capped = replace(plain, softcap=50.0)
-    added = Case(Full(), 8192, mask="bias")
-    padded = Case(Full(), 2048, batch=8, head_dim=64, mask="padding")
+    added = Case(Full(), 8192, option="bias")
+    padded = Case(Full(), 2048, batch=8, head_dim=64, option="padding")
     return [
         Group(
             "softcap",
@@ -117,7 +117,7 @@ def _scores() -> list[Group]:
         Group("additive mask", beside(added, "cudnn"), methods=BURST),
         Group(
             "padding mask",
-            (*beside(padded, "cudnn", "flex"), Entry("bounds", padded, "bounds")),
+            (*beside(padded, "cudnn", "flex"), Entry("bounds", replace(padded, option="bounds"))),
             methods=BURST,
         ),
     ]

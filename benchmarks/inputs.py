@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .masks import Blocks, BlockTopK, Sketched, Spec, TopK
 
 SEED = 20
 SAMPLED_ROWS = 64
+HIDING = ("mask", "padding", "bounds", "left padding", "offset")  # options
 
 
 class Inputs:
@@ -39,28 +41,55 @@ class Inputs:
         value = normal(kv_heads, case.length)
         if case.coarse:
             key, value = (tensor.to(torch.float8_e4m3fn) for tensor in (key, value))
-        self.query = query.to(case.torch_dtype)
-        self.key = key.to(case.torch_dtype)
-        self.value = value.to(case.torch_dtype)
-        self.mask: torch.Tensor | None = None
-        self.used = torch.tensor(case.lengths or [case.length] * case.batch, device=device).int()
-        if case.mask == "bias":
-            shape = (1, 1, case.rows, case.length)
-            self.mask = torch.randn(shape, generator=generator, device=device).to(case.torch_dtype)
-        elif case.mask == "padding":
-            low = (case.length // 3, case.length + 1)
-            self.used = torch.randint(*low, (case.batch,), generator=generator, device=device).int()
-            columns = torch.arange(case.length, device=device)
-            self.mask = (columns < self.used[:, None])[:, None, None]
-        self._masks: dict[tuple[Spec, bool], torch.Tensor] = {}
+        tensors = (tensor.to(case.torch_dtype) for tensor in (query, key, value))
+        self.query, self.key, self.value = _laid_out(case.layout, *tensors)
+        extents = torch.tensor([case.extent(batch) for batch in range(case.batch)], device=device)
+        rows, self.used = extents.int().T.contiguous()  # keys of an entry end before used
+        self.first = torch.zeros_like(rows)  # and begin here
+        self.offset = self.used - rows  # the position of an entry's first query
+        self.extras: dict[str, torch.Tensor] = {}  # the option's arguments of the package
+        self._give(case, generator)
+        self._masks: dict[tuple[Spec, bool, float], torch.Tensor] = {}
         self._sketches: dict[Spec, sa.KeySketch] = {}
+
+    def _give(self, case: Case, generator: torch.Generator) -> None:
+        """Make the tensors of the case's option."""
+        on: dict[str, Any] = {"generator": generator, "device": self.device}
+        option, pairs, extras = case.option, (case.rows, case.length), self.extras
+
+        def each(low: int, high: int) -> torch.Tensor:
+            return torch.randint(low, high + 1, (case.batch,), **on).int()
+
+        if option in ("bias", "head bias"):
+            heads = 1 if option == "bias" else case.heads
+            extras["attn_mask"] = torch.randn((1, heads, *pairs), **on).to(case.torch_dtype)
+        elif option == "mask":
+            extras["attn_mask"] = torch.rand((1, 1, *pairs), **on) < 0.7
+        elif option in ("padding", "bounds"):
+            self.used = each(case.length // 3, case.length)
+        elif option == "left padding":
+            self.first = each(0, case.length // 2)
+            extras["key_origin"] = self.first
+        elif option == "offset":
+            self.offset = each(0, case.length - case.rows)
+            extras["query_offset"] = self.offset
+        elif option == "alibi":
+            extras["alibi_slopes"] = torch.rand(case.heads, **on)
+        elif option == "sink logits":
+            extras["sink_logits"] = torch.randn(case.heads, **on)
+        if option == "padding":
+            columns = torch.arange(case.length, device=self.device)
+            extras["attn_mask"] = (columns < self.used[:, None])[:, None, None]
+        elif option in ("bounds", "left padding"):
+            bounds = torch.stack([self.first, self.used], -1)[:, None, None]
+            extras["key_bounds"] = bounds.expand(-1, 1, case.rows, 2)
 
     def block_mask(self, case: Case) -> torch.Tensor | None:
         """Return the block mask (1|B, Hq, NQ, NKV) of a block pattern, None for the others."""
         spec = case.spec
         if not isinstance(spec, Blocks | BlockTopK | Sketched):
             return None
-        known = (spec, case.causal)
+        known = (spec, case.causal, case.softcap)
         if known not in self._masks:
             if isinstance(spec, Blocks):
                 heads = (case.heads, case.kv_heads or case.heads)
@@ -83,10 +112,20 @@ class Inputs:
         return spec.pattern(None, self.device)
 
     def pairs(self, case: Case) -> int:
-        """Return the allowed (query, key) pairs of all batch entries and heads."""
+        """Return the allowed (query, key) pairs of all batch entries and heads.
+
+        With an option that hides keys this follows from sampled rows of the first and last heads.
+        """
         mask = self.block_mask(case)
-        if case.mask == "padding":
-            return int(self.used.sum()) * case.rows * case.heads
+        if case.option in HIDING:
+            sample = sampled_rows(case.rows, self.device)
+            most = case.spec.k if isinstance(case.spec, TopK) else case.length
+            found = sum(
+                allowed_rows(case, self, batch, head, sample).sum(-1).clamp(max=most).sum().item()
+                for batch in range(case.batch)
+                for head in (0, case.heads - 1)
+            )
+            return round(found / 2 * case.heads * case.rows / len(sample))
         if mask is None:
             total = 0
             for batch in range(case.batch if case.lengths else 1):
@@ -115,8 +154,10 @@ def blocks_of(spec: Spec) -> Blocks:
 
 def select_blocks(inputs: Inputs, case: Case) -> sa.BlockLayout:
     """Return the package's choice of blocks."""
-    pattern = inputs.pattern(case)
-    return sa.select_blocks(inputs.query, inputs.key, pattern, is_causal=case.causal)
+    placing: dict[str, Any] = {"is_causal": case.causal, "softcap": case.softcap}
+    names = ("key_bounds", "query_offset", "key_origin")
+    placing |= {name: inputs.extras[name] for name in names if name in inputs.extras}
+    return sa.select_blocks(inputs.query, inputs.key, inputs.pattern(case), **placing)
 
 
 def sampled_rows(rows: int, device: torch.device) -> torch.Tensor:
@@ -131,21 +172,34 @@ def allowed_rows(
     case: Case, inputs: Inputs, batch: int, head: int, rows: torch.Tensor
 ) -> torch.Tensor:
     """Return bool (rows, Skv) of what the rows may see, top-k's choice apart."""
-    queries, keys = case.extent(batch)
-    p = (rows + keys - queries)[:, None]
+    p = (rows + inputs.offset[batch])[:, None]
     j = torch.arange(case.length, device=rows.device)[None]
-    seen = j <= p if case.causal else torch.ones_like(j <= p)
-    if case.lengths or case.mask == "padding":
-        seen = seen & (j < inputs.used[batch])
+    first = inputs.first[batch]
+    seen = (first <= j) & (j < inputs.used[batch]) & (not case.causal or j <= p)
+    seen = seen.expand(len(rows), -1)
+    if case.option == "mask":
+        seen = seen & inputs.extras["attn_mask"][0, 0, rows]
     if isinstance(case.spec, TopK):
         return seen
     mask = inputs.block_mask(case)
     if mask is None:
-        return seen & case.spec.allowed(p, j)
+        return seen & case.spec.allowed(p - first, j - first)
     blocks = blocks_of(case.spec)
     head = head * mask.shape[1] // case.heads
     listed = mask[batch % mask.shape[0], head, rows // blocks.block_q]
     return seen & listed[:, j[0] // blocks.block_kv]
+
+
+def _laid_out(layout: str, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return (B, H, S, D) as views of memory in another order."""
+    if layout == "bhsd":
+        return tensors
+    rows = [tensor.transpose(1, 2) for tensor in tensors]
+    if layout == "bshd":
+        rows = [tensor.contiguous() for tensor in rows]
+    else:
+        rows = list(torch.cat(rows, 2).split([tensor.shape[2] for tensor in rows], 2))
+    return [tensor.transpose(1, 2) for tensor in rows]
 
 
 def _with_positions(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,7 +82,8 @@ class Band(Spec):
         left, right = _side(self.left), _side(self.right)
         seen = (j >= p - left) & (j <= p + right)
         if self.sinks or self.global_tokens:
-            seen = seen | (j < max(self.sinks, self.global_tokens)) | (p < self.global_tokens)
+            seen = seen | ((j >= 0) & (j < max(self.sinks, self.global_tokens)))
+            seen = seen | ((p >= 0) & (p < self.global_tokens))
         return seen
 
     def counts(self, p: np.ndarray, keys: int, causal: bool) -> np.ndarray:
@@ -172,7 +173,7 @@ class Strided(Spec):
     stride: int
 
     def allowed(self, p: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        column = j % self.stride == self.stride - 1
+        column = (j >= 0) & (j % self.stride == self.stride - 1)
         return (j <= p) & ((p - j < self.local) | column)
 
     def counts(self, p: np.ndarray, keys: int, causal: bool) -> np.ndarray:

@@ -64,7 +64,7 @@ def _ours(case: Case, inputs: Inputs, engine: str) -> Contender:
     pattern = inputs.pattern(case)
     common: dict[str, Any] = {"is_causal": case.causal, "engine": engine}
     common |= {"softcap": case.softcap} if case.softcap else {}
-    common |= {"attn_mask": inputs.mask} if case.mask else {}
+    common |= inputs.extras
     served = sa.can_use(query, key, value, pattern, **common)
     attend = partial(sa.sparse_attention, query, key, value, pattern, **common)
     return Contender(attend, engine=str(served.engine))
@@ -78,15 +78,6 @@ def _function(case: Case, inputs: Inputs) -> Contender:
     assert isinstance(spec, Band)
     window = (spec.left, spec.right)
     return Contender(partial(sa.band_attention, *tensors, window, is_causal=case.causal))
-
-
-def _bounds(case: Case, inputs: Inputs) -> Contender:
-    """Give a padding mask as the interval of each row's keys instead of as a tensor."""
-    assert case.mask == "padding"
-    bounds = torch.stack([torch.zeros_like(inputs.used), inputs.used], -1)[:, None, None]
-    bounds = bounds.expand(-1, 1, case.rows, 2)
-    tensors = (inputs.query, inputs.key, inputs.value)
-    return Contender(partial(sa.fused_attention, *tensors, key_bounds=bounds))
 
 
 def _naive(case: Case, inputs: Inputs) -> Contender:
@@ -167,7 +158,11 @@ def _sdpa(backend: SDPBackend | None) -> Build:
         query, key, value = inputs.query, inputs.key, inputs.value
         if case.softcap:
             raise Unavailable("SDPA has no softcap")
-        mask = inputs.mask if case.mask else None if _plain(case) else _dense_mask(case, inputs)
+        mask = inputs.extras.get("attn_mask")
+        if case.option and (mask is None or not _plain(case) or case.causal):
+            raise Unavailable(f"SDPA is not tried with {case.option} here")
+        if mask is None and not _plain(case):
+            mask = _dense_mask(case, inputs)
         causal = case.causal and mask is None and case.rows > 1
 
         def attend() -> torch.Tensor:
@@ -240,8 +235,10 @@ def _flash_attn(
             window = (left, 0 if case.causal else right)
         elif isinstance(spec, Blocks) and lists is not None and not case.causal:
             own["block_sparse_tensors"] = lists(spec, case, inputs)
-        elif not isinstance(spec, Full) or case.mask:
+        elif not isinstance(spec, Full):
             raise Unavailable(f"{name} does not serve this pattern")
+        if case.option:
+            raise Unavailable(f"{name} is not tried with {case.option}")
         query, key, value = (t.transpose(1, 2) for t in (inputs.query, inputs.key, inputs.value))
         settings: dict[str, Any] = own | {"causal": case.causal, "window_size": window}
         settings |= {"softcap": case.softcap} if case.softcap else {}
@@ -274,16 +271,20 @@ def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
     attend, create_block_mask = _compiled_flex(mode)
     query, key, value = inputs.query, inputs.key, inputs.value
     spec, shift, on_gpu = case.spec, case.length - case.rows, inputs.device.type == "cuda"
-    used, bias = inputs.used, inputs.query if inputs.mask is None else inputs.mask[0, 0]
+    used, bias = inputs.used, inputs.query
+    if case.option == "bias":
+        bias = inputs.extras["attn_mask"][0, 0]
+    elif case.option not in ("", "padding"):
+        raise Unavailable(f"FlexAttention is not tried with {case.option}")
 
     def allowed(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        seen = j < used[b] if case.mask == "padding" else spec.allowed(i + shift, j)
+        seen = j < used[b] if case.option == "padding" else spec.allowed(i + shift, j)
         return seen & (j <= i + shift) if case.causal else seen
 
     def score(
         s: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
     ) -> torch.Tensor:
-        if case.mask == "bias":
+        if case.option == "bias":
             return s + bias[i, j]
         return case.softcap * torch.tanh(s / case.softcap)
 
@@ -294,10 +295,10 @@ def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
             return sa.BlockLayout.from_mask(mask, spec.block_q, spec.block_kv).to_flex()
         if isinstance(spec, Blocks) or spec.variant in ("topk", "block_topk"):
             raise Unavailable("no FlexAttention mask is made for this case")
-        if isinstance(spec, Full) and not case.causal and case.mask != "padding":
+        if isinstance(spec, Full) and not case.causal and case.option != "padding":
             return None
         # Compiled it takes little memory and tens of seconds once; as it is, a byte for each pair.
-        batch = case.batch if case.mask == "padding" else None
+        batch = case.batch if case.option == "padding" else None
         lean = on_gpu and case.length > LONGEST_MASK_OF_PAIRS
         return create_block_mask(
             allowed, batch, None, case.rows, case.length, device=inputs.device, _compile=lean
@@ -312,7 +313,7 @@ def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
     setup_ms = (time.perf_counter() - began) * 1e3
 
     settings: dict[str, Any] = {}
-    if case.softcap or case.mask == "bias":
+    if case.softcap or case.option == "bias":
         settings["score_mod"] = score
     if isinstance(spec, Blocks) and min(spec.block_q, spec.block_kv) < FLEX_TILE:
         tiles = {"BLOCK_M": min(spec.block_q, FLEX_TILE), "BLOCK_N": min(spec.block_kv, FLEX_TILE)}
@@ -329,7 +330,6 @@ def _flex(mode: str, case: Case, inputs: Inputs) -> Contender:
 
 _VIA: dict[str, Build] = {
     "function": _function,
-    "bounds": _bounds,
     "naive": _naive,
     "merged": _merged,
     "select": _select,

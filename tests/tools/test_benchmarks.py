@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import suites, sweeps
 from benchmarks.accuracy import Reference
-from benchmarks.cases import Case
+from benchmarks.cases import LAYOUTS, OPTIONS, Case
 from benchmarks.inputs import Inputs, allowed_rows
 from benchmarks.masks import (
     Band,
@@ -121,8 +121,17 @@ def test_keys_in_other_places_give_the_same_attention(via, queries):
     "change",
     [
         {"softcap": 1.0},
-        {"mask": "bias"},
-        {"mask": "padding"},
+        *({"option": option, "causal": True, "queries": 60} for option in OPTIONS),
+        {"option": "padding"},
+        {"option": "left padding", "spec": Band(9, 3, sinks=4), "queries": 60},
+        {"option": "left padding", "spec": Band(9, 9, global_tokens=4), "queries": 60},
+        {"option": "left padding", "spec": Strided(5, 8), "queries": 60},
+        {"option": "offset", "spec": Dilated(4, 2, 3), "queries": 50},
+        {"option": "alibi", "spec": Blocks(16, 32, 0.4), "causal": True},
+        {"option": "head bias", "spec": TopK(4), "softcap": 2.0},
+        {"option": "bounds", "spec": TopK(4), "queries": 60},
+        {"option": "bounds", "spec": BlockTopK(16, 0.3), "queries": 60},
+        {"layout": "bshd", "softcap": 1.0},
         {"spec": Sketched(16, 64), "queries": 1, "length": 384},
         {"spec": BlockTopK(16, selector="mixed", mass=0.5, settings=()), "causal": True},
         {"queries": 200},
@@ -135,14 +144,24 @@ def test_the_reference_knows_what_changes_scores(change):
     reference = Reference(case, inputs)
     out = contender("ours", case, inputs).call()
     assert reference.compare(out).holds
-    plain = replace(case, softcap=0.0, mask="", spec=Full(), causal=False)
+    plain = replace(case, softcap=0.0, option="", spec=Full(), causal=False)
     if plain != case:
         assert not reference.compare(contender("ours", plain, Inputs(plain, CPU)).call()).holds
     rows = torch.arange(case.rows)
     seen = [
         allowed_rows(case, inputs, b, h, rows) for b in range(case.batch) for h in range(case.heads)
     ]
-    assert inputs.pairs(case) == int(torch.stack(seen).sum())
+    most = case.spec.k if isinstance(case.spec, TopK) else case.length
+    assert inputs.pairs(case) == int(torch.stack(seen).sum(-1).clamp(max=most).sum())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_changes_places_alone(layout):
+    case = replace(SMALL, kv_heads=1, layout=layout)
+    found, plain = Inputs(case, CPU), Inputs(replace(case, layout="bhsd"), CPU)
+    row = {"bhsd": 16, "bshd": 2 * 16, "qkv": 4 * 16}[layout]
+    assert torch.equal(found.query, plain.query) and found.query.stride(2) == row
+    assert torch.equal(found.value, plain.value) and found.value.stride(3) == 1
 
 
 def test_uneven_lists_have_the_pairs_of_even_ones():
