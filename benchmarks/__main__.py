@@ -107,6 +107,8 @@ def measure(
     )
     saved = time.monotonic()
     for group in groups:
+        if suite == "random" and not budget.reaches():
+            break  # there would be more of them in any time
         result: GroupResult = store.finished.get(group.name) or runner.run(group)
         run.results.append(result)
         run.seconds = time.monotonic() - budget.began
@@ -127,7 +129,7 @@ def measure(
 
 
 def _groups(suite: str, options: argparse.Namespace, device: torch.device) -> list[Group]:
-    found = suites.groups_of(suite, device.type)
+    found = suites.groups_of(suite, device.type, options.seed, options.calls)
     found = [group for group in found if options.only in group.name]
     return [tiny(group) for group in found] if options.tiny else found
 
@@ -158,6 +160,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         default=20.0,
         help="how long a call is repeated for one figure",
     )
+    parser.add_argument("--seed", type=int, default=0, help="of the suite random")
+    parser.add_argument("--calls", type=int, default=1000, help="of the suite random, at most")
     parser.add_argument("--only", default="", help="run the groups with this in their names")
     parser.add_argument(
         "--tiny", action="store_true", help="every case small: shows that the suites run"

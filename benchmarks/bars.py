@@ -157,10 +157,7 @@ def _judge(bar: Bar, group: GroupResult, ceilings: dict[str, float], device: str
 
 def _best_peer(group: GroupResult, method: str) -> tuple[Row | None, str]:
     """Return the fastest peer of a group, and a sentence that names it and who was missing."""
-    peers = [row for row in group.rows if row.via in PEERS]
-    there = [row for row in peers if not (row.failure or row.wrong)]
-    missing = "missing: " + (", ".join(row.name for row in peers if row not in there) or "none")
-    if not there:
-        return None, missing
-    best = min(there, key=lambda row: row.by(method).ms)
-    return best, f"{best.name}; {missing}"
+    best = group.best_peer(method)
+    absent = [r.name for r in group.rows if r.via in PEERS and (r.failure or r.wrong)]
+    missing = "missing: " + (", ".join(absent) or "none")
+    return best, missing if best is None else f"{best.name}; {missing}"

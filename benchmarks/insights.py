@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .findings import sentence
 from .runner import GroupResult, Row
 from .store import Run
 from .timing import ratio
@@ -20,6 +21,7 @@ def sentences(run: Run) -> list[str]:
         *_accuracy(run),
         *_merged(run),
         *_reserved(run),
+        *filter(None, [sentence(run.results)]),
     ]
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from .cases import Case, Group
 from .cliffs import beside
 from .masks import Full
-from .peers import PEERS
 from .runner import GroupResult
 from .timing import ratio
 
@@ -72,10 +71,8 @@ def points(results: Iterable[GroupResult]) -> list[Point]:
     """Return the points that have a figure: ours and a peer were there."""
     found = []
     for result in results:
-        ours = result.row("ours")
-        peers = [r for r in result.rows if r.via in PEERS and not (r.failure or r.wrong)]
-        if result.sweep in SWEEPS and ours is not None and peers:
-            best = min(peers, key=lambda row: row.ms)
+        ours, best = result.row("ours"), result.best_peer()
+        if result.sweep in SWEEPS and ours is not None and best is not None:
             case = ours.case
             rows = case["length"] if case["queries"] is None else case["queries"]
             figure = ratio(best.rounds_ms, ours.rounds_ms)

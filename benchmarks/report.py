@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import insights, landscape, plots
+from . import findings, insights, landscape, plots
 from .bars import MEASURES, Bar, Verdict
 from .peers import PEERS
 from .runner import GroupResult, Row
@@ -31,9 +31,9 @@ def is_wrong(row: Row) -> bool:
 
 
 def table(run: Run) -> str:
-    """Return the run as fixed-width text: every row, then the floors."""
-    lines = []
-    for result in run.results:
+    """Return the run as fixed-width text: every row, then the floors; of random calls, tables."""
+    lines = [line for line in (findings.sentence(run.results), *_random_tables(run)) if line]
+    for result in _listed(run):
         lines.append(f"\n{result.name}  (noise {result.noise:.1%})")
         cells = [_cells(row) for row in result.rows]
         width = max(len(c.name) for c in cells)
@@ -66,9 +66,20 @@ def write(run: Run, path: Path) -> None:
         parts.append(_behind_table(behind))
     if run.crossovers:
         parts.append(_crossover_table(run))
-    parts.append("## Every row\n")
-    parts += [_group_table(result) for result in run.results]
+    parts += _random_tables(run)
+    if listed := _listed(run):
+        parts += ["## Every row\n", *(_group_table(result) for result in listed)]
     path.with_suffix(".md").write_text("\n".join(parts))
+
+
+def _listed(run: Run) -> list[GroupResult]:
+    """Return the groups that are shown row by row: random calls are too many."""
+    return [result for result in run.results if not findings.is_random(result)]
+
+
+def _random_tables(run: Run) -> list[str]:
+    found = findings.tables(run.results, run.ceilings)
+    return [f"## {table.title}\n\n" + markdown(table.head, table.rows) for table in found]
 
 
 def _head(run: Run) -> str:

@@ -23,7 +23,7 @@ from .contender import Contender
 from .inputs import Inputs
 from .masks import Full
 from .memory import peak_bytes
-from .peers import COMPILED, contender
+from .peers import COMPILED, PEERS, contender
 from .timing import Timer, interleaved, ratio
 
 AGAIN = " (again)"
@@ -99,6 +99,11 @@ class GroupResult:
     def row(self, name: str) -> Row | None:
         """Return the row of that name, None when it has no figures."""
         return next((r for r in self.rows if r.name == name and not r.failure), None)
+
+    def best_peer(self, method: str = "") -> Row | None:
+        """Return the fastest peer's row, None when no peer has right figures."""
+        there = [r for r in self.rows if r.via in PEERS and not (r.failure or r.wrong)]
+        return min(there, key=lambda row: row.by(method).ms, default=None)
 
     @property
     def complete(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .cases import Case, Entry, Group
 from .cliffs import BOTH, beside, cliffs, cpu_cliffs
+from .draws import draws
 from .landscape import sweep
 from .masks import Band, Blocks, BlockTopK, Dilated, Full, Spec, Strided, TopK
 from .selection import selection
@@ -242,7 +243,7 @@ SUITES = {
     "selection": selection,
     "sweep": sweep,
 }
-NAMES = (*SUITES, "report")
+NAMES = (*SUITES, "report", "random")
 # How suites of one run share its time: about the seconds that each takes on an H200.
 WEIGHTS = {
     "quick": 5,
@@ -256,12 +257,15 @@ WEIGHTS = {
     "selection": 10,
     "sweep": 75,
     "report": 75,
+    "random": 120,
 }
 NEED_CUDA = ("dense", "sparse", "decode", "portable", "cliffs", "serving", "selection", "sweep")
 
 
-def groups_of(suite: str, device_type: str) -> list[Group]:
-    """Return the groups of a suite; the report's sizes depend on the device."""
+def groups_of(suite: str, device_type: str, seed: int = 0, calls: int = 100) -> list[Group]:
+    """Return the groups of a suite; the report's sizes and random calls depend on the device."""
+    if suite == "random":
+        return draws(device_type, seed, calls)
     if suite == "report":
         return report(GPU if device_type == "cuda" else CPU)
     return SUITES[suite]()
