@@ -37,6 +37,7 @@ class Finding:
     """One call beside one other time."""
 
     call: str  # the group's name
+    noise: float  # between two timings of ours
     kind: str
     beside: str
     figure: float
@@ -106,13 +107,13 @@ def _of(result: GroupResult, ceilings: Mapping[str, float]) -> Iterator[Finding]
     ours, dense, peer = result.row("ours"), result.row("dense"), result.best_peer()
     if ours is None or ours.wrong:
         return
-    kind = result.sweep.removeprefix(RANDOM)
+    call = (result.name, result.noise, result.sweep.removeprefix(RANDOM))
     for beside, row in ((PEER, peer), (DENSE, dense)):
         if row is not None:
             figure = ratio(row.rounds_ms, ours.rounds_ms)
-            yield Finding(result.name, kind, beside, figure, f"{row.name} {row.ms:.4g}", ours)
+            yield Finding(*call, beside, figure, f"{row.name} {row.ms:.4g}", ours)
     ms = model_ms(ours, dense, ceilings)
-    yield Finding(result.name, kind, MODEL, ms / ours.ms, f"{ms:.4g}", ours)
+    yield Finding(*call, MODEL, ms / ours.ms, f"{ms:.4g}", ours)
 
 
 def _quantiles(found: Sequence[Finding]) -> Table:
@@ -132,11 +133,11 @@ def _quantiles(found: Sequence[Finding]) -> Table:
 
 def _slowest(found: Sequence[Finding], beside: str) -> Table:
     ranked = sorted((f for f in found if f.beside == beside), key=lambda f: f.figure)
-    rows = [
-        (f"{f.figure:.2f}", f.other, f"{f.row.ms:.4g}", _engine(f.row), f.row.label, f.call)
-        for f in ranked[:SLOWEST]
-    ]
-    head = ("figure", "the other's ms", "our ms", "engine", "case", "call")
+    rows = []
+    for f in ranked[:SLOWEST]:
+        times = (f"{f.figure:.2f}", f"{f.noise:.0%}", f.other, f"{f.row.ms:.4g}")
+        rows.append((*times, _engine(f.row), f.row.label, f.call))
+    head = ("figure", "noise", "the other's ms", "our ms", "engine", "case", "call")
     return Table(f"Slowest beside {beside}", head, rows)
 
 
