@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any
 
 from . import _policy_file
-from ._checks import check_integer, check_kind, check_num_layers, refuse
+from ._checks import check_integer, check_kind, check_num_layers, kind_of, refuse
 from ._pattern import check_pattern
 from ._policy_parts import (
     check_prefill,
@@ -29,7 +29,7 @@ from .by_head import ByHead
 from .patterns import Full, Pattern
 from .policy_makers import ReadyPolicies
 
-__all__ = ["Policy", "as_policy"]
+__all__ = ["Policy", "as_policy", "check_policy"]
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,15 @@ def as_policy(policy: Policy | Pattern) -> Policy:
     TypeError
         Neither a policy nor a pattern.
     """
+    check_policy("Policy", "policy", policy, "a policy or a pattern")
+    return policy if isinstance(policy, Policy) else Policy(policy, dense_below=0)
+
+
+def check_policy(owner: str, name: str, policy: object, what: str) -> None:
+    """Raise ``TypeError`` unless `policy` is a policy or a pattern; the sentence says the fix."""
     if isinstance(policy, Policy):
-        return policy
-    check_pattern("Policy", policy, "policy", "a policy or a pattern")
-    return Policy(policy, dense_below=0)
+        return
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        got = f"{kind_of(policy)}; write {policy.__name__}(Band(128))"
+        raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
+    check_pattern(owner, policy, name, what)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from .._checks import check_kind, refuse
-from .._pattern import check_pattern
 from ..patterns import Pattern
-from ..policy import Policy
+from ..policy import Policy, check_policy
 
 __all__ = ["DENSE", "named_policies"]
 
@@ -34,8 +33,7 @@ def named_policies(
         check_kind(owner, argument, policies, kinds, what)
         policies = _numbered(policies)
     for name, policy in policies.items():
-        if not isinstance(policy, Policy):
-            check_pattern(owner, policy, f"{one} {name}", "one")
+        check_policy(owner, f"{one} {name}", policy, "one")
         if name == DENSE:
             raise refuse(owner, f"names beside {DENSE!r}, which dense attention has", repr(name))
     return dict(policies)

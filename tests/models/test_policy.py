@@ -199,3 +199,16 @@ def test_paths_that_hold_no_policy_are_sentences(tmp_path):
         policy.save(tmp_path / "nowhere" / "p.json")
     with pytest.raises(IsADirectoryError, match=r"Policy\.save: expected a file .* \(Is a dir"):
         policy.save(tmp_path)
+
+
+def test_a_class_in_place_of_a_policy():
+    model = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+    calls = {
+        "Policy": lambda kind: sa.swap_attention(model, kind),
+        "quality.model": lambda kind: sa.quality.model(model, torch.ones(1, 4, 32), {"p": kind}),
+    }
+    for owner, call in calls.items():
+        for kind, written in ((sa.Policy, r"Policy\(Band\(128\)\)"), (sa.Band, r"Band\(128\)")):
+            sentence = f"^sparse_attn.{owner}: .*got the class {kind.__name__}; write {written}$"
+            with pytest.raises(TypeError, match=sentence):
+                call(kind)
