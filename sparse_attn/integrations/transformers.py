@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .._checks import check_kind, kind_of, refuse
-from .._module_names import CROSS_ATTENTION, named_by
+from .._checks import check_kind, kind_of
+from .._module_names import CROSS_ATTENTION, named_by, refuse_names
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -129,7 +129,7 @@ def apply(
     wanted = named_by("apply", only)
     layers = [(path, module) for path, module in found if wanted(path)]
     if not layers:
-        raise refuse("apply", f"self-attention of {name} under the names {only}", "none")
+        raise refuse_names("apply", f"self-attention of {name}", only, [path for path, _ in found])
     chosen.check_model(len(layers), _key_heads(model), name)
     for path, module in layers:
         _check_policy(path, module, chosen)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from .._checks import check_kind, refuse
-from .._module_names import CROSS_ATTENTION, named_by
+from .._module_names import CROSS_ATTENTION, named_by, refuse_names
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
@@ -77,10 +77,13 @@ def swap_attention(
     chosen = as_policy(policy)
     found = _found(model, only)
     if not found:
-        where = type(model).__name__ + (f" under the names {only}" if only is not None else "")
+        what = f"nn.MultiheadAttention in {type(model).__name__}"
+        there = [path for path, _ in _found(model, None)]
+        if there:
+            raise refuse_names("swap_attention", what, only, there)
         raise refuse(
             "swap_attention",
-            f"nn.MultiheadAttention in {where}",
+            what,
             "none; transformers models take sparse_attn.integrations.transformers.apply, modules "
             "that call torch's SDPA take sparse_attn.patch_sdpa",
         )

@@ -1,6 +1,7 @@
 """Swapped models are swapped again, in part or by name, and restored."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -66,8 +67,18 @@ def test_layers_by_name(only):
 def test_what_else_there_is():
     with pytest.raises(ValueError, match="got none; transformers models take .*apply.*patch_sdpa"):
         sa.swap_attention(torch.nn.Linear(2, 2), sa.Full())
-    with pytest.raises(ValueError, match="under the names head.*, got none"):
-        sa.swap_attention(encoder(), sa.Full(), only="head.*")
+    there = "it has 3: layers.0.self_attn, layers.1.self_attn, layers.2.self_attn$"
+    for only in ("head.*", ["x", "y"], []):
+        with pytest.raises(ValueError, match=f"under the names {re.escape(repr(only))}, .*{there}"):
+            sa.swap_attention(encoder(), sa.Full(), only=only)
+    with pytest.raises(
+        ValueError, match=r"under the names 'x', got none; it has 4: .*2.self_attn, \.\.\.$"
+    ):
+        sa.swap_attention(encoder(4), sa.Full(), only="x")
+    with pytest.raises(ValueError, match=r"it has 1: '' \(the model itself\)$"):
+        sa.swap_attention(torch.nn.MultiheadAttention(32, 2), sa.Full(), only="x")
+    with pytest.raises(ValueError, match="got none; transformers models take"):
+        sa.swap_attention(torch.nn.Linear(2, 2), sa.Full(), only="x")
     with pytest.raises(TypeError, match="only to be a name or a sequence of names, got int"):
         sa.swap_attention(encoder(), sa.Full(), only=3)
 

@@ -333,5 +333,8 @@ def test_a_policy_for_layers_by_name():
     for names in ([3], b"x"):
         with pytest.raises(TypeError, match="apply: expected each of only to be a name, got int"):
             apply(other, sa.Band(1), only=names)
-    with pytest.raises(ValueError, match="expected self-attention of LlamaF.* under the names x"):
+    there = "it has 2: model.layers.0.self_attn, model.layers.1.self_attn$"
+    with pytest.raises(
+        ValueError, match=f"self-attention of LlamaF.* under the names 'x', .*{there}"
+    ):
         apply(other, sa.Band(1), only="x")
