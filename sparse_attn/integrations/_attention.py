@@ -91,21 +91,19 @@ def attention(
     NotImplementedError
         An argument that the ops do not honour, with layer, name and what to do.
     ValueError
-        Tensors that the ops refuse.
+        A mask of too few positions; tensors that the ops refuse.
     """
     flattened = is_flattened(query, extras)
     _check(module, dropout, extras, flattened)
     warn_of_weights(module, extras)
-    missing = 0 if flattened else missing_keys(attention_mask, key.shape[2])
-    if missing:
-        got = f"a mask of {key.shape[2] - missing} keys for {key.shape[2]}"
-        raise layer_error(module, "attention_mask", got, "pass use_cache=False")
     attention_mask = stretched_mask(attention_mask, key.shape[2])
     note = note_of(attention_mask, key.shape[2])
     if note is not None and note.causal is not None:
         is_causal = note.causal
     elif is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if not flattened:
+        _check_keys(module, attention_mask, query.shape[2], key.shape[2], bool(is_causal))
     layer = layer_of(module)
 
     def attend_texts(
@@ -165,6 +163,20 @@ def _check(module: nn.Module, dropout: float, extras: dict[str, Any], flattened:
         honoured = name in _HARMLESS or (flattened and name in FLATTENED)
         if extra is not None and not honoured:
             raise layer_error(module, name, _brief(extra))
+
+
+def _check_keys(
+    module: nn.Module, mask: torch.Tensor | None, queries: int, keys: int, is_causal: bool
+) -> None:
+    """Refuse a mask of too few keys: one of a shorter text, or of a cache that does not count."""
+    missing = missing_keys(mask, keys)
+    if not missing:
+        return
+    if is_causal and queries != keys:
+        got = f"a mask of {keys - missing} keys for {keys}"
+        raise layer_error(module, "attention_mask", got, "pass use_cache=False")
+    what = f"attention_mask of {keys} positions, one for each key"
+    raise ValueError(f"sparse_attn: {place(module)}: expected {what}, got {keys - missing}")
 
 
 def _brief(value: object) -> object:

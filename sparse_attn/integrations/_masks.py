@@ -102,8 +102,11 @@ def attention_mask(
     Raises
     ------
     ValueError
-        A model that does not call attention functions, such as Longformer; a mask of another rank.
+        A model that does not call attention functions, such as Longformer; a mask of another rank
+        or batch.
     """
+    if attention_mask is not None:
+        attention_mask = _checked_tokens(attention_mask, batch_size)
     call: dict[str, Any] = dict(
         batch_size=batch_size,
         q_length=q_length,
@@ -115,9 +118,6 @@ def attention_mask(
         use_vmap=use_vmap,
         device=device,
     )
-    if attention_mask is not None and attention_mask.dim() != 2:
-        what = "attention_mask of shape (batch, positions) or (batch, 1 or heads, queries, keys)"
-        raise refuse("integrations.transformers", what, f"shape {tuple(attention_mask.shape)}")
     compiling = torch.compiler.is_compiling()
     dense = Note(None, None, kv_length, kv_offset, None)
     if not compiling:
@@ -142,6 +142,17 @@ def attention_mask(
     )
     plain = run.whole and (at_end or band.sides() == (None, None))
     return _noted(mask, dense._replace(causal=band.causal, sides=band.sides() if plain else None))
+
+
+def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
+    """Return tokens and padding of each text, of one row for all texts too; refuse other shapes."""
+    owner, got = "integrations.transformers", f"shape {tuple(tokens.shape)}"
+    if tokens.dim() != 2:
+        what = "attention_mask of shape (batch, positions) or (batch, 1 or heads, queries, keys)"
+        raise refuse(owner, what, got)
+    if tokens.shape[0] not in (1, batch):
+        raise refuse(owner, f"attention_mask of {batch} rows, one for each text", got)
+    return tokens.expand(batch, -1)
 
 
 def _noted(mask: torch.Tensor, note: Note) -> torch.Tensor:
@@ -183,11 +194,14 @@ def stretched_mask(mask: torch.Tensor | None, kv_length: int) -> torch.Tensor | 
 
 
 def missing_keys(mask: torch.Tensor | None, kv_length: int) -> int:
-    """Return how many keys of a call its intervals do not know of; 0 where they do not say it."""
-    note: Note | None = getattr(mask, _NOTE, None)
-    if mask is None or note is None or not is_intervals(mask):
+    """Return how many keys of a call its mask does not know of; 0 where it does not say it."""
+    if mask is None or mask.dim() != 4:
         return 0
-    return max(kv_length - note.kv_length, 0)
+    known = mask.shape[-1]
+    if is_intervals(mask):
+        note: Note | None = getattr(mask, _NOTE, None)
+        known = kv_length if note is None else note.kv_length
+    return max(kv_length - known, 0)
 
 
 def padding_arguments(tokens: torch.Tensor, seq_q: int) -> dict[str, Any]:

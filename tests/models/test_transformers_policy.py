@@ -225,6 +225,28 @@ def test_refusals_of_the_ops_name_the_layer():
         call(model.model.layers[0].self_attn, heads, heads, heads, torch.ones(1, 1, 8, 8).long())
 
 
+@pytest.mark.parametrize("holes", [False, True], ids=["run", "holes"])
+def test_a_mask_of_other_texts_is_told_apart(holes):
+    """One position short, and of another batch; one row is for all texts."""
+    model = apply(build(CONFIGS["bert"]()), sa.Band(3))
+    ids = text()[0][:, :16]
+
+    def masked(rows, positions):
+        mask = torch.ones(rows, positions, dtype=torch.long)
+        mask[:, 5] = 0 if holes else 1
+        return output(model, input_ids=ids, attention_mask=mask)
+
+    with pytest.raises(
+        ValueError, match=r"layer 0 \(enc.*: expected attention_mask of 16 p.*got 15$"
+    ):
+        masked(2, 15)
+    with pytest.raises(
+        ValueError, match=r"expected attention_mask of 2 rows, .* got shape \(3, 16\)$"
+    ):
+        masked(3, 16)
+    assert torch.equal(masked(1, 16), masked(2, 16))
+
+
 def test_t5_fails_loudly():
     config = transformers.T5Config(
         vocab_size=97, d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4
