@@ -1,16 +1,19 @@
 """`profile`: what attention costs in a model, by length and layer, and what sparsity can gain.
 
 A forward is timed whole, and with a copy in place of every attention call: the difference is
-attention's. Layers and patterns are timed on the tensors of a forward, one layer at a
-time. Nothing stays in the model.
+attention's. Both take turns, and the share is the median of the rounds, so that a machine that is
+slow for a while slows both. Layers and patterns are timed on the tensors of a forward, one layer at
+a time. Nothing stays in the model.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +33,17 @@ from ..quality._named import DENSE, named_policies
 from ._candidates import named
 from ._causal import is_causal_in
 from ._crossover import crossover
-from ._times import RUNS, checked_lengths, length_of, resized, seconds_of, stopwatch
+from ._times import checked_lengths, in_turns, length_of, resized
 
 __all__ = ["Profile", "profile"]
 
 OWNER = "profile"
+#: Seconds for the rounds of a length's forwards, and of a layer's calls; three are timed anyway.
+_FORWARDS, _CALLS = 3.0, 0.2
+#: A median's standard error of many normal numbers, over their median deviation and by root n.
+_MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
+#: Speed-ups below this are not worth a pattern.
+_WORTH = 1.1
 
 
 @dataclass(frozen=True)
@@ -45,13 +54,16 @@ class AtLength:
     ----------
     length : int
     whole, without : float
-        The model's forward, and the same with attention replaced by a copy.
+        The model's forward, and the same with attention replaced by a copy. Both take turns: the
+        medians of the rounds' times, and of their ratios.
     layers : dict of int to float
         Dense attention alone, by layer.
     patterns : dict of str to float
         Every pattern in place of dense attention, all layers together.
     peak_bytes : int or None
         Most memory of the forward beyond what was held before it; None on the CPU.
+    noise : float
+        Standard error of the share, by how far the rounds are from their median.
     """
 
     length: int
@@ -60,11 +72,17 @@ class AtLength:
     layers: dict[int, float]
     patterns: dict[str, float]
     peak_bytes: int | None
+    noise: float = 0.0
 
     @property
     def share(self) -> float:
         """Attention's share of the forward."""
         return max(0.0, 1 - self.without / self.whole)
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the rounds do not tell `share` from 0."""
+        return self.share <= 2 * self.noise
 
 
 @dataclass(frozen=True)
@@ -105,26 +123,21 @@ class Profile:
         lines = [head]
         for row in self.rows:
             times = [sum(row.layers.values()), *row.patterns.values()]
-            cells = [str(row.length), f"{row.whole:.3g}", f"{row.share:.0%}"]
+            share = f"{row.share:.0%} ± {row.noise:.0%}"
+            cells = [str(row.length), f"{row.whole:.3g}", share]
             lines.append([*cells, *(f"{seconds:.3g}" for seconds in times)])
         return aligned(lines, left=0)
 
     def summary(self) -> str:
         """Return what it means, in sentences."""
         longest = max(self.rows, key=lambda row: row.length)
-        most = 1 / max(1e-9, 1 - longest.share)
-        lines = [
-            f"At {longest.length} positions attention takes {longest.share:.0%} of the forward: "
-            f"no attention, however fast, makes it more than {most:.2f} times as fast."
-        ]
-        if most < 1.1:
-            lines.append("Sparse attention is not worth it at these lengths.")
-        pays = {name: self.crossover(name) for name in longest.patterns}
-        for name, length in pays.items():
+        lines = [*_verdict(longest)]
+        for name in longest.patterns:
+            length = self.crossover(name)
             if length is None:
                 lines.append(f"{name}: not faster than dense at the longest of these lengths.")
             else:
-                lines.append(f"{name}: faster than dense from {length} positions on.")
+                lines.append(f"{name}: faster than dense attention from {length} positions on.")
         for name, length in self.pays_from.items():
             found = "at no length that was tried" if length is None else f"from {length} keys on"
             kind = "causal" if self.is_causal else "not causal"
@@ -139,6 +152,24 @@ class Profile:
     def _repr_html_(self) -> str:
         """Return the figures for notebooks."""
         return as_html(str(self))
+
+
+def _verdict(row: AtLength) -> list[str]:
+    """Say what attention's share allows, and whether that is worth a pattern."""
+    share, noise = f"{row.share:.0%}", f"{row.noise:.0%}"
+    # Of a share that is within noise, what it may still be.
+    most = 1 / max(1e-9, 1 - row.share - (2 * row.noise if row.within_noise else 0))
+    takes = f"At {row.length} positions attention takes {share} of the forward"
+    if row.within_noise:
+        takes += f", which is within the noise of the measurement ({noise})"
+        if most >= _WORTH:
+            return [f"{takes}: measure longer texts, or on a quieter machine."]
+    lines = [f"{takes}: no attention, however fast, makes it more than {most:.2f} times as fast."]
+    if most < _WORTH:
+        lines.append(
+            "Sparse attention is not worth it at these lengths, even where it is faster than dense."
+        )
+    return lines
 
 
 class _Layers:
@@ -156,6 +187,7 @@ class _Layers:
         tensors = call.query, call.key, call.value
         self.seen = call.query[:, :, :1], call.key[:, :, :1]
         self.is_causal = bool(call.common.get("is_causal"))
+        calls = {}
         for name, candidate in self.found.items():
             if call.pattern != Full():
                 judged = call.pattern
@@ -163,13 +195,9 @@ class _Layers:
                 judged = candidate.choose(call.layer, call.query.shape[2], call.key.shape[2])
             else:
                 judged = candidate
-            sparse_attention(*tensors, judged, **call.common)
-            taken = []
-            for _ in range(RUNS):
-                began = stopwatch()
-                sparse_attention(*tensors, judged, **call.common)
-                taken.append(stopwatch() - began)
-            seconds = statistics.median(taken)
+            calls[name] = partial(sparse_attention, *tensors, judged, **call.common)
+        taken = in_turns(list(calls.values()), _CALLS)
+        for name, seconds in zip(calls, map(statistics.median, taken), strict=True):
             if name == DENSE:
                 self.layers[call.layer] = seconds
             else:
@@ -239,7 +267,7 @@ def profile(
     found[DENSE] = Full()
     rows = []
     layers = _Layers(found)
-    with torch.no_grad(), evaluating(model), Progress(3 * len(lengths), progress) as bar:
+    with torch.no_grad(), evaluating(model), Progress(2 * len(lengths), progress) as bar:
         for length in lengths:
             bar.step(f"{length} positions", 0)
             layers = _Layers(found)
@@ -270,24 +298,33 @@ def _at(
     model: nn.Module, call: dict[str, Any], length: int, layers: _Layers, bar: Progress
 ) -> AtLength:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    whole = seconds_of(OWNER, model, call, Full())
-    bar.step(f"{length} positions")
-    with replacing(_copy):
-        without = seconds_of(OWNER, model, call, Full())
+    run = partial(call_model, OWNER, model, call)
+
+    def run_without() -> None:
+        with replacing(_copy):
+            run()
+
+    with bound(OWNER, model, Full()):
+        whole, without = in_turns([run, run_without], _FORWARDS)
+    ratios = [own / all_of_it for own, all_of_it in zip(without, whole, strict=True)]
+    ratio = statistics.median(ratios)
+    apart = statistics.median(abs(one - ratio) for one in ratios)
+    noise = _MEDIAN_ERROR * apart / math.sqrt(len(ratios))
     bar.step(f"{length} positions")
     peak = None
     with bound(OWNER, model, Full()):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            call_model(OWNER, model, call)
+            run()
             peak = torch.cuda.max_memory_allocated(device) - before
         with watching(layers):
-            call_model(OWNER, model, call)
+            run()
     if not layers.layers:
         raise refuse(OWNER, "a model with attention that a policy reaches", "none")
     bar.step(f"{length} positions")
-    return AtLength(length, whole, without, layers.layers, layers.patterns, peak)
+    seconds = statistics.median(whole)
+    return AtLength(length, seconds, ratio * seconds, layers.layers, layers.patterns, peak, noise)
 
 
 def _copy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..quality._calls import call_model
 
 __all__ = [
     "checked_lengths",
+    "in_turns",
     "length_of",
     "random_tensors",
     "resized",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 RUNS = 3
+#: Most rounds of calls that take turns.
+_ROUNDS = 49
 
 
 def length_of(owner: str, call: dict[str, Any], name: str = "inputs") -> int:
@@ -65,6 +69,26 @@ def stopwatch() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
+    """Return the seconds of calls that take turns, each a list with a number for each round.
+
+    What slows the machine for a while then slows all of them. After a round that warms up there are
+    three, and more up to `seconds` in all.
+    """
+    for call in calls:
+        call()
+    taken: list[list[float]] = [[] for _ in calls]
+    first = stopwatch()
+    for number in range(_ROUNDS):
+        if number >= RUNS and stopwatch() - first > seconds:
+            break
+        for call, own in zip(calls, taken, strict=True):
+            began = stopwatch()
+            call()
+            own.append(stopwatch() - began)
+    return taken
 
 
 @torch.no_grad()

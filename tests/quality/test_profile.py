@@ -1,5 +1,7 @@
 """`profile`: attention's share of the time, and where patterns begin to pay on a device."""
 
+import re
+
 import pytest
 import torch
 
@@ -129,6 +131,51 @@ def test_profile_says_when_it_is_not_worth_it():
     large = sa.Profile(rows, "Model")
     assert large.crossover("band") == 128
     assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)
+    faster = sa.Profile((row(64, 0.96, 0.05, 0.04),), "Model")
+    assert "not worth it at these lengths, even where it is faster than dense." in str(faster)
+    assert "band: faster than dense attention from 64 positions on." in str(faster)
+
+
+@pytest.mark.parametrize(
+    ("share", "noise", "says"),
+    [
+        (
+            0.01,
+            0.02,
+            r"takes 1% .*, which is within the noise .* \(2%\): .* 1.05 times .*not worth",
+        ),
+        (0.10, 0.20, r"takes 10% .* noise of the measurement \(20%\): measure longer texts"),
+        (0.50, 0.20, r"takes 50% of the forward: no attention.* 2.00 times as fast\.$"),
+    ],
+    ids=["small", "not known", "clear"],
+)
+def test_profile_says_when_the_share_is_noise(share, noise, says):
+    row = AtLength(300, 1.0, 1 - share, {0: 0.2}, {}, None, noise)
+    measured = sa.Profile((row,), "Model")
+    assert f"{share:.0%} ± {noise:.0%}" in measured.table()
+    assert re.search(says, measured.summary().replace("\n", " "))
+    assert ("not worth" in says) == ("not worth" in measured.summary())
+
+
+def test_a_machine_that_slows_down_does_not_change_the_share(monkeypatch):
+    """Attention takes a fifth of each forward, one of which stalls."""
+    from sparse_attn import _observe
+    from sparse_attn.advisor import _times
+
+    now, forwards = [0.0], [0]
+
+    class Attend(torch.nn.Module):
+        def forward(self, x):
+            forwards[0] += 1
+            stalls = 10.0 if forwards[0] == 6 else 0.0
+            share = 0.8 if _observe._substitutes else 1.0
+            now[0] += share * 1.05 ** forwards[0] + stalls
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    monkeypatch.setattr(_times, "stopwatch", lambda: now[0])
+    inputs = {"x": torch.randn(1, 2, 64, 16)}
+    (row,) = sa.profile(Attend(), inputs, [2], patterns=sa.Band(3), progress=False).rows
+    assert row.share == pytest.approx(0.2, abs=0.05) and not row.within_noise
 
 
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
