@@ -11,7 +11,7 @@ from torch import nn
 
 from .._binding import is_transformers_model
 from .._checks import check_kind, refuse
-from ._figures import output_of
+from ._figures import Output, output_of
 
 __all__ = ["as_inputs", "call_model", "evaluating"]
 
@@ -36,7 +36,7 @@ def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, A
     return calls
 
 
-def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
     """Return the model's output; inputs go to its device. What the model raises is named."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}

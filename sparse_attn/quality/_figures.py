@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Sums", "output_of", "tokens_of"]
+__all__ = ["Output", "Sums", "output_of", "tokens_of"]
 
 #: Numbers of an output that are compared at once, in float32: on a CPU few enough that the pages of
 #: what is computed in between are used again and not asked for each time.
@@ -17,26 +17,34 @@ _AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 25}
 _PIECES = 16  # of the positions, between which agreement varies
 
 
-def output_of(result: Any) -> torch.Tensor:
-    """Return the tensor that a model's call is judged by: logits, hidden states, the first."""
+class Output(NamedTuple):
+    """What a model's call is judged by."""
+
+    values: torch.Tensor
+    may_be_logits: bool  # hidden states are none, however wide
+
+
+def output_of(result: Any) -> Output:
+    """Return what a model's call is judged by: logits, hidden states, the first tensor."""
     for name in ("logits", "last_hidden_state", "sample"):
         found = getattr(result, name, None)
         if isinstance(found, torch.Tensor):
-            return found
+            return Output(found, name == "logits")
     if isinstance(result, (tuple, list)) and result:
         return output_of(result[0])
     if isinstance(result, torch.Tensor):
-        return result
+        return Output(result, True)
     kind = type(result).__name__
     raise TypeError(f"sparse_attn.quality: expected a model that returns tensors, got {kind}")
 
 
-def tokens_of(inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+def tokens_of(inputs: Any, output: Output) -> torch.Tensor | None:
     """Return the token ids ``(B, S)`` when the output is logits over them, else None."""
-    ids = inputs.get("input_ids")
-    if ids is None or output.dim() != 3 or output.shape[:2] != ids.shape:
+    ids, values = inputs.get("input_ids"), output.values
+    if ids is None or not output.may_be_logits or values.dim() != 3:
         return None
-    return ids if output.shape[-1] > int(ids.max()) else None
+    fits = values.shape[:2] == ids.shape and values.shape[-1] > int(ids.max())
+    return ids if fits else None
 
 
 @dataclass
@@ -66,15 +74,13 @@ class Sums:
     cosine: float = 0.0
     agreement: list[torch.Tensor] = field(default_factory=list)
 
-    def add(
-        self, own: torch.Tensor, dense: torch.Tensor, inputs: dict[str, Any], predicts: bool
-    ) -> None:
+    def add(self, own: Output, dense: Output, inputs: dict[str, Any], predicts: bool) -> None:
         """Add a call's output beside dense attention's; padded positions do not count.
 
         Parameters
         ----------
-        own, dense : Tensor
-            ``(..., features)``.
+        own, dense : Output
+            Values ``(..., features)``.
         inputs : dict
             The call's, for ``input_ids`` and ``attention_mask``.
         predicts : bool
@@ -82,7 +88,8 @@ class Sums:
         """
         ids = tokens_of(inputs, dense)
         mask = inputs.get("attention_mask")
-        real = torch.ones(dense.shape[:-1], dtype=torch.bool, device=dense.device)
+        mine, theirs = own.values, dense.values
+        real = torch.ones(theirs.shape[:-1], dtype=torch.bool, device=theirs.device)
         if isinstance(mask, torch.Tensor) and mask.shape == real.shape:
             real = mask.to(real.device, torch.bool)
         follows = torch.full(real.shape, -1, device=real.device)
@@ -90,11 +97,11 @@ class Sums:
             both = real[:, :-1] & real[:, 1:]
             follows[:, :-1] = ids[:, 1:].to(real.device).where(both, -1)
         real = real.flatten()
-        own, dense, follows = own.flatten(0, -2), dense.flatten(0, -2), follows.flatten()
+        mine, theirs, follows = mine.flatten(0, -2), theirs.flatten(0, -2), follows.flatten()
         at_once = _AT_ONCE.get(real.device.type, _AT_ONCE["cuda"])
-        rows = max(1, at_once // max(1, dense.shape[-1]))
+        rows = max(1, at_once // max(1, theirs.shape[-1]))
         for part in torch.arange(len(real), device=real.device)[real].split(rows):
-            self._add_rows(own[part], dense[part], follows[part], ids is not None)
+            self._add_rows(mine[part], theirs[part], follows[part], ids is not None)
 
     def _add_rows(
         self, own: torch.Tensor, dense: torch.Tensor, follows: torch.Tensor, is_logits: bool

@@ -27,7 +27,7 @@ from ..patterns import Full, Pattern
 from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating
 from ._counts import row_counts
-from ._figures import Sums
+from ._figures import Output, Sums
 from ._named import DENSE, named_policies
 from ._picture import draw
 
@@ -181,7 +181,9 @@ def model(
         calls ``F.scaled_dot_product_attention``. It is left as it was; a policy that it has is set
         aside meanwhile.
     inputs : Tensor, mapping, or list of these
-        Token ids, or the keyword arguments of a call; padded positions do not count.
+        Token ids, or the keyword arguments of a call; padded positions do not count. Hidden states
+        of a model without a head (``AutoModel``) are judged by their cosine; perplexity, top-1 and
+        KL are those of one with a head, such as ``AutoModelForCausalLM``.
     policies : Policy or Pattern, list or mapping of these
         Judged by name; those of a list are named by their pattern, or numbered policies.
     timed : bool
@@ -242,7 +244,7 @@ class Judge:
     ) -> None:
         self.owner, self.module, self.calls = owner, module, calls
         self.positions = 0
-        self._dense: list[torch.Tensor] = []
+        self._dense: list[Output] = []
         self._hold = hold
         self._predicts: bool = getattr(module, "can_generate", lambda: True)()
 
@@ -286,15 +288,15 @@ class Judge:
                             raise refuse(self.owner, what, "NaN; a wider dtype may mend it")
                         step(name)
                         if timed:
-                            began = _seconds(out.device.type)
+                            began = _seconds(out.values.device.type)
                             call_model(self.owner, self.module, call)
-                            seconds[name] += _seconds(out.device.type) - began
+                            seconds[name] += _seconds(out.values.device.type) - began
                             step(name)
         self.positions = max((total.rows for total in sums.values()), default=0)
         taken = seconds if timed else dict.fromkeys(judged)
         return [_row(name, sums[name], pairs[name].share(counted), taken[name]) for name in judged]
 
-    def _dense_output(self, number: int) -> torch.Tensor:
+    def _dense_output(self, number: int) -> Output:
         if number < len(self._dense):
             return self._dense[number]
         with bound(self.owner, self.module, None):

@@ -63,7 +63,8 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(device
 
     def figures(of):
         sums = _figures.Sums()
-        sums.add(own, dense, {**call, "attention_mask": of}, predicts=True)
+        outputs = (_figures.Output(values, True) for values in (own, dense))
+        sums.add(*outputs, {**call, "attention_mask": of}, predicts=True)
         return {name: number for name, number in vars(sums).items() if name != "agreement"}
 
     whole = figures(mask)
@@ -119,6 +120,8 @@ def test_models_without_tokens_are_judged_by_their_output(on_device):
     row = judge(encoder, dict(input_ids=ids, attention_mask=mask), sa.Band(2))[repr(sa.Band(2))]
     assert row.kl is row.top1 is row.perplexity is None
     assert row.rel_l1 > 0 and row.cosine < 1
+    few = judge(encoder, ids % encoder.config.hidden_size, sa.Band(2))[repr(sa.Band(2))]
+    assert few.kl is few.top1 is few.perplexity is None  # hidden states, wider than every id
     masked = build(CONFIGS["bert"](), "sdpa", transformers.AutoModelForMaskedLM)
     row = judge(masked, ids, sa.Band(2))[repr(sa.Band(2))]
     assert row.kl > 0 and row.perplexity is None
