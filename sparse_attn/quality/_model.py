@@ -138,7 +138,7 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
         top1,
         kl,
         f"{row.cosine:.4f}",
-        "" if row.seconds is None else f"{row.seconds:.2f}",
+        "" if row.seconds is None else f"{row.seconds:.3g}",
     )
 
 

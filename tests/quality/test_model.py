@@ -1,5 +1,7 @@
 """quality.model: policies judged by a model's own output, against figures computed plainly."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -158,6 +160,9 @@ def test_table_and_picture(on_device, llama):
     lines = got.table().splitlines()
     assert lines[0].split() == ["policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["dense", "narrow", "wide"]
+    short = dataclasses.replace(got.rows[1], seconds=0.0012345)
+    told = sa.quality.ModelQuality((got.rows[0], short), got.positions).table()
+    assert told.splitlines()[2].split()[-1] == "0.00123"
     assert got._repr_html_().startswith("<pre>policy") and "<img " in got._repr_html_()
     axes = got.plot()
     named = {text.get_text() for text in axes.get_legend().get_texts()}
