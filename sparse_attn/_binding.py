@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from ._checks import check_kind, refuse
-from .nn import SparseMultiheadAttention, restore_attention, swap_attention
-from .nn.swap import NESTED
+from .nn import SparseMultiheadAttention, swap_attention
+from .nn.swap import NESTED, undo_swap
 from .patterns import Pattern
 from .policy import Policy
 from .sdpa import is_patched, patch_sdpa
@@ -63,13 +63,13 @@ def _applied(model: Any, policy: Policy | Pattern | None) -> Iterator[None]:
     ]
     models = [m for m in model.modules() if is_transformers_model(m)]
     chosen = [(part, part.config._attn_implementation) for part in models]
-    transformers.restore(model)
+    transformers.undo(model)
     try:
         if policy is not None:
             transformers.apply(model, policy)
         yield
     finally:
-        transformers.restore(model)
+        transformers.undo(model)
         for module, kind, held in states:
             module.__class__ = kind
             vars(module).update(held)
@@ -85,7 +85,7 @@ def _swapped(model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None
     ]
     encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
     nested = [(encoder.use_nested_tensor, vars(encoder).get(NESTED)) for encoder in encoders]
-    restore_attention(model)
+    undo_swap(model)
     try:
         if policy is not None:
             swap_attention(model, policy)

@@ -13,6 +13,7 @@ from . import _requirement  # noqa: F401, before an older transformers fails on 
 # isort: split
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -149,7 +150,8 @@ def restore(model: Model) -> Model:
     Parameters
     ----------
     model : PreTrainedModel
-        Or a module that holds one. What has no policy stays as it is.
+        Or a module that holds one. What has no policy stays as it is; a warning says so where
+        nothing has one.
 
     Returns
     -------
@@ -174,13 +176,25 @@ def restore(model: Model) -> Model:
     True
     """
     check_kind("restore", "model", model, nn.Module, "an nn.Module")
-    before = []
+    if not undo(model):
+        warnings.warn(
+            "sparse_attn.restore: expected a model under a policy of sparse_attn.integrations."
+            f"transformers.apply, got {type(model).__name__} without one: nothing changes",
+            stacklevel=2,
+        )
+    return model
+
+
+def undo(model: nn.Module) -> bool:
+    """Undo `apply`; return whether there was anything to undo."""
+    found, before = False, []
     for module in model.modules():
+        found = found or LAYER in vars(module)
         _forget(module)
         if BEFORE in vars(module):
             before.append((module, vars(module).pop(BEFORE)))
     set_implementations(before)
-    return model
+    return found or bool(before)
 
 
 def set_implementations(chosen: Sequence[tuple[Any, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
 
-__all__ = ["restore_attention", "swap_attention"]
+__all__ = ["restore_attention", "swap_attention", "undo_swap"]
 
 #: Where an encoder keeps whether it used nested tensors before the swap.
 NESTED = "_nested_before_swap"
@@ -137,7 +138,7 @@ def restore_attention(model: AnyModule) -> AnyModule:
     Parameters
     ----------
     model : nn.Module
-        Modules that were not swapped stay as they are.
+        Modules that were not swapped stay as they are; a warning says so where none was.
 
     Returns
     -------
@@ -158,14 +159,27 @@ def restore_attention(model: AnyModule) -> AnyModule:
     'MultiheadAttention'
     """
     check_kind("restore_attention", "model", model, nn.Module, "an nn.Module")
+    own = _dense_of(model)
+    if own is not None and own is not model:
+        return own  # type: ignore[return-value]
+    if not undo_swap(model):
+        warnings.warn(
+            "sparse_attn.restore_attention: expected a model that swap_attention changed, got "
+            f"{type(model).__name__} without such a module: nothing changes",
+            stacklevel=2,
+        )
+    return model
+
+
+def undo_swap(model: nn.Module) -> bool:
+    """Undo `swap_attention` inside a model; return whether there was anything to undo."""
+    found = False
     for path, module in list(model.named_modules(remove_duplicate=False)):
         dense = _dense_of(module)
-        if dense is None or dense is module:
-            continue
-        if path == "":
-            return dense  # type: ignore[return-value]
-        model.set_submodule(path, dense)
+        if dense is not None and dense is not module:
+            model.set_submodule(path, dense)
+            found = True
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder) and NESTED in vars(part):
             part.use_nested_tensor = vars(part).pop(NESTED)
-    return model
+    return found

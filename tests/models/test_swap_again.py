@@ -38,7 +38,16 @@ def test_restore_gives_the_own_modules_back():
     assert sa.restore_attention(model) is model
     assert [layer.self_attn for layer in model.layers] == modules
     assert model.use_nested_tensor == nested and torch.equal(output(model), want)
-    assert sa.restore_attention(model) is model  # nothing to undo
+    for other in (model, torch.nn.MultiheadAttention(32, 2)):
+        with pytest.warns(
+            UserWarning, match=r"restore_attention: .* got \w+ without .* nothing ch"
+        ):
+            assert sa.restore_attention(other) is other
+
+
+def test_judging_a_model_restores_without_a_word(recwarn):
+    sa.quality.model(encoder(), {"src": torch.randn(1, 8, 32)}, sa.Band(3), progress=False)
+    assert not [w for w in recwarn if "restore" in str(w.message)]
 
 
 def test_what_was_loaded_into_a_twin_is_restored():

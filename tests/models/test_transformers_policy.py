@@ -1,5 +1,7 @@
 """`apply` narrows a loaded model's attention to a policy, and refuses by name what it cannot."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -327,7 +329,15 @@ def test_restore_gives_the_own_attention_back(name):
     assert sa.integrations.transformers.restore(model) is model
     assert own_state(model) == before and model.config._attn_implementation == implementation
     assert torch.equal(output(model, input_ids=text()[0]), want)
-    assert sa.integrations.transformers.restore(model) is model  # nothing to undo
+    with pytest.warns(
+        UserWarning, match=r"sparse_attn\.restore: .* got \w+ without one: nothing ch"
+    ):
+        assert sa.integrations.transformers.restore(model) is model
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sa.quality.model(model, text()[0], sa.Band(3), progress=False)  # restores by itself
+        apply(model, sa.Band(3))
+        sa.integrations.transformers.restore(model)
 
 
 def test_restore_reaches_the_model_inside_and_towers_apart():
