@@ -21,6 +21,7 @@ import torch
 
 from . import __version__, _load
 from ._cli_inputs import Wrong, model_of, texts_of
+from ._columns import aligned
 from .advisor import advise, profile
 from .advisor._candidates import named
 from .capability import can_use
@@ -118,37 +119,46 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _info(options: argparse.Namespace) -> None:
-    print(
-        f"sparse_attn {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    )
+    rows = [("sparse_attn", __version__), ("Python", platform.python_version())]
+    rows += [("torch", torch.__version__), ("transformers", _transformers())]
+    print(aligned([*rows, *_processor_and_build(), *_gpus()]))
+
+
+def _processor_and_build() -> list[tuple[str, str]]:
+    """Say what the build has for CPUs, and what it was made with."""
     try:
         from . import _info as table
     except ImportError as error:
-        print(f"build facts: missing ({error})")
-    else:
-        facts = table.build_facts()
-        cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "no CUDA"
-        print(f"built with {facts['compiler']} and {cuda}")
-        print(f"CPU: engines {', '.join(table.engine_names(False))}", end="")
-        print(
-            f"; code for {', '.join(facts['instruction_sets'])}, of which the processor's best runs"
-        )
-        if facts["cuda_architectures"]:
-            print(f"CUDA: code for compute capability {_capabilities(facts['cuda_architectures'])}")
-    _tell_of_transformers()
-    reason = _load.cuda_error
-    if reason is not None:
-        print(f"CUDA: no engine, which CUDA tensors alone would need: {reason}")
-        return
+        return [("CPU", "served"), ("built with", f"not known: {error}")]
+    facts = table.build_facts()
+    engines = " and ".join(table.engine_names(False))
+    code = ", ".join(facts["instruction_sets"])
+    cuda = "no CUDA"
+    if facts["cuda"]:
+        cuda = f"CUDA {facts['cuda']}"
+    if facts["cuda_architectures"]:
+        cuda += f" for GPUs of compute capability {_capabilities(facts['cuda_architectures'])}"
+    return [
+        ("CPU", f"served by {engines} (code for {code}; the best that the processor has runs)"),
+        ("built with", f"{facts['compiler']} and {cuda}"),
+    ]
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """Say of each GPU which engine serves it, or why there is none."""
+    if _load.cuda_error is not None:
+        return [("GPU", f"not served, the CPU alone is: {_load.cuda_error}")]
     if not torch.cuda.is_available():
-        print("CUDA: no device that torch sees")
+        return [("GPU", "none that torch sees")]
+    rows = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        name = torch.cuda.get_device_name(index)
         query = torch.zeros(1, 1, 128, 64, device=f"cuda:{index}", dtype=torch.bfloat16)
         answer = can_use(query, query, query)
-        print(f"cuda:{index}: {name} (sm_{major}{minor}): engine {answer.engine}", end="")
-        print("".join(f"; {sentence}" for sentence in answer.reasons))
+        serves = f"served by {answer.engine}" if answer else "not served"
+        name = f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
+        rows.append((f"cuda:{index}", "; ".join([f"{name}: {serves}", *answer.reasons])))
+    return rows
 
 
 def _capabilities(architectures: Sequence[str]) -> str:
@@ -167,14 +177,13 @@ def _capabilities(architectures: Sequence[str]) -> str:
     return f"{', '.join(exact)}; others from {min(later, key=float)} on by PTX"
 
 
-def _tell_of_transformers() -> None:
-    """Print its version, or why models of it are not served."""
+def _transformers() -> str:
+    """Return its version, or why models of it are not served."""
     try:
         from .integrations import _requirement
     except ImportError as error:
-        print(f"transformers: not served: {error}")
-    else:
-        print(f"transformers {_requirement.version('transformers')}: served")
+        return f"not served: {error}"
+    return _requirement.version("transformers")
 
 
 def _profile(options: argparse.Namespace) -> None:

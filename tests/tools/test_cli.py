@@ -1,5 +1,6 @@
 """python -m sparse_attn: its commands on a tiny saved model, and its sentences."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import sparse_attn as sa
 from sparse_attn import _cli_inputs, cli
 from sparse_attn.cli import main
 
@@ -54,9 +56,45 @@ def test_info_names_versions_and_engines():
     done = subprocess.run(
         [sys.executable, "-m", "sparse_attn", "info"], capture_output=True, text=True, check=True
     )
-    assert f"torch {torch.__version__}" in done.stdout
-    assert "CPU: engines" in done.stdout and "CUDA" in done.stdout
-    assert "transformers" in done.stdout and "-real" not in done.stdout
+    rows = dict(re.split(" {2,}", line) for line in done.stdout.splitlines())
+    names = ["sparse_attn", "Python", "torch", "transformers", "CPU", "built with"]
+    assert list(rows)[: len(names)] == names and len(rows) > len(names)
+    assert rows["torch"] == torch.__version__ and rows["CPU"].startswith(
+        "served by tiled and naive"
+    )
+    assert "-real" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("torch has no CUDA; install it", "not served, the CPU alone is: torch has no CUDA; inst"),
+        (None, "none that torch sees"),
+    ],
+)
+def test_info_without_a_gpu_says_why_in_one_row(monkeypatch, capsys, reason, says):
+    monkeypatch.setattr(cli._load, "cuda_error", reason)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["info"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU")]
+    assert row.split(None, 1)[1].startswith(says)
+
+
+def test_info_names_gpus_and_their_engines(monkeypatch, capsys):
+    answer = sa.Capability("portable", ("sparse_attn: why not hopper",), True)
+    monkeypatch.setattr(cli._load, "cuda_error", None)
+    for name, value in {
+        "is_available": True,
+        "device_count": 1,
+        "get_device_capability": (8, 9),
+        "get_device_name": "NVIDIA L4",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *index, value=value: value)
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **options: None)
+    monkeypatch.setattr(cli, "can_use", lambda *tensors: answer)
+    assert main(["info"]) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"cuda:0 +NVIDIA L4 \(.* 8\.9\): served by portable; .*not hopper", row)
 
 
 @pytest.mark.parametrize(
