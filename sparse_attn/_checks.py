@@ -25,6 +25,7 @@ __all__ = [
     "Number",
     "as_device",
     "as_float",
+    "as_given",
     "as_int32",
     "as_int64",
     "check_block",
@@ -45,7 +46,6 @@ __all__ = [
     "kind_of",
     "refuse",
     "same_values",
-    "with_cut_number",
     "without",
 ]
 
@@ -59,6 +59,9 @@ MAX_LAYERS = 2**16  # policies list layers
 
 #: An op's sentence about a number of a tensor that is the first or the last of int32.
 _AT_AN_END = re.compile(r": expected (?P<name>\w+)\b.*, got (?P<sign>-?)214748364[78]$")
+
+#: One about the dtype of a tensor of whole numbers.
+_OF_DTYPE = re.compile(r": expected (?P<name>\w+) of (?P<dtype>dtype int(32|64)), got ")
 
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
@@ -100,12 +103,16 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
 
 
-def with_cut_number(error: ValueError, given: Mapping[str, Any]) -> ValueError:
-    """Return an op's error; where it quotes a number that `as_int32` cut, with words that say so.
+def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
+    """Return an op's error, true of the tensors that were given, by name, and not of what it got.
 
-    `given` are the tensors by name, as they were before the cut.
+    `as_int32` and `as_int64` take any integer dtype, and cut numbers beyond 32 bits.
     """
-    found = _AT_AN_END.search(str(error))
+    sentence = str(error)
+    found = _OF_DTYPE.search(sentence)
+    if found is not None and found["name"] in given:
+        return ValueError(sentence.replace(found["dtype"], "an integer dtype", 1))
+    found = _AT_AN_END.search(sentence)
     if found is None:
         return error
     tensor = given.get(found["name"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import ops
-from ._checks import as_int64, check_choice, check_dense, check_kind, check_tensor, refuse
+from ._checks import as_given, as_int64, check_choice, check_dense, check_kind, check_tensor, refuse
 from .sketch import KeySketch
 
 __all__ = ["append_to_cache", "quantize_cache"]
@@ -91,7 +91,10 @@ def append_to_cache(
             "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
         )
     arguments = (*tensors.values(), key_scale, value_scale)
-    ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))
+    try:
+        ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))
+    except ValueError as error:
+        raise as_given(error, tensors) from None
     if sketch is not None:
         sketch.append(key_cache, tensors["slot_mapping"])
 

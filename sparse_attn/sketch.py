@@ -200,6 +200,8 @@ class KeySketch:
         if self.paged:
             check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
+            if not is_index(slot_mapping):
+                raise refuse(owner, "slot_mapping of an integer dtype", slot_mapping.dtype)
             stored = (self.codes, self.ranges)
             ops.call("sketch_pages", (key, as_int64(slot_mapping), *stored), {}, written=stored)
             return

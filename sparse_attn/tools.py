@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from . import ops
-from ._checks import Integer, as_int32, check_kind, check_tensor, clamped, with_cut_number
+from ._checks import Integer, as_given, as_int32, check_kind, check_tensor, clamped
 from ._common import op_arguments
 from .by_head import ListsByHead
 from .layout import BlockLayout
@@ -81,17 +81,15 @@ def select_blocks(
     check_tensor(owner, "query", query)
     check_tensor(owner, "key", key)
     check_kind(owner, "pattern", pattern, BlockTopK, "a BlockTopK")
-    placing = op_arguments(
-        owner,
-        {
-            "is_causal": is_causal,
-            "scale": scale,
-            "key_bounds": key_bounds,
-            "query_offset": query_offset,
-            "key_origin": key_origin,
-            "softcap": softcap,
-        },
-    )
+    common = {
+        "is_causal": is_causal,
+        "scale": scale,
+        "key_bounds": key_bounds,
+        "query_offset": query_offset,
+        "key_origin": key_origin,
+        "softcap": softcap,
+    }
+    placing = op_arguments(owner, common)
     tensors = {
         "block_table": block_table,
         "seqused_k": seqused_k,
@@ -109,7 +107,7 @@ def select_blocks(
     try:
         counts, indices = ops.call("select_blocks", (query, key), arguments)
     except ValueError as error:
-        raise with_cut_number(error, tensors) from None
+        raise as_given(error, common | tensors) from None
     return BlockLayout._trusted(counts, indices, *pattern._blocks, indices.shape[-1])
 
 

@@ -8,12 +8,12 @@ import torch
 
 from .._checks import (
     Integer,
+    as_given,
     as_int32,
     check_kind,
     check_tensor,
     check_tensors,
     clamped,
-    with_cut_number,
 )
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
@@ -78,4 +78,4 @@ def attend_sequences(
         arguments |= placing | pattern._arguments()
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
-        raise with_cut_number(error, sequences) from None
+        raise as_given(error, common | sequences) from None

@@ -160,7 +160,7 @@ WRONG = {
     ),
     "slots-dtype": (
         {"slot_mapping": lambda t: t.float()},
-        "slot_mapping of dtype int64, got float32",
+        "slot_mapping of an integer dtype, got float32",
     ),
     "slots-shape": ({"slot_mapping": lambda t: t[1:]}, r"slot_mapping of shape \(10\)"),
     "scale": (

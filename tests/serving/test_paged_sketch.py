@@ -181,6 +181,10 @@ def test_wrong_calls(device):
             ValueError, match=f"KeySketch: expected {name} of an integer dtype, got"
         ):
             sa.KeySketch(key_cache, paged=True, block_table=pages, seqused_k=lengths)
+    with pytest.raises(
+        ValueError, match=r"KeySketch\.append: expected slot_mapping of an integer d"
+    ):
+        sa.KeySketch(key_cache, paged=True).append(key_cache, torch.zeros(3, device=device))
     with pytest.raises(ValueError, match="paged=True with block_table"):
         sa.KeySketch(key, block_table=table)
     with pytest.raises(ValueError, match="key_cache with a page_size that is a multiple of 16"):

@@ -103,7 +103,7 @@ def test_index_arguments_of_any_integer_dtype(varlen, ragged, device, any_dtype,
 WRONG = {
     "query": ({"query": lambda t: t[None]}, r"query of shape \(tokens, heads, head_dim\)"),
     "key": ({"key": lambda t: t[0]}, r"key of shape \(tokens, heads, head_dim\)"),
-    "cu-dtype": ({"cu_seq_q": lambda t: t.float()}, "cu_seq_q of dtype int32, got float32"),
+    "cu-dtype": ({"cu_seq_q": lambda t: t.float()}, "cu_seq_q of an integer dtype, got float32"),
     "cu-shape": ({"cu_seq_k": lambda t: t[1:]}, r"cu_seq_k of shape \(7\), got shape \(6\)"),
     "cu-dim": ({"cu_seq_q": lambda t: t[None]}, r"cu_seq_q of shape \(batch \+ 1\)"),
     "cu-stride": ({"cu_seq_q": lambda t: t.repeat(2)[::2]}, "cu_seq_q that is contiguous"),
@@ -177,6 +177,20 @@ BEYOND = {
     "rows": (dict(cu_seq_q=[0, 2**33]), "cu_seq_q up to 3, .* got 2147483647 or more"),
     "used-within": (dict(seqused_k=[2**31 - 2]), "got 2147483646"),
 }
+
+
+@pytest.mark.parametrize("pattern", [None, sa.BlockTopK(16)], ids=["full", "block-topk"])
+@pytest.mark.parametrize("name", ["block_table", "seqused_k", "cu_seq_q", "key_origin"])
+def test_any_integer_dtype_is_what_sentences_ask_for(name, pattern):
+    query, cache = torch.randn(3, 2, 16), torch.randn(4, 16, 2, 16)
+    given = {"block_table": [[0, 1]], "seqused_k": [32], "cu_seq_q": [0, 3], "key_origin": [0]}
+    tensors = {name: torch.tensor(numbers) for name, numbers in given.items()}
+    tensors[name] = tensors[name].float()
+    sentence = rf"^sparse_attn::\w+: expected {name} of an integer dtype, got float32$"
+    with pytest.raises(ValueError, match=sentence):
+        sa.paged_attention(query, cache, cache, **tensors, max_q=3, pattern=pattern)
+    with pytest.raises(ValueError, match=sentence):
+        sa.select_blocks(query, cache, sa.BlockTopK(16), **tensors, max_q=3)
 
 
 @pytest.mark.parametrize("pattern", [None, sa.BlockTopK(16)], ids=["full", "block-topk"])
