@@ -151,6 +151,11 @@ WRONG = {
         {"key_cache": lambda t: t.half()},
         "key_cache of key's dtype float32 or float8_e4m3fn, got float16",
     ),
+    "codes": (
+        {"key_cache": lambda t: t.to(torch.uint8)},
+        r"key_cache of .* got uint8; a cache of 8 bits .* cache\.view\(torch\.float8_e4m3fn\)$",
+    ),
+    "value-codes": ({"value_cache": lambda t: t.to(torch.uint8)}, r"value_cache .* cache\.view"),
     "e5m2": ({"value_cache": lambda t: t.to(torch.float8_e5m2)}, "value_cache of value's dtype"),
     "caches-differ": ({"value_cache": lambda t: t.to(FLOAT8)}, "value_cache of key_cache's dtype"),
     "pages": ({"value_cache": lambda t: t[1:]}, r"value_cache of shape \(5, 16, 3, 24\)"),
