@@ -31,6 +31,14 @@ def _rounded(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
+def _check_keys(owner: str, key: object) -> None:
+    """Refuse what is no dense tensor, and keys of 8 bits."""
+    check_dense(owner, "key", key)
+    assert isinstance(key, torch.Tensor)
+    if key.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError(f"sparse_attn.{owner}: not served: keys of float8_e4m3fn")
+
+
 class KeySketch:
     """Every key in 2 or 4 bits a channel, for ``BlockTopK(selector="sketch")``.
 
@@ -70,6 +78,8 @@ class KeySketch:
     ------
     TypeError, ValueError
         An argument of a wrong kind, shape or dtype; bits other than 2 and 4; no room.
+    NotImplementedError
+        Keys of float8_e4m3fn.
 
     Notes
     -----
@@ -98,7 +108,7 @@ class KeySketch:
         block_table: torch.Tensor | None = None,
         seqused_k: torch.Tensor | None = None,
     ) -> None:
-        check_dense(_OWNER, "key", key)
+        _check_keys(_OWNER, key)
         check_kind(_OWNER, "bits", bits, Integer, "an int")
         check_kind(_OWNER, "paged", paged, bool, "a bool")
         if bits not in (2, 4):
@@ -193,9 +203,11 @@ class KeySketch:
             An argument of a wrong kind; shapes, dtypes or devices that do not fit; no room for the
             tokens. In the replays of a CUDA graph, tokens past the capacity are left out, and the
             blocks that hold them are always kept.
+        NotImplementedError
+            Keys of float8_e4m3fn.
         """
         owner = f"{_OWNER}.append"
-        check_dense(owner, "key", key)
+        _check_keys(owner, key)
         key = key.detach()
         if self.paged:
             check_dense(owner, "slot_mapping", slot_mapping)
