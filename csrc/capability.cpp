@@ -1,6 +1,8 @@
 // What each engine accepts: a set of features, and limits of sizes and devices, a sentence each.
 #include "capability.h"
 
+#include <tuple>
+
 #include "cuda/decode/plan.h"
 #include "cuda/hopper/table.h"
 #include "cuda/small/plan.h"
@@ -210,6 +212,7 @@ std::string hopper_refusal(const Case& c) {
     const std::string words = unlisted(c.features, served);
     if (!words.empty()) return "hopper takes no " + words + " with global_tokens given as indices";
   }
+  if (c.block_q % 128 == 0) return "";
   hopper::Wanted half = {Features::of(F::kList)};
   half.block_q = 64;
   const int32_t least_rows = hopper::find_kernel(head_dim, half).exists() ? 64 : 128;
@@ -279,7 +282,18 @@ std::vector<std::string> names_of(bool cuda) {
   return names;
 }
 
+/// All fields of a case, to be compared.
+auto fields_of(const Case& c) {
+  static_assert(sizeof(Case) == 64, "a new field belongs here too");
+  const Problem& p = c.problem;
+  return std::make_tuple(c.cuda, c.sm, p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
+                         p.head_dim, p.value_dim, p.dtype, c.features, c.block_q, c.topk,
+                         c.packed_keys, c.may_split, c.cut_small);
+}
+
 }  // namespace
+
+bool operator==(const Case& a, const Case& b) { return fields_of(a) == fields_of(b); }
 
 std::string capability_of(int32_t sm) {
   return std::to_string(sm / 10) + "." + std::to_string(sm % 10);

@@ -24,6 +24,9 @@ struct Case {
   bool cut_small = false;   // hopper would lay out keys in many small sections (sections.h)
 };
 
+/// Whether two calls are alike to all engines.
+bool operator==(const Case& a, const Case& b);
+
 /// Names of the device's engines, fastest first.
 const std::vector<std::string>& engine_names(bool cuda);
 

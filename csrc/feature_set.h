@@ -60,6 +60,7 @@ class Features {
   SPARSE_ATTN_HD constexpr void add(Feature feature, bool present = true) {
     if (present) bits_ |= bit(feature);
   }
+  SPARSE_ATTN_HD constexpr bool operator==(Features other) const { return bits_ == other.bits_; }
 
  private:
   SPARSE_ATTN_HD explicit constexpr Features(uint64_t bits) : bits_(bits) {}

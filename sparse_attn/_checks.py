@@ -258,6 +258,8 @@ def check_window(owner: str, window: Any, name: str = "window") -> tuple[int | N
         left, right = window
         if type(left) is type(right) is int and left >= 0 and right >= 0:
             return window  # as most calls have it
+    elif type(window) is int and window >= 0:
+        return window, window
     if isinstance(window, (tuple, list)):
         if len(window) != 2:
             raise refuse(owner, f"{name} with two sides (left, right)", tuple(window))

@@ -19,6 +19,7 @@ from ._checks import (
     Integer,
     Number,
     as_float,
+    as_given,
     as_int32,
     check_kind,
     check_tensors,
@@ -140,7 +141,10 @@ def attend(
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {pattern._unserved()}")
     else:
         arguments = with_mask_of(pattern, query, key, arguments)
-    result = call_op(op, query, key, value, arguments)
+    try:
+        result = call_op(op, query, key, value, arguments)
+    except ValueError as error:
+        raise as_given(error, common) from None
     ahead = 0 if common.get("is_causal") else pattern._ahead
     # A traced call has no shapes to ask about.
     if ahead is not None and not is_compiling() and query.shape[2] > key.shape[2]:

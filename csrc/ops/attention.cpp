@@ -50,16 +50,29 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   return c;
 }
 
-/// The choice for a call whose features are known.
-Choice choice_for(const Op& op, const CallArguments& args, const AttentionParams& params) {
-  const std::string requested = op.is_naive() ? "naive" : args.engine;
-  return choose_engine(case_of(params, *args.query), requested);
+std::string requested_engine(const Op& op, const CallArguments& args) {
+  return op.is_naive() ? "naive" : args.engine;
 }
 
-/// The engine of a call; raises where none serves it.
+/// The engine of a call whose features are known; raises where none serves it. A model's layers
+/// call alike, so that the last answer is kept.
 const Engine& pick_engine(const Op& op, const CallArguments& args, const AttentionParams& params) {
-  const Choice choice = choice_for(op, args, params);
-  if (!choice.engine.empty()) return backend().engine(choice.engine);
+  struct Answer {
+    Case asked;
+    std::string requested;
+    const Engine* engine = nullptr;
+  };
+  static thread_local Answer last;
+  const Case asked = case_of(params, *args.query);
+  const std::string requested = requested_engine(op, args);
+  if (last.engine != nullptr && last.requested == requested && last.asked == asked) {
+    return *last.engine;
+  }
+  const Choice choice = choose_engine(asked, requested);
+  if (!choice.engine.empty()) {
+    last = {asked, requested, &backend().engine(choice.engine)};
+    return *last.engine;
+  }
   std::string reasons;
   for (const std::string& reason : choice.reasons) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
@@ -239,7 +252,7 @@ void engine_question(StableIValue* stack, uint64_t, uint64_t) {
     set_outputs(*args.out, {}, &params);
   }
   params.features = features_of(params);
-  const Choice choice = choice_for(op, args, params);
+  const Choice choice = choose_engine(case_of(params, *args.query), requested_engine(op, args));
   std::string answer = choice.engine;
   for (const std::string& reason : choice.reasons) answer += "\n" + reason;
   stack[0] = from(answer);

@@ -54,6 +54,10 @@ const int32_t* check_numbers(const std::string& op, const char* name, const Tens
                              const Tensor& query, int64_t size) {
   check_same_device(op, name, numbers, query);
   check_dtype(op, name, numbers, ScalarType::Int, "int32");
+  if (numbers.dim() == 0 && name == std::string("query_offset")) {
+    fail_expected(op, text(name, " of shape ", shape_text({size})),
+                  shape_of(numbers) + "; one offset for all batch entries is an int");
+  }
   check_shape(op, name, numbers, {size});
   if (size > 1 && !numbers.is_contiguous()) {
     fail_expected(op, text(name, " that is contiguous"), text("stride ", numbers.stride(0)));

@@ -115,12 +115,16 @@ WRONG = {
     "bounds-heads": (lambda c: c.band(key_bounds=c.ints(2, 2, 34, 2)), r"shape \(2, 4, 34, 2\)"),
     "bounds-dtype": (
         lambda c: c.band(key_bounds=c.ones(2, 1, 34, 2)),
-        "key_bounds of dtype int32, got float32",
+        "key_bounds of an integer dtype, got float32",
     ),
     "offset-shape": (lambda c: c.band(query_offset=c.ints(3)), r"query_offset of shape \(2\)"),
+    "offset-scalar": (
+        lambda c: c.band(query_offset=c.ints()),
+        r"of shape \(2\), got shape \(\); one offset for all batch entries is an int$",
+    ),
     "offset-dtype": (
         lambda c: c.band(query_offset=c.ones(2)),
-        "query_offset of dtype int32, got fl",
+        "query_offset of an integer dtype, got fl",
     ),
     "sink-shape": (lambda c: c.band(sink_logits=c.ones(2)), r"sink_logits of shape \(4\)"),
     "sink-dtype": (lambda c: c.band(sink_logits=c.ints(4)), "sink_logits of dtype .* got int32"),

@@ -17,18 +17,29 @@ inline Status launched() { return to_status(cudaGetLastError()); }
 
 inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-/// Lets a kernel have this much dynamic shared memory.
+namespace driver {  // asked or told once for each kernel and device (kernel_facts.cu)
+Status allow_shared_bytes(const void* kernel, int32_t bytes);
+Status allow_large_clusters(const void* kernel);
+int32_t code_level(const void* kernel);
+}  // namespace driver
+
+/// Lets a kernel have this much dynamic shared memory on the current device.
 template <typename Kernel>
-Status allow_shared_bytes(Kernel* kernel, int bytes) {
-  return to_status(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+Status allow_shared_bytes(Kernel* kernel, int32_t bytes) {
+  return driver::allow_shared_bytes(reinterpret_cast<const void*>(kernel), bytes);
 }
 
-/// The architecture of the code that the device runs a kernel by, as 80; 0 where it runs none.
+/// Lets a kernel have clusters of more than 8 thread blocks on the current device.
+template <typename Kernel>
+Status allow_large_clusters(Kernel* kernel) {
+  return driver::allow_large_clusters(reinterpret_cast<const void*>(kernel));
+}
+
+/// The architecture of the code that the current device runs a kernel by, as 80; 0 where it runs
+/// none.
 template <typename Kernel>
 int32_t code_level(Kernel* kernel) {
-  cudaFuncAttributes code;
-  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess ? code.ptxVersion : 0;
+  return driver::code_level(reinterpret_cast<const void*>(kernel));
 }
 
 /// Whether that code knows dependent launches and clusters.

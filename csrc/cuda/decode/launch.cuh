@@ -11,9 +11,7 @@ template <typename Config, Kind kKind>
 Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
   auto kernel = split_kernel<Config, kKind>;
   const int32_t smem_bytes = Config::kSmemBytes + (has_clusters() ? Config::kKeptBytes : 0);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (error != cudaSuccess) return to_status(error);
+  Status status = allow_shared_bytes(kernel, smem_bytes);
   const SplitGrid& grid = plan.grid;
   const int64_t batch = params.problem.batch;
   const int64_t blocks = (grid.shares > 0 ? grid.shares + batch : batch * grid.splits) *
@@ -22,10 +20,8 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
                        static_cast<size_t>(smem_bytes), to_stream(params.stream)};
   if (plan.grid.ending == Ending::kByCluster) shape.cluster = plan.grid.splits;
   constexpr uint32_t kPortableCluster = 8;
-  if (shape.cluster > kPortableCluster) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return to_status(error);
-  }
+  if (status.ok() && shape.cluster > kPortableCluster) status = allow_large_clusters(kernel);
+  if (!status.ok()) return status;
   return launch_dependent(kernel, shape, params, plan.grid, plan.partials, plan.aligned);
 }
 

@@ -1,8 +1,6 @@
 // Launches the kernel of one configuration.
 #pragma once
 
-#include <atomic>
-
 #include "../common/launch.cuh"
 #include "arrange.h"
 #include "kernel.cuh"
@@ -11,19 +9,6 @@
 #include "tile_order.h"
 
 namespace sparse_attn::cuda::hopper {
-
-/// Lets the kernel have its shared memory, once for each device.
-template <class C>
-cudaError_t allow_shared_memory(int32_t device) {
-  static std::atomic<uint64_t> allowed{0};
-  const uint64_t bit = uint64_t{1} << (device & 63);
-  if (allowed.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  cudaError_t error =
-      cudaFuncSetAttribute(attention<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(sizeof(SharedStorage<C>)));
-  if (error == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
-  return error;
-}
 
 /// Whether a call is so short that its start may overlap what is in front of it in the stream. Of
 /// longer ones some gained 5 to 7 % and some lost 3 to 7 %.
@@ -79,7 +64,8 @@ Status launch(Arguments args) {
     status = make_mask_map(params, C::BLOCK_Q, &maps.mask);
   }
   if (!status.ok()) return status;
-  if (cudaError_t error = allow_shared_memory<C>(params.device)) return to_status(error);
+  status = allow_shared_bytes(attention<C>, sizeof(SharedStorage<C>));
+  if (!status.ok()) return status;
   do {
     status = launch_tiles<C>(maps, args);
   } while (status.ok() && next_section(&args));

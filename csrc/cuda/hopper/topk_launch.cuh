@@ -85,9 +85,8 @@ Status launch_topk(const Arguments& args) {
     if (error != cudaSuccess) return to_status(error);
   }
   constexpr int kBytes = sizeof(RankMemory<Rank>);
-  error = cudaFuncSetAttribute(hopper::rank_kernel<Rank>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return to_status(error);
+  status = allow_shared_bytes(hopper::rank_kernel<Rank>, kBytes);
+  if (!status.ok()) return status;
   hopper::rank_kernel<Rank><<<blocks, Rank::kThreads, kBytes, stream>>>(params, rank);
   status = launched();
   if (!status.ok()) return status;

@@ -56,10 +56,7 @@ int32_t smem_limit(int32_t device) {
   constexpr int32_t kTuringLimit = 64 << 10;
   int limit = 0;
   cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  cudaFuncAttributes code;
-  if (cudaFuncGetAttributes(&code, code_probe) == cudaSuccess && code.ptxVersion < 80) {
-    limit = imin(limit, kTuringLimit);
-  }
+  if (code_level(code_probe) < 80) limit = imin(limit, kTuringLimit);
   const char* override_limit = std::getenv("SPARSE_ATTN_SMEM_LIMIT");
   return override_limit == nullptr ? limit : imin(limit, std::atoi(override_limit));
 }

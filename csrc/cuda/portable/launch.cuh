@@ -12,9 +12,8 @@ namespace sparse_attn::cuda::portable {
 template <typename Kernel, typename... Arguments>
 Status launch_kernel(Kernel kernel, dim3 blocks, int32_t threads, int32_t smem_bytes, void* stream,
                      const Arguments&... arguments) {
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (error != cudaSuccess) return to_status(error);
+  const Status status = allow_shared_bytes(kernel, smem_bytes);
+  if (!status.ok()) return status;
   kernel<<<blocks, threads, smem_bytes, to_stream(stream)>>>(arguments...);
   return launched();
 }

@@ -210,7 +210,7 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   if (!by_mass) return launch_choose_count(params, workspace.scores, scores);
   if (serves_choose_warp(params)) return launch_choose_warp(params, workspace.scores, scores);
   int32_t room = 0;
-  cudaError_t error =
+  const cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
   if (error != cudaSuccess) return to_status(error);
   const int64_t bytes = params.num_kv * int64_t{sizeof(Weight) + sizeof(uint32_t)};
@@ -218,8 +218,8 @@ Status launch_choose(const SelectParams& params, const SelectWorkspace& workspac
   const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
   const bool wide = params.num_kv >= kLongBlocks && rows <= kFewLists;
   const auto kernel = cached ? choose_blocks<true> : choose_blocks<false>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
-  if (error != cudaSuccess) return to_status(error);
+  const Status status = allow_shared_bytes(kernel, cache_bytes);
+  if (!status.ok()) return status;
   const LaunchShape shape = {
       static_cast<uint32_t>(rows),
       static_cast<uint32_t>(wide ? kMostThreads : threads_of_list(params.num_kv)),

@@ -199,15 +199,14 @@ __global__ void __launch_bounds__(kMostThreads)
 Status launch_choose_count(const SelectParams& params, float* values, bool scores) {
   const int64_t lists = int64_t{params.problem.batch} * params.lists() * params.num_q;
   int32_t room = 0;
-  cudaError_t error =
+  const cudaError_t error =
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
   if (error != cudaSuccess) return to_status(error);
   const int64_t bytes = params.num_kv * int64_t{sizeof(uint32_t)};
   const bool cached = bytes + static_cast<int64_t>(sizeof(CountStorage)) <= room;
   const int32_t cache_bytes = cached ? static_cast<int32_t>(bytes) : 0;
-  error =
-      cudaFuncSetAttribute(choose_count, cudaFuncAttributeMaxDynamicSharedMemorySize, cache_bytes);
-  if (error != cudaSuccess) return to_status(error);
+  const Status status = allow_shared_bytes(choose_count, cache_bytes);
+  if (!status.ok()) return status;
   const auto threads = static_cast<uint32_t>(threads_of_list(params.num_kv));
   // Few long lists leave most of the device idle: up to eight thread blocks share one's keys.
   constexpr int32_t kLong = 2048, kMostCluster = 8, kMostBlocks = 128;

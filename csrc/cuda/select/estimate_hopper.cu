@@ -124,13 +124,12 @@ template <typename C>
 Status launch(Arguments& args, int32_t most, int32_t multiprocessors) {
   constexpr int kBytes = sizeof(Storage<C>);
   auto* kernel = estimate_kernel<C>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return to_status(error);
+  const Status status = allow_shared_bytes(kernel, kBytes);
+  if (!status.ok()) return status;
   cudaStream_t stream = to_stream(args.params.stream);
   args.parts = 1;
   if (args.items > most) {
-    error = cudaMemsetAsync(args.counter, 0, sizeof(int32_t), stream);
+    const cudaError_t error = cudaMemsetAsync(args.counter, 0, sizeof(int32_t), stream);
     if (error != cudaSuccess) return to_status(error);
     kernel<<<most, kThreads, kBytes, stream>>>(args);
     return launched();

@@ -210,9 +210,8 @@ Status launch_scores(const SelectParams& params, const SketchView& sketch, float
   const int64_t most =
       ceil_div64(params.problem.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
   const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
-  const cudaError_t error = cudaFuncSetAttribute(
-      score_sketch<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes);
-  if (error != cudaSuccess) return to_status(error);
+  const Status status = allow_shared_bytes(score_sketch<Config>, Config::kSmemBytes);
+  if (!status.ok()) return status;
   const bool aligned = begins_at_16_bytes(params.query, size_of(params.problem.dtype));
   const LaunchShape shape = {static_cast<uint32_t>(items * splits), Config::kThreads,
                              Config::kSmemBytes, to_stream(params.stream)};

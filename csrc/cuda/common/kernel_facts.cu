@@ -1,0 +1,66 @@
+// What the driver said of kernels, and was told: each of its answers costs a launch a tenth of its
+// time.
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "launch.cuh"
+
+namespace sparse_attn::cuda::driver {
+namespace {
+
+struct KernelFacts {
+  int32_t shared_bytes = 0;
+  bool large_clusters = false;
+  int32_t code_level = -1;  // not asked yet
+};
+
+/// The facts of a kernel on the current device, while their lock is held.
+struct LockedFacts {
+  explicit LockedFacts(const void* kernel) : lock(mutex()) {
+    int device = 0;
+    status = to_status(cudaGetDevice(&device));
+    static std::map<std::pair<const void*, int>, KernelFacts> of_kernels;
+    facts = &of_kernels[{kernel, device}];
+  }
+  static std::mutex& mutex() {
+    static std::mutex shared;
+    return shared;
+  }
+
+  std::lock_guard<std::mutex> lock;
+  Status status;
+  KernelFacts* facts;
+};
+
+}  // namespace
+
+Status allow_shared_bytes(const void* kernel, int32_t bytes) {
+  const LockedFacts known(kernel);
+  if (!known.status.ok() || bytes <= known.facts->shared_bytes) return known.status;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) known.facts->shared_bytes = bytes;
+  return to_status(error);
+}
+
+Status allow_large_clusters(const void* kernel) {
+  const LockedFacts known(kernel);
+  if (!known.status.ok() || known.facts->large_clusters) return known.status;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  known.facts->large_clusters = error == cudaSuccess;
+  return to_status(error);
+}
+
+int32_t code_level(const void* kernel) {
+  const LockedFacts known(kernel);
+  int32_t& level = known.facts->code_level;
+  if (level < 0) {
+    cudaFuncAttributes code;
+    level = cudaFuncGetAttributes(&code, kernel) == cudaSuccess ? code.ptxVersion : 0;
+  }
+  return level;
+}
+
+}  // namespace sparse_attn::cuda::driver
