@@ -29,8 +29,8 @@ bool fills_tiles_of_hopper(const Case& c) {
   const hopper::Entry alone = hopper::find_kernel(head_dim, {own, hopper::Split::kAll});
   const hopper::Entry shared = hopper::find_kernel(head_dim, {packed, hopper::Split::kAll});
   return alone.exists() && hopper::kKernels[alone.kernel].is_plain() && shared.exists() &&
-         shared.head_dim == alone.head_dim &&
-         shared.head_dim == hopper::find_kernel(head_dim, {packed}).head_dim;
+         hopper::are_alike(shared, alone) &&
+         hopper::are_alike(shared, hopper::find_kernel(head_dim, {packed}));
 }
 
 /// From how many keys on decode, which splits them, is faster than hopper: where products for 16
@@ -40,6 +40,7 @@ bool fills_tiles_of_hopper(const Case& c) {
 int32_t least_keys_of_decode(const Case& c) {
   constexpr int32_t kFewest = 8, kLeast = 1024;
   if (fills_tiles_of_hopper(c)) return kUnlimited;
+  if (c.features.any(hopper::kBiases)) return 0;  // of which hopper's heads share no tiles
   return c.problem.seq_q <= kFewest ? 0 : kLeast;
 }
 
@@ -78,17 +79,19 @@ bool is_left_to_small(const Case& c) {
 std::string deferral(const std::string& name, const Case& c) {
   const bool ranks = c.features.has(F::kTopK);
   const bool ranked_by_decode = ranks && is_ranked_by_decode(c);
-  const std::string calls =
-      std::to_string(c.problem.seq_q) + " queries on " + std::to_string(keys_of(c)) + " keys";
+  const auto calls = [&c] {  // made where a sentence asks for it: most calls need none
+    return std::to_string(c.problem.seq_q) + " queries on " + std::to_string(keys_of(c)) + " keys";
+  };
   if (name == "decode" && ranks && !ranked_by_decode) {
-    return "decode leaves token top-k of " + calls + " to engines that store no scores";
+    return "decode leaves token top-k of " + calls() + " to engines that store no scores";
   }
   const bool to_small = is_left_to_small(c);
   if (name == "small" && !to_small) {
-    return "small leaves " + calls + " to engines that serve longer sequences too";
+    return "small leaves " + calls() + " to engines that serve longer sequences too";
   }
   if ((name == "hopper" || name == "decode") && to_small) {
-    return name + " leaves " + calls + " to small, whose thread blocks hold all keys of a sequence";
+    return name + " leaves " + calls() +
+           " to small, whose thread blocks hold all keys of a sequence";
   }
   if (name != "hopper") return "";
   if (c.cut_small) {
@@ -102,7 +105,7 @@ std::string deferral(const std::string& name, const Case& c) {
            " queries on keys of float8 to decode, which reads them in place";
   }
   if (ranked_by_decode) {
-    return "hopper leaves token top-k of " + calls + " to decode, which reads keys once";
+    return "hopper leaves token top-k of " + calls() + " to decode, which reads keys once";
   }
   if (ranks) return "";
   const int32_t least = least_keys_of_decode(c);

@@ -103,7 +103,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
       {Feature::kUsedKeys},
       {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}};
   for (const Kind& kind : kinds) {
-    for (int32_t head_dim : {32, 56, 64, 72, 80, 96, 112, 120, 128, 136, 200, 256}) {
+    for (int32_t head_dim : {8, 32, 40, 48, 56, 64, 72, 80, 96, 112, 120, 128, 136, 200, 256}) {
       for (int32_t rows : {8, 9, 16}) {
         for (int32_t keys : {1023, 1024, 4096, 1 << 17}) {
           for (const auto& holding : holdings) {
@@ -112,8 +112,7 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
             c.problem.seq_kv = keys;
             for (Feature feature : kind.features) c.features.add(feature);
             for (Feature feature : holding) c.features.add(feature);
-            const bool served = head_dim > 48 && head_dim != 112;
-            const bool shares = rows > 8 && kind.plain && served;
+            const bool shares = rows > 8 && kind.plain;
             const bool stays = (rows > 8 && keys < 1024) || shares;
             CHECK(
                 engine_of(c) == (stays ? "hopper" : "decode"),
@@ -123,6 +122,45 @@ void test_few_rows_of_hopper_have_one_engine_wherever_keys_lie() {
       }
     }
   }
+}
+
+/// Of few queries under a mask or ALiBi hopper's heads share no tiles.
+void test_few_biased_rows_are_left_to_decode() {
+  for (Feature bias : {Feature::kMask, Feature::kAlibi}) {
+    for (int32_t rows : {9, 16, 17}) {
+      for (int32_t keys : {200, 1000, 5000}) {
+        Case c = plain_case(90, 128);
+        c.problem.seq_q = rows;
+        c.problem.seq_kv = keys;
+        c.features.add(bias);
+        CHECK(engine_of(c) == (rows <= 16 ? "decode" : "hopper"), engine_of(c));
+      }
+    }
+  }
+}
+
+void test_cases_are_alike_where_all_fields_are() {
+  const Case one = plain_case(90, 64);
+  CHECK(one == plain_case(90, 64), "alike");
+  Case others[16];
+  for (Case& other : others) other = one;
+  others[0].cuda = false;
+  others[1].sm = 80;
+  others[2].problem.batch = 7;
+  others[3].problem.heads_q = 7;
+  others[4].problem.heads_kv = 7;
+  others[5].problem.seq_q = 7;
+  others[6].problem.seq_kv = 7;
+  others[7].problem.head_dim = 7;
+  others[8].problem.value_dim = 7;
+  others[9].problem.dtype = Dtype::kFloat32;
+  others[10].features.add(Feature::kSoftcap);
+  others[11].block_q = 7;
+  others[12].topk = 7;
+  others[13].packed_keys = 7;
+  others[14].may_split = true;
+  others[15].cut_small = true;
+  for (int32_t i = 0; i < 16; ++i) CHECK(!(one == others[i]), std::to_string(i));
 }
 
 void test_keys_of_float8_are_read_in_place_by_few_queries() {
@@ -216,7 +254,7 @@ void test_hopper_takes_every_head_dim() {
     c.features.add(Feature::kList);
     for (int32_t block_q : {32, 64, 128}) {
       c.block_q = block_q;
-      const bool served = block_q == 128 || (block_q == 64 && head_dim <= 128);
+      const bool served = block_q == 128 || (block_q == 64 && head_dim <= 192);
       CHECK(engine_of(c) == (served ? "hopper" : "portable"), std::to_string(head_dim));
     }
   }
@@ -231,7 +269,9 @@ void test_the_wider_head_dim_chooses_the_kernel() {
   CHECK(engine_of(c) == "hopper", engine_of(c));
   c.features.add(Feature::kList);
   c.block_q = 64;
-  CHECK(engine_of(c) == "portable", "lists of 64 rows end at head dim 128");
+  CHECK(engine_of(c) == "hopper", "lists of 64 rows");
+  c.problem.value_dim = 200;
+  CHECK(engine_of(c) == "portable", "lists of 64 rows end at head dim 192");
   c = plain_case(90, 64);
   c.features.add(Feature::kValueDim);
   c.features.add(Feature::kTopK);
@@ -383,6 +423,8 @@ int main() {
   test_every_feature_has_words();
   test_few_queries_on_many_keys_are_split();
   test_few_rows_of_hopper_have_one_engine_wherever_keys_lie();
+  test_few_biased_rows_are_left_to_decode();
+  test_cases_are_alike_where_all_fields_are();
   test_keys_of_float8_are_read_in_place_by_few_queries();
   test_bfloat16_without_tensor_cores_is_told();
   test_hopper_takes_top_k_of_scaled_scores_alone();

@@ -16,7 +16,7 @@ COMMON = {
 
 
 @pytest.mark.parametrize("common", COMMON.values(), ids=COMMON)
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 144, 192, 256])
 @pytest.mark.parametrize("block_q", HEIGHTS)
 def test_heights_of_query_blocks(attend, device, block_q, head_dim, common):
     """Lengths off the blocks' edges, query heads that share keys, a list for each head."""

@@ -10,10 +10,24 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
-/// Whether so many query tiles keep a device busy to the end.
-bool fills(int64_t tiles, int32_t multiprocessors) {
-  constexpr float kLeast = 0.85f;
-  return tiles >= kLeast * ceil_div64(tiles, multiprocessors) * multiprocessors;
+/// What a thread block takes of each of `tiles` that visit so many key tiles: whatever ends first,
+/// by what a turn of all multiprocessors takes. Changes no bit.
+Fold choose_fold(const KeySplit& split, int64_t tiles, int32_t visited, bool wide,
+                 int32_t multiprocessors) {
+  // In key tiles: what it takes to add a chunk to the sum, which of wide tiles the workspace has,
+  // and to write a part's results and merge them.
+  const float join = wide ? 2.0f : 0.8f, results = wide ? 6.0f : 3.0f;
+  if (split.chunks == 1) return Fold::kWhole;
+  auto time = [&](int32_t parts) {
+    const int32_t chunks = ceil_div(split.chunks, parts);  // of a part
+    const float sum = chunks > 1 ? chunks * join : 0.0f;
+    const float part = chunks * split.chunk_tiles(visited) + sum + (parts > 1 ? results : 0.0f);
+    return ceil_div64(tiles * parts, multiprocessors) * part;
+  };
+  const int32_t groups = ceil_div(split.chunks, split.group);
+  const float whole = time(1), group = time(groups), none = time(split.chunks);
+  if (whole <= group && whole <= none) return Fold::kWhole;
+  return groups > 1 && group <= none ? Fold::kGroup : Fold::kNone;
 }
 
 /// Room for what thread blocks have summed of the tiles whose chunks they take in turn.
@@ -44,13 +58,12 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   const int32_t heads = problem.batch * problem.heads_q;
   const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
   if (tile.folds && args->split.group > 0) {
-    const int32_t groups = ceil_div(args->split.chunks, args->split.group);
-    if (args->split.chunks == 1 || fills(tiles, args->multiprocessors)) {
-      args->folds = Fold::kWhole;
-      if (groups > 1 || is_wide(tile.head_dim)) arrange_sums(tile, arena, args);
-    } else if (groups > 1 && fills(tiles * groups, args->multiprocessors)) {
-      args->folds = Fold::kGroup;
-    }
+    const bool wide = is_wide(tile.head_dim);
+    args->folds =
+        choose_fold(args->split, tiles, most_visited(params.pattern, problem.seq_kv, tile), wide,
+                    args->multiprocessors);
+    const bool has_groups = args->split.chunks > args->split.group;
+    if (args->folds == Fold::kWhole && (has_groups || wide)) arrange_sums(tile, arena, args);
   }
 
   Partials& partials = args->partials;
