@@ -12,20 +12,25 @@ namespace {
 
 /// What a thread block takes of each of `tiles` that visit so many key tiles: whatever ends first,
 /// by what a turn of all multiprocessors takes. Changes no bit.
-Fold choose_fold(const KeySplit& split, int64_t tiles, int32_t visited, bool wide,
+Fold choose_fold(const KeySplit& split, int64_t tiles, int32_t visited, KernelTile tile,
                  int32_t multiprocessors) {
-  // In key tiles: what it takes to add a chunk to the sum, which of wide tiles the workspace has,
-  // and to write a part's results and merge them.
-  const float join = wide ? 2.0f : 0.8f, results = wide ? 6.0f : 3.0f;
+  constexpr int64_t kCachedBytes = int64_t{28} << 20;  // that L2 keeps until they are merged
   if (split.chunks == 1) return Fold::kWhole;
-  auto time = [&](int32_t parts) {
-    const int32_t chunks = ceil_div(split.chunks, parts);  // of a part
-    const float sum = chunks > 1 ? chunks * join : 0.0f;
-    const float part = chunks * split.chunk_tiles(visited) + sum + (parts > 1 ? results : 0.0f);
-    return ceil_div64(tiles * parts, multiprocessors) * part;
+  const int32_t length = split.chunk_tiles(visited), chunks = ceil_div(visited, length);
+  const int64_t bytes = tiles * tile.block_q * tile.head_dim * sizeof(float);
+  auto time = [&](int32_t parts) {  // in key tiles
+    // To add a chunk to the sum, which of wide tiles the workspace has; to write and merge results.
+    const float join = is_wide(tile.head_dim) ? 2.0f : 0.8f;
+    const float results = is_wide(tile.head_dim)          ? 6.0f
+                          : bytes * parts <= kCachedBytes ? 3.0f
+                                                          : 5.0f;
+    const int32_t of_part = ceil_div(chunks, parts);
+    const float part = of_part * length + (of_part > 1 ? of_part * join : 0.0f);
+    const int64_t turns = ceil_div64(tiles * parts, multiprocessors);
+    return turns * (parts > 1 ? part + results : part);
   };
-  const int32_t groups = ceil_div(split.chunks, split.group);
-  const float whole = time(1), group = time(groups), none = time(split.chunks);
+  const int32_t groups = ceil_div(chunks, split.group);
+  const float whole = time(1), group = time(groups), none = time(chunks);
   if (whole <= group && whole <= none) return Fold::kWhole;
   return groups > 1 && group <= none ? Fold::kGroup : Fold::kNone;
 }
@@ -58,12 +63,11 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   const int32_t heads = problem.batch * problem.heads_q;
   const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
   if (tile.folds && args->split.group > 0) {
-    const bool wide = is_wide(tile.head_dim);
-    args->folds =
-        choose_fold(args->split, tiles, most_visited(params.pattern, problem.seq_kv, tile), wide,
-                    args->multiprocessors);
+    const int32_t visited = most_visited(params.pattern, problem.seq_kv, tile);
+    args->folds = choose_fold(args->split, tiles, visited, tile, args->multiprocessors);
     const bool has_groups = args->split.chunks > args->split.group;
-    if (args->folds == Fold::kWhole && (has_groups || wide)) arrange_sums(tile, arena, args);
+    if (args->folds == Fold::kWhole && (has_groups || is_wide(tile.head_dim)))
+      arrange_sums(tile, arena, args);
   }
 
   Partials& partials = args->partials;
