@@ -138,18 +138,19 @@ bool QueryTile::multiply_keys(const Chunk& chunk) {
     bfloat_ ? bfloat_keys(chunk) : panel_keys(chunk);
     return true;
   }
+  if (row_by_row_) {
+    return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
+      math_.row_scores(scratch_.query, head_dim, tile_.size(), key, length, head_dim,
+                       scores_ + column, score_stride_);
+      return true;
+    });
+  }
   Matrix query(scratch_.query, tile_.size(), head_dim, head_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows& key, const Rows&) {
-    float* scores = scores_ + column;
-    if (row_by_row_) {
-      math_.row_scores(scratch_.query, head_dim, tile_.size(), key, length, head_dim, scores,
-                       score_stride_);
-      return true;
-    }
     return multiply(
         query,
         Matrix::transposed(static_cast<const float*>(key.data), length, head_dim, key.stride),
-        Matrix(scores, tile_.size(), length, score_stride_), false);
+        Matrix(scores_ + column, tile_.size(), length, score_stride_), false);
   });
 }
 
@@ -160,15 +161,17 @@ bool QueryTile::multiply_values(const Chunk& chunk, bool first) {
     bfloat_ ? bfloat_values(chunk) : panel_values(chunk);
     return true;
   }
+  if (row_by_row_) {
+    return for_each_part(chunk,
+                         [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
+                           math_.row_values(scores_ + column, score_stride_, tile_.size(), value,
+                                            length, value_dim, scratch_.out);
+                           return true;
+                         });
+  }
   Matrix out(scratch_.out, tile_.size(), value_dim, value_dim);
   return for_each_part(chunk, [&](int32_t column, int32_t length, const Rows&, const Rows& value) {
-    const float* weights = scores_ + column;
-    if (row_by_row_) {
-      math_.row_values(weights, score_stride_, tile_.size(), value, length, value_dim,
-                       scratch_.out);
-      return true;
-    }
-    return multiply(Matrix(weights, tile_.size(), length, score_stride_),
+    return multiply(Matrix(scores_ + column, tile_.size(), length, score_stride_),
                     Matrix(static_cast<const float*>(value.data), length, value_dim, value.stride),
                     out, !(first && column == 0));
   });
