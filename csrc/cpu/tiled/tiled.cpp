@@ -73,13 +73,21 @@ void sort_tiles(const AttentionParams& params, const Pattern& pattern, const Pla
   });
 }
 
-int64_t plain_workspace_bytes(const AttentionParams& params) {
+/// The call without token top-k where that keeps every key.
+AttentionParams without_idle_topk(AttentionParams params) {
+  if (params.pattern.topk >= params.problem.seq_kv) params.pattern.topk = 0;
+  return params;
+}
+
+int64_t plain_workspace_bytes(const AttentionParams& call) {
+  const AttentionParams params = without_idle_topk(call);
   Arena arena(nullptr);
   Workspace(params, make_plan(params, num_workers()), &arena);
   return arena.used();
 }
 
-Status run_plain(const AttentionParams& params) {
+Status run_plain(const AttentionParams& call) {
+  const AttentionParams params = without_idle_topk(call);
   const VectorMath& math = vector_math();
   Plan plan = make_plan(params, num_workers());
   Arena arena(params.workspace);
