@@ -130,11 +130,19 @@ bool tiles_make_panels(const AttentionParams& params) {
   return (use_panels(params) || use_bfloat(params)) && rows_of_key(params) <= panel_rows();
 }
 
+/// Whether the heads of a group see the same keys.
+bool heads_see_alike(const AttentionParams& params) {
+  const BlockList& list = params.pattern.list;
+  const bool one_list = list.heads_per_list == params.problem.group() ||
+                        (list.count_stride_h == 0 && list.index_stride_h == 0);
+  return (!list.present() || one_list) && params.scores.bounds.stride_h == 0;
+}
+
 /// Heads of a group that share tiles, so that each key is read and packed once: as many as leave
 /// every thread a tile. No bit depends on it: heads whose rows see other keys do not share.
 int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_workers) {
   const bool worth = rows <= few_rows(params) || tiles_make_panels(params);
-  if (!worth || params.pattern.topk > 0 || params.scores.bounds.stride_h != 0) return 1;
+  if (!worth || params.pattern.topk > 0 || !heads_see_alike(params)) return 1;
   const int32_t group = params.problem.group();
   const int64_t tiles = int64_t{params.problem.batch} * params.problem.heads_kv;
   int32_t parts = 1;
@@ -144,13 +152,11 @@ int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_
 
 QueryCut cut_queries(const AttentionParams& params, int32_t num_workers) {
   const Pattern& pattern = params.pattern;
-  int32_t preferred = preferred_rows(params);
-  if (pattern.list.present()) {
-    int32_t block = imin(pattern.list.block_q, params.problem.seq_q);
-    return cut_rows(block, ceil_div(params.problem.seq_q, pattern.list.block_q), preferred);
-  }
-  int32_t rows = ceil_div(params.problem.seq_q, pattern.dilation);
-  QueryCut cut = cut_rows(rows, pattern.classes(params.problem.seq_q), preferred);
+  const int32_t seq_q = params.problem.seq_q, block = pattern.list.block_q;
+  const bool listed = pattern.list.present();
+  const int32_t rows = listed ? imin(block, seq_q) : ceil_div(seq_q, pattern.dilation);
+  const int32_t classes = listed ? ceil_div(seq_q, block) : pattern.classes(seq_q);
+  QueryCut cut = cut_rows(rows, classes, preferred_rows(params));
   cut.heads_per_tile = heads_per_tile(params, rows, num_workers);
   return cut;
 }
