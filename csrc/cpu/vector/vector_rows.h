@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kRowsAtOnce = kLanes == 16 ? 4 : 2;    // whose sums the registers hold
 constexpr int kKeys = 4;                             // that a step of scores takes
+constexpr int kAhead = 16;                           // keys that begin to load before they count
 constexpr int kValueVectors = kLanes == 16 ? 4 : 2;  // that a step of values takes
 
 /// Elements of type `kElement`, read as float vectors.
@@ -85,6 +86,12 @@ struct KeySums {
   }
 };
 
+/// Begins to load bytes.
+inline void prefetch(const char* first, int32_t bytes) {
+  constexpr int32_t kLine = 64;
+  for (int32_t i = 0; i < bytes; i += kLine) __builtin_prefetch(first + i);
+}
+
 template <int kRows, class RowLoader>
 void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, int64_t n,
                    int32_t head_dim, float* scores, int64_t stride, RowLoader loader) {
@@ -92,6 +99,11 @@ void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, i
     const int64_t count = n - j < kKeys ? n - j : kKeys;
     int64_t first[kKeys];  // the last key again where there are fewer
     for (int k = 0; k < kKeys; ++k) first[k] = (j + (k < count ? k : count - 1)) * keys.stride;
+    // A single row keeps enough loads in flight without it.
+    for (int64_t ahead = j + kAhead; kRows > 1 && ahead < j + kAhead + kKeys && ahead < n;
+         ++ahead) {
+      prefetch(loader.at(keys.data, ahead * keys.stride), head_dim * loader.kBytes);
+    }
     KeySums<kRows> sums;
     Floats row[kRows], key[kKeys];
     int32_t d = 0;
@@ -110,14 +122,12 @@ void row_scores_of(const float* query, int64_t query_stride, const Rows& keys, i
   }
 }
 
-/// Calls take(integral constant of rows, first row) for `rows` rows, kRowsAtOnce at a time.
-template <class Take>
-void by_rows(int32_t rows, const Take& take) {
-  int32_t row = 0;
-  for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce) {
-    take(std::integral_constant<int, kRowsAtOnce>(), row);
-  }
-  for (; row < rows; ++row) take(std::integral_constant<int, 1>(), row);
+/// Calls take(integral constant of rows, first row) for the rows from `row` on, kRows at a time and
+/// then the rest at once.
+template <int kRows = kRowsAtOnce, class Take>
+void by_rows(int32_t rows, const Take& take, int32_t row = 0) {
+  for (; row + kRows <= rows; row += kRows) take(std::integral_constant<int, kRows>(), row);
+  if constexpr (kRows > 1) by_rows<kRows - 1>(rows, take, row);
 }
 
 void row_scores(const float* query, int64_t query_stride, int32_t rows, Rows keys, int64_t n,
