@@ -48,7 +48,8 @@ bool use_bfloat(const AttentionParams& params) {
 /// docs/kernels/cpu.md; of AMX and narrower vectors there are none.
 int32_t few_rows(const AttentionParams& params) {
   constexpr int32_t kUsual = 4, kPacked = 8, kWidened = 16, kConverted = 32, kWideLanes = 16;
-  constexpr int32_t kShort = 64;  // keys, for which starting a product takes longest
+  constexpr int32_t kShort = 64;   // keys, for which starting a product takes longest
+  constexpr int32_t kNarrow = 64;  // head dim up to which packing takes little
   const Pattern& pattern = params.pattern;
   const int32_t lanes = vector_math().lanes;
   if (pattern.topk > 0 || pattern.list.present() || pattern.dilation > 1) return kUsual;
@@ -56,16 +57,26 @@ int32_t few_rows(const AttentionParams& params) {
   const Problem& problem = params.problem;
   const bool half = problem.dtype != Dtype::kFloat32;
   const bool whole = problem.head_dim % lanes == 0 && problem.value_dim % lanes == 0;
-  if (use_panels(params)) {
-    if (half) return whole ? kWidened : kUsual;
-    return whole ? kUsual : 0;
+  const bool wide = imax(problem.head_dim, problem.value_dim) > kNarrow;
+  const bool packs_twice = params.global_tokens != nullptr;  // as keys and as tokens
+  if (use_panels(params) && !(wide && packs_twice)) {
+    if (half && whole) return wide ? kWidened : kPacked;
+    return half || whole || wide ? kUsual : 0;
   }
   if (half) return kConverted;
   return whole && problem.seq_kv <= kShort ? kShort : kPacked;
 }
 
+/// Rows of a class, or of a list's block, of one head.
+int32_t class_rows(const AttentionParams& params) {
+  const Pattern& pattern = params.pattern;
+  if (pattern.list.present()) return imin(pattern.list.block_q, params.problem.seq_q);
+  return ceil_div(params.problem.seq_q, pattern.dilation);
+}
+
 int32_t chunk_keys(const AttentionParams& params) {
-  bool float_panels = use_panels(params) && !use_bfloat(params);
+  const bool row_by_row = class_rows(params) <= few_rows(params);
+  const bool float_panels = use_panels(params) && !use_bfloat(params) && !row_by_row;
   int32_t fit = float_panels ? kChunkFloats / params.problem.head_dim / 16 * 16 : kChunkKeys;
   return imin(imin(fit, kChunkKeys), static_cast<int32_t>(round_up(params.problem.seq_kv, 16)));
 }
@@ -140,8 +151,8 @@ bool heads_see_alike(const AttentionParams& params) {
 
 /// Heads of a group that share tiles, so that each key is read and packed once: as many as leave
 /// every thread a tile. No bit depends on it: heads whose rows see other keys do not share.
-int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_workers) {
-  const bool worth = rows <= few_rows(params) || tiles_make_panels(params);
+int32_t heads_per_tile(const AttentionParams& params, int32_t num_workers) {
+  const bool worth = class_rows(params) <= few_rows(params) || tiles_make_panels(params);
   if (!worth || params.pattern.topk > 0 || !heads_see_alike(params)) return 1;
   const int32_t group = params.problem.group();
   const int64_t tiles = int64_t{params.problem.batch} * params.problem.heads_kv;
@@ -153,11 +164,9 @@ int32_t heads_per_tile(const AttentionParams& params, int32_t rows, int32_t num_
 QueryCut cut_queries(const AttentionParams& params, int32_t num_workers) {
   const Pattern& pattern = params.pattern;
   const int32_t seq_q = params.problem.seq_q, block = pattern.list.block_q;
-  const bool listed = pattern.list.present();
-  const int32_t rows = listed ? imin(block, seq_q) : ceil_div(seq_q, pattern.dilation);
-  const int32_t classes = listed ? ceil_div(seq_q, block) : pattern.classes(seq_q);
-  QueryCut cut = cut_rows(rows, classes, preferred_rows(params));
-  cut.heads_per_tile = heads_per_tile(params, rows, num_workers);
+  const int32_t classes = pattern.list.present() ? ceil_div(seq_q, block) : pattern.classes(seq_q);
+  QueryCut cut = cut_rows(class_rows(params), classes, preferred_rows(params));
+  cut.heads_per_tile = heads_per_tile(params, num_workers);
   return cut;
 }
 

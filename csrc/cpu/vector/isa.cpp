@@ -31,6 +31,17 @@ extern const BfloatMath kBfloatMath;
 
 namespace {
 
+#ifdef SPARSE_ATTN_X86
+/// AVX-512, where BLAS has kernels of it on Intel's processors alone: panels are slower there above
+/// this head dim, unless rows are few.
+VectorMath avx512_math() {
+  constexpr int32_t kPanelHeadDim = 64;
+  VectorMath math = avx512::kVectorMath;
+  if (__builtin_cpu_is("intel")) math.panel_head_dim = kPanelHeadDim;
+  return math;
+}
+#endif
+
 #ifdef SPARSE_ATTN_AMX
 /// Linux lends the tile registers to processes that ask (Documentation/arch/x86/xstate.rst).
 bool may_use_tiles() {
@@ -40,18 +51,15 @@ bool may_use_tiles() {
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-const VectorMath& avx512_with_tiles() {
-  static const VectorMath math = [] {
-    VectorMath with_tiles = avx512::kVectorMath;
-    with_tiles.isa = "amx";
-    with_tiles.bfloat = &amx::kBfloatMath;
-    return with_tiles;
-  }();
+VectorMath avx512_with_tiles() {
+  VectorMath math = avx512_math();
+  math.isa = "amx";
+  math.bfloat = &amx::kBfloatMath;
   return math;
 }
 #endif
 
-const VectorMath& choose() {
+VectorMath choose() {
 #ifdef SPARSE_ATTN_X86
   const char* forced = std::getenv("SPARSE_ATTN_CPU_ISA");
   auto wanted = [&](const char* isa) { return forced == nullptr || std::strcmp(forced, isa) == 0; };
@@ -64,7 +72,7 @@ const VectorMath& choose() {
   if (has_avx512 && wanted("amx") && may_use_tiles()) return avx512_with_tiles();
 #endif
   bool at_least_avx512 = wanted("avx512") || wanted("amx");
-  if (has_avx512 && at_least_avx512) return avx512::kVectorMath;
+  if (has_avx512 && at_least_avx512) return avx512_math();
   if (has_avx2 && (wanted("avx2") || at_least_avx512)) return avx2::kVectorMath;
 #endif
   return plain::kVectorMath;
@@ -73,7 +81,7 @@ const VectorMath& choose() {
 }  // namespace
 
 const VectorMath& vector_math() {
-  static const VectorMath& chosen = choose();
+  static const VectorMath chosen = choose();
   return chosen;
 }
 
