@@ -140,11 +140,8 @@ std::string ragged_refusal(const Case& c) {
                                      : hopper::find_chunked(head_dim, c.features);
   const bool plain = c.features.without(hopper::kLengths).within(hopper::kPlainCalls);
   const bool as_plain = plain && hopper::plain_tiles_have(head_dim, entry.keys());
-  const auto alike = [&](bool (*rule)(int32_t)) {
-    return rule(entry.head_dim) == rule(alone.head_dim);
-  };
-  const bool as_others = entry.keys() == alone.keys() && alike(hopper::is_wide) &&
-                         (!plain || alike(hopper::splits_many_rows));
+  const bool as_others =
+      plain ? hopper::are_alike(entry, alone) : hopper::are_alike_unsplit(entry, alone);
   if (plain ? !as_plain || (c.may_split && !as_others) : !as_others) {
     return "hopper takes no head dim " + std::to_string(head_dim) + with +
            ": its tiles would be others than those of a sequence alone";
@@ -282,13 +279,12 @@ std::vector<std::string> names_of(bool cuda) {
   return names;
 }
 
-/// All fields of a case, to be compared.
+/// All fields of a case, which the compiler counts.
 auto fields_of(const Case& c) {
-  static_assert(sizeof(Case) == 64, "a new field belongs here too");
-  const Problem& p = c.problem;
-  return std::make_tuple(c.cuda, c.sm, p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
-                         p.head_dim, p.value_dim, p.dtype, c.features, c.block_q, c.topk,
-                         c.packed_keys, c.may_split, c.cut_small);
+  const auto& [cuda, sm, problem, features, block_q, topk, packed_keys, may_split, cut_small] = c;
+  const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, value_dim, dtype] = problem;
+  return std::tie(cuda, sm, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, value_dim, dtype,
+                  features, block_q, topk, packed_keys, may_split, cut_small);
 }
 
 }  // namespace

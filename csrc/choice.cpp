@@ -40,7 +40,8 @@ bool fills_tiles_of_hopper(const Case& c) {
 int32_t least_keys_of_decode(const Case& c) {
   constexpr int32_t kFewest = 8, kLeast = 1024;
   if (fills_tiles_of_hopper(c)) return kUnlimited;
-  if (c.features.any(hopper::kBiases)) return 0;  // of which hopper's heads share no tiles
+  // Under a mask or ALiBi hopper has a tile for each query head.
+  if (c.features.any(hopper::kBiases) && !c.features.has(F::kList)) return 0;
   return c.problem.seq_q <= kFewest ? 0 : kLeast;
 }
 

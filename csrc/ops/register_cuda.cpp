@@ -21,11 +21,11 @@ class CudaBackend : public Backend {
   const Tools& tools() const override { return cuda::kTools; }
   std::shared_ptr<void> enter(int32_t device) const override {
     if (device < 0) return nullptr;  // of a CPU tensor beside CUDA ones, which checks refuse
-    int before = -1;
-    cudaGetDevice(&before);
-    std::shared_ptr<void> guard;  // none where there is nothing to go back to
-    if (before != device) {
-      guard = std::make_shared<torch::stable::accelerator::DeviceGuard>(device);
+    namespace accelerator = torch::stable::accelerator;
+    // None where it is torch's current one, which the driver's may not be yet.
+    std::shared_ptr<void> guard;
+    if (accelerator::getCurrentDeviceIndex() != device) {
+      guard = std::make_shared<accelerator::DeviceGuard>(device);
     }
     // A thread's first call has no context yet, which the driver's functions, unlike the runtime's,
     // do not make.

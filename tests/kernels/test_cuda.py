@@ -17,6 +17,7 @@ from sparse_attn.testing import (
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 SHAPE = Shape(Sq=200, Skv=260)
+MORE_AND_LESS = (128, 128), (16, 100)  # queries and keys of a kernel of `small`
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,23 @@ def test_first_call_of_a_thread(attend, device, name):
     with ThreadPoolExecutor(1) as thread:
         got = thread.submit(attend, pattern, *tensors).result()
     assert torch.equal(got, want)
+
+
+def test_threads_leave_each_other_shared_memory(device):
+    """One kernel, launched with more and with less of it by threads of a process at once."""
+    many, few = (Shape(1, 2, 2, *sizes, 128).make(device, torch.float16) for sizes in MORE_AND_LESS)
+    if not sa.can_use(*many, engine="small"):
+        pytest.skip("needs compute capability 8.0")
+
+    def call_often(tensors):
+        for _ in range(2000):
+            out = sa.fused_attention(*tensors, engine="small")
+        return out
+
+    want = [call_often(tensors) for tensors in (many, few)] * 2
+    with ThreadPoolExecutor(4) as threads:
+        got = list(threads.map(call_often, (many, few, many, few)))
+    assert all(map(torch.equal, got, want))
 
 
 BAD = 2**31 - 1

@@ -12,20 +12,18 @@ namespace {
 struct KernelFacts {
   int32_t shared_bytes = 0;
   bool large_clusters = false;
-  int32_t code_level = -1;  // not asked yet
+  int32_t code_level = 0;  // not known yet
 };
+
+std::mutex facts_mutex;
+std::map<std::pair<const void*, int>, KernelFacts> facts_of_kernels;
 
 /// The facts of a kernel on the current device, while their lock is held.
 struct LockedFacts {
-  explicit LockedFacts(const void* kernel) : lock(mutex()) {
+  explicit LockedFacts(const void* kernel) : lock(facts_mutex) {
     int device = 0;
     status = to_status(cudaGetDevice(&device));
-    static std::map<std::pair<const void*, int>, KernelFacts> of_kernels;
-    facts = &of_kernels[{kernel, device}];
-  }
-  static std::mutex& mutex() {
-    static std::mutex shared;
-    return shared;
+    facts = &facts_of_kernels[{kernel, device}];
   }
 
   std::lock_guard<std::mutex> lock;
@@ -55,12 +53,11 @@ Status allow_large_clusters(const void* kernel) {
 
 int32_t code_level(const void* kernel) {
   const LockedFacts known(kernel);
-  int32_t& level = known.facts->code_level;
-  if (level < 0) {
-    cudaFuncAttributes code;
-    level = cudaFuncGetAttributes(&code, kernel) == cudaSuccess ? code.ptxVersion : 0;
-  }
-  return level;
+  if (!known.status.ok() || known.facts->code_level > 0) return known.facts->code_level;
+  cudaFuncAttributes code;
+  if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess) return 0;  // to be asked again
+  known.facts->code_level = code.ptxVersion;
+  return code.ptxVersion;
 }
 
 }  // namespace sparse_attn::cuda::driver

@@ -17,7 +17,7 @@ inline Status launched() { return to_status(cudaGetLastError()); }
 
 inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-namespace driver {  // asked or told once for each kernel and device (kernel_facts.cu)
+namespace driver {  // asked or told when that is new of a kernel and device (kernel_facts.cu)
 Status allow_shared_bytes(const void* kernel, int32_t bytes);
 Status allow_large_clusters(const void* kernel);
 int32_t code_level(const void* kernel);

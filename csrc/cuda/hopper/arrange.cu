@@ -10,23 +10,25 @@
 namespace sparse_attn::cuda::hopper {
 namespace {
 
+constexpr int64_t kMostBytes = int64_t{64} << 20;  // of results, or what one head, or group, has
+
 /// What a thread block takes of each of `tiles` that visit so many key tiles: whatever ends first,
-/// by what a turn of all multiprocessors takes. Changes no bit.
-Fold choose_fold(const KeySplit& split, int64_t tiles, int32_t visited, KernelTile tile,
+/// by what a turn of all multiprocessors takes. A chunk of all has `bytes` of results. Changes no
+/// bit.
+Fold choose_fold(const KeySplit& split, int64_t tiles, int64_t bytes, int32_t visited, bool wide,
                  int32_t multiprocessors) {
   constexpr int64_t kCachedBytes = int64_t{28} << 20;  // that L2 keeps until they are merged
   if (split.chunks == 1) return Fold::kWhole;
   const int32_t length = split.chunk_tiles(visited), chunks = ceil_div(visited, length);
-  const int64_t bytes = tiles * tile.block_q * tile.head_dim * sizeof(float);
   auto time = [&](int32_t parts) {  // in key tiles
     // To add a chunk to the sum, which of wide tiles the workspace has; to write and merge results.
-    const float join = is_wide(tile.head_dim) ? 2.0f : 0.8f;
-    const float results = is_wide(tile.head_dim)          ? 6.0f
-                          : bytes * parts <= kCachedBytes ? 3.0f
-                                                          : 5.0f;
+    const float join = wide ? 2.0f : 0.8f;
+    const float results = wide ? 6.0f : bytes * parts <= kCachedBytes ? 3.0f : 5.0f;
     const int32_t of_part = ceil_div(chunks, parts);
     const float part = of_part * length + (of_part > 1 ? of_part * join : 0.0f);
-    const int64_t turns = ceil_div64(tiles * parts, multiprocessors);
+    const int64_t sections = parts > 1 ? ceil_div64(bytes * parts, kMostBytes) : 1;
+    const int64_t turns =
+        sections * ceil_div64(ceil_div64(tiles * parts, sections), multiprocessors);
     return turns * (parts > 1 ? part + results : part);
   };
   const int32_t groups = ceil_div(chunks, split.group);
@@ -48,7 +50,6 @@ void arrange_sums(KernelTile tile, Arena* arena, Arguments* args) {
 /// Which query tiles have their keys cut into chunks, and where partial results lie: of as many
 /// heads as have room at once, whole groups where heads share tiles.
 void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
-  constexpr int64_t kMostBytes = int64_t{64} << 20;  // or what one head, or group, takes
   const AttentionParams& params = args->params;
   const Problem& problem = params.problem;
   args->split = plan_key_split(params, tile, args->multiprocessors);
@@ -62,22 +63,21 @@ void arrange_chunks(KernelTile tile, Arena* arena, Arguments* args) {
   args->packing = pack_heads(params, tile, args->split);
   const int32_t heads = problem.batch * problem.heads_q;
   const int64_t tiles = int64_t{args->problems_of(heads)} * args->split.tiles;
-  if (tile.folds && args->split.group > 0) {
-    const int32_t visited = most_visited(params.pattern, problem.seq_kv, tile);
-    args->folds = choose_fold(args->split, tiles, visited, tile, args->multiprocessors);
-    const bool has_groups = args->split.chunks > args->split.group;
-    if (args->folds == Fold::kWhole && (has_groups || is_wide(tile.head_dim)))
-      arrange_sums(tile, arena, args);
-  }
-
   Partials& partials = args->partials;
-  partials.max_chunks = args->parts();
   partials.columns = tile.head_dim;
   partials.tile_rows = args->split.all ? 0 : tile.block_q;
   partials.strips = ceil_div(ceil_div(args->split.rows(problem, tile), args->classes), kStripRows);
   partials.heads = heads;
+  const int64_t head_strips = int64_t{args->classes} * partials.strips;
+  if (tile.folds && args->split.group > 0) {
+    const int64_t bytes = heads * head_strips * Partials::strip_bytes(1, tile.head_dim);
+    const int32_t visited = most_visited(params.pattern, problem.seq_kv, tile);
+    const bool wide = is_wide(tile.head_dim), has_groups = args->split.chunks > args->split.group;
+    args->folds = choose_fold(args->split, tiles, bytes, visited, wide, args->multiprocessors);
+    if (args->folds == Fold::kWhole && (has_groups || wide)) arrange_sums(tile, arena, args);
+  }
+  partials.max_chunks = args->parts();
   if (args->folds != Fold::kWhole) {
-    const int64_t head_strips = int64_t{args->classes} * partials.strips;
     const int64_t strip_bytes = Partials::strip_bytes(partials.max_chunks, tile.head_dim);
     const int64_t least = args->packing.heads > 1 ? problem.group() : 1;
     const int64_t room = std::max<int64_t>(kMostBytes / (head_strips * strip_bytes) / least, 1);

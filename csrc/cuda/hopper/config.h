@@ -18,7 +18,7 @@ constexpr int kWarpgroup = 128;
 constexpr int kWarpRows = 16;             // of a consumer's, that one of its warps holds
 constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
 constexpr int kReservedBytes = 1024;      // ... from each block
-constexpr int kBarrierBytes = 4096;       // of a block, at most, for all but tiles
+constexpr int kOtherBytes = 4096;         // of a half block: barriers, steps, the system's
 constexpr int kMinBoxRows = 16;           // least keys that one copy of a list tile brings
 constexpr int kNarrowKeys = 16;           // of a step of few leading keys
 constexpr int kMaskColumns = 32;          // of a slab of attn_mask, in swizzled rows of 64 bytes
@@ -88,9 +88,9 @@ struct Config {
       kConsumers > 1 && !kWide && (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries));
   static constexpr int kValueStages = 2;
   // Half tiles have half the room, and V is held longer.
-  static constexpr bool kFewStages =
-      kHalf && kQueryBytes + (2 + kValueStages) * kKeyBytes > kSharedBytesOfSm / 2 - kBarrierBytes;
-  static constexpr int kKeyStages = kFewStages ? 1 : 2;
+  static constexpr int kHalfBytes = kQueryBytes + (2 + kValueStages) * kKeyBytes;
+  static constexpr int kKeyStages =
+      kHalf && kHalfBytes > kSharedBytesOfSm / 2 - kOtherBytes ? 1 : 2;
   // All masks of plain kernels slide, and consumers of half tiles find theirs alone.
   static constexpr bool kMaskWriter = !kPlain && !kHalf;
   static constexpr int kMasks = HEAD_DIM <= 96 ? 2 : 1;  // written ahead, where there is room

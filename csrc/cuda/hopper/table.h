@@ -210,10 +210,14 @@ constexpr Entry find_kernel(int32_t head_dim, const Wanted& wanted) {
   return found;
 }
 
-/// Whether calls have the same bits from both kernels: zero columns change none.
+/// Whether calls have the same bits from both kernels, since zero columns change none: those that
+/// are not split where they have many rows, ...
+constexpr bool are_alike_unsplit(Entry a, Entry b) {
+  return a.keys() == b.keys() && is_wide(a.head_dim) == is_wide(b.head_dim);
+}
+/// ... and all.
 constexpr bool are_alike(Entry a, Entry b) {
-  return a.keys() == b.keys() && is_wide(a.head_dim) == is_wide(b.head_dim) &&
-         splits_many_rows(a.head_dim) == splits_many_rows(b.head_dim);
+  return are_alike_unsplit(a, b) && splits_many_rows(a.head_dim) == splits_many_rows(b.head_dim);
 }
 
 /// The largest head dim that is served; 0 where none is.
