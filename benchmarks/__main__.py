@@ -27,7 +27,7 @@ from .floors import BARS
 from .machine import ceilings, describe, slug
 from .memory import reserved_over_calls
 from .precompile import compiled_cases, precompile
-from .runner import GroupResult, Runner, progress
+from .runner import GroupResult, Runner, is_wrong, progress
 from .store import RESULTS, Run, Store
 from .timing import Timer
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             share = budget.share(suite, waiting)
             del waiting[suite]
             run = measure(options, suite, device, groups[suite], folder, share, left_out, found)
-            wrong |= any(report.is_wrong(row) for result in run.results for row in result.rows)
+            wrong |= any(is_wrong(row) for result in run.results for row in result.rows)
     _say(summary.write(folder, slug(device)))
     return int(wrong)
 

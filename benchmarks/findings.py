@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .draws import PLAIN, RANDOM
-from .runner import GroupResult, Row
+from .runner import GroupResult, Row, is_wrong
 from .timing import ratio
 
 PEER, DENSE, MODEL = "the best peer", "our own dense", "the model"
@@ -72,7 +72,13 @@ def sentence(results: Iterable[GroupResult]) -> str:
 
 
 def _drawn(results: Iterable[GroupResult]) -> list[GroupResult]:
-    return [result for result in results if is_random(result) and result.complete]
+    """Return the random calls that the package had its turn with, whichever peers are left out."""
+    drawn = filter(is_random, results)
+    return [r for r in drawn if any(is_wrong(row) or _had_turn(row) for row in r.rows)]
+
+
+def _had_turn(row: Row) -> bool:
+    return not (row.of_peer or row.left_out)
 
 
 def tables(results: Sequence[GroupResult], ceilings: Mapping[str, float]) -> list[Table]:
@@ -80,7 +86,7 @@ def tables(results: Sequence[GroupResult], ceilings: Mapping[str, float]) -> lis
     drawn = _drawn(results)
     found = findings(drawn, ceilings)
     slowest = [_slowest(found, beside) for beside in (PEER, DENSE, MODEL)]
-    made = [_quantiles(found), *slowest, _wrong(drawn), _failed(drawn)]
+    made = [_quantiles(found), *slowest, _wrong(drawn), _wrong_peers(drawn), _failed(drawn)]
     return [table for table in made if table.rows]
 
 
@@ -146,24 +152,24 @@ def _engine(row: Row) -> str:
 
 
 def _wrong(drawn: Sequence[GroupResult]) -> Table:
-    rows = [
-        (
-            f"{row.error:.2g}",
-            f"{row.error_limit:.2g}",
-            row.name,
-            _engine(row),
-            row.label,
-            result.name,
-        )
-        for result in drawn
-        for row in result.rows
-        if row.wrong
-    ]
-    return Table("Wrong results", ("error", "limit", "whose", "engine", "case", "call"), rows)
+    return _errors("Wrong results", [(r, row) for r in drawn for row in r.rows if is_wrong(row)])
+
+
+def _wrong_peers(drawn: Sequence[GroupResult]) -> Table:
+    rows = [(r, row) for r in drawn for row in r.rows if row.of_peer and row.wrong]
+    return _errors("Wrong results of peers", rows)
+
+
+def _errors(title: str, wrong: Iterable[tuple[GroupResult, Row]]) -> Table:
+    rows = []
+    for result, row in wrong:
+        sizes = (f"{row.error:.2g}", f"{row.error_limit:.2g}")
+        rows.append((*sizes, row.name, _engine(row), row.label, result.name))
+    return Table(title, ("error", "limit", "whose", "engine", "case", "call"), rows)
 
 
 def _failed(drawn: Sequence[GroupResult]) -> Table:
-    ours = [(r.name, row) for r in drawn for row in r.rows if row.name in ("ours", "dense")]
+    ours = [(r.name, row) for r in drawn for row in r.rows if _had_turn(row)]
     failed = [(row.failure, row.label, name) for name, row in ours if row.failure]
     rows = []
     for failure, number in Counter(failure for failure, *_ in failed).most_common():

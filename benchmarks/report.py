@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from . import findings, insights, landscape, plots
 from .bars import MEASURES, Bar, Verdict
-from .peers import PEERS
-from .runner import GroupResult, Row
+from .runner import GroupResult, Row, is_wrong
 from .store import Run
 
 
@@ -23,11 +22,6 @@ class Cells(NamedTuple):
     megabytes: str = ""
     error: str = ""
     limit: str = ""
-
-
-def is_wrong(row: Row) -> bool:
-    """Whether a row of the package has an error beyond its limit."""
-    return row.via not in PEERS and row.wrong
 
 
 def table(run: Run) -> str:

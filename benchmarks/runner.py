@@ -64,6 +64,11 @@ class Row:
         return self.failure.startswith((NOT_RUN, LEFT_OUT))
 
     @property
+    def of_peer(self) -> bool:
+        """Whether a peer computes it, not the package."""
+        return self.via in PEERS
+
+    @property
     def wrong(self) -> bool:
         """Whether its result is farther from the reference than its limit allows."""
         return self.error is not None and not self.error <= (self.error_limit or 0.0)
@@ -85,6 +90,11 @@ class Row:
         )
 
 
+def is_wrong(row: Row) -> bool:
+    """Whether a row of the package has an error beyond its limit."""
+    return row.wrong and not row.of_peer
+
+
 @dataclass
 class GroupResult:
     """A group's rows, and how far two timings of its first entry differ."""
@@ -102,7 +112,7 @@ class GroupResult:
 
     def best_peer(self, method: str = "") -> Row | None:
         """Return the fastest peer's row, None when no peer has right figures."""
-        there = [r for r in self.rows if r.via in PEERS and not (r.failure or r.wrong)]
+        there = [r for r in self.rows if r.of_peer and not (r.failure or r.wrong)]
         return min(there, key=lambda row: row.by(method).ms, default=None)
 
     @property

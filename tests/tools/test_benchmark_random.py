@@ -12,6 +12,7 @@ from benchmarks.cases import LAYOUTS, OPTIONS, Case, Entry
 from benchmarks.draws import KINDS, LIMITS, PLAIN, RANDOM, draws
 from benchmarks.masks import Full, TopK
 from benchmarks.runner import GroupResult, Row
+from benchmarks.timing import Sample, Timer
 
 SMALL = Case(Full(), 1000, queries=1, heads=8, kv_heads=2, head_dim=64)
 
@@ -96,6 +97,42 @@ def test_a_slow_and_a_wrong_call_show_in_the_report(tmp_path, monkeypatch):
     assert "| ours |" in parts["Wrong results"] and "call 1 of seed 3" in parts["Wrong results"]
     assert "call 1" not in parts["Slowest beside the model"]
     assert "NotImplementedError: expected less | 1 |" in parts["Calls of ours that failed"]
+
+
+def _disturb(monkeypatch, **changes):
+    """Make calls of ``via`` return another result, by what is added to it."""
+    build = runner.contender
+
+    def disturbed(via, case, inputs):
+        made = build(via, case, inputs)
+        return replace(made, call=lambda: made.call() + changes.get(via, 0))
+
+    monkeypatch.setattr(runner, "contender", disturbed)
+
+
+def test_calls_count_without_a_peer(tmp_path, monkeypatch):
+    _disturb(monkeypatch, ours=1)
+    status, _, page = _run(tmp_path, "--calls", "2", "--without", "sdpa")
+    assert status == 1 and "2 random calls of seed 3: 1 plain" in page
+    assert "wrong results: 3" in page and page.count("| ours | ") == 2
+    monkeypatch.undo()
+    _, _, page = _run(tmp_path, "--calls", "2", "--without", "sdpa")
+    assert "| plain | the model | 1 |" in page and "| plain | the best peer |" not in page
+
+
+def test_a_wrong_result_shows_where_its_timing_was_cut(tmp_path, monkeypatch):
+    _disturb(monkeypatch, ours=1)
+    monkeypatch.setattr(Timer, "sample", lambda self, *_: Sample(lambda: 1.0, 3600.0))
+    status, _, page = _run(tmp_path, "--calls", "1")
+    assert status == 1 and "wrong results: 1, kinds of failures: 0" in page
+    assert "## Wrong results\n" in page
+
+
+def test_a_wrong_peer_stands_apart_and_ends_no_run(tmp_path, monkeypatch):
+    _disturb(monkeypatch, sdpa=1)
+    status, _, page = _run(tmp_path, "--calls", "1")
+    assert status == 0 and "wrong results: 0" in page
+    assert "## Wrong results of peers\n" in page and "## Wrong results\n" not in page
 
 
 def _result(kind, **milliseconds):
