@@ -24,7 +24,7 @@ from .budget import Budget
 from .cases import Case, Group, tiny
 from .crossover import crossovers
 from .floors import BARS
-from .machine import ceilings, describe, slug
+from .machine import ceilings, describe, file_name, slug
 from .memory import reserved_over_calls
 from .precompile import compiled_cases, precompile
 from .runner import GroupResult, Runner, is_wrong, progress
@@ -85,7 +85,8 @@ def measure(
     found: dict[str, float],
 ) -> Run:
     """Run one suite's groups and everything that is measured around them, writing as it goes."""
-    path = folder / f"{suite}-{slug(device)}.json"
+    part = f"-only-{file_name(options.only)}" if options.only else ""  # beside the whole suite's
+    path = folder / f"{suite}-{slug(device)}{part}.json"
     machine = describe(device)
     store = Store(path, machine["digests"], resume=options.resume)
     run = Run(suite, machine, found, options.rounds, [], [])
@@ -162,7 +163,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the suite random")
     parser.add_argument("--calls", type=int, default=1000, help="of the suite random, at most")
-    parser.add_argument("--only", default="", help="run the groups with this in their names")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="run the groups with this in their names, into files of their own",
+    )
     parser.add_argument(
         "--tiny", action="store_true", help="every case small: shows that the suites run"
     )

@@ -15,6 +15,7 @@ import torch
 
 from .draws import PLAIN, RANDOM
 from .runner import GroupResult, Row, is_wrong
+from .store import Run
 from .timing import ratio
 
 PEER, DENSE, MODEL = "the best peer", "our own dense", "the model"
@@ -55,19 +56,21 @@ def findings(results: Iterable[GroupResult], ceilings: Mapping[str, float]) -> l
     return [finding for result in _drawn(results) for finding in _of(result, ceilings)]
 
 
-def sentence(results: Iterable[GroupResult]) -> str:
+def sentence(run: Run) -> str:
     """Return how many random calls there were, and how one of them runs again."""
-    drawn = _drawn(results)
+    drawn = _drawn(run.results)
     if not drawn:
         return ""
     plain = sum(result.sweep == RANDOM + PLAIN for result in drawn)
     wrong, failed = (len(table(drawn).rows) for table in (_wrong, _failed))
     name, _, seed = drawn[0].name.partition(" of seed ")
+    calls = 1 + max(int(result.x) for result in drawn)
     return (
         f"{len(drawn)} random calls of seed {seed}: {plain} plain, {len(drawn) - plain} with a "
         f"pattern or an option; wrong results: {wrong}, kinds of failures: {failed}. Figures are "
         f"the other's time over ours, under 1 where ours is slower. One call again: "
-        f'`python -m benchmarks random --seed {seed} --only "{name} of"`.'
+        f"`python -m benchmarks random --device {run.machine['device']} --seed {seed} "
+        f'--calls {calls} --only "{name} of"`.'
     )
 
 

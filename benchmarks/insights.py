@@ -21,7 +21,7 @@ def sentences(run: Run) -> list[str]:
         *_accuracy(run),
         *_merged(run),
         *_reserved(run),
-        *filter(None, [sentence(run.results)]),
+        *filter(None, [sentence(run)]),
     ]
 
 

@@ -45,7 +45,16 @@ def slug(device: torch.device) -> str:
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu " + processor_name()
     )
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return file_name(name)
+
+
+def file_name(text: str) -> str:
+    """Return a text as a part of a file's name.
+
+    >>> file_name("call 12 of")
+    'call-12-of'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def processor_name() -> str:

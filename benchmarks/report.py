@@ -26,7 +26,7 @@ class Cells(NamedTuple):
 
 def table(run: Run) -> str:
     """Return the run as fixed-width text: every row, then the floors; of random calls, tables."""
-    lines = [line for line in (findings.sentence(run.results), *_random_tables(run)) if line]
+    lines = [line for line in (findings.sentence(run), *_random_tables(run)) if line]
     for result in _listed(run):
         lines.append(f"\n{result.name}  (noise {result.noise:.1%})")
         cells = [_cells(row) for row in result.rows]

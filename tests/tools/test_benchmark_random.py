@@ -1,6 +1,8 @@
 """The suite of random calls: how they are drawn, and what its report finds."""
 
 import json
+import re
+import shlex
 import time
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from benchmarks.cases import LAYOUTS, OPTIONS, Case, Entry
 from benchmarks.draws import KINDS, LIMITS, PLAIN, RANDOM, draws
 from benchmarks.masks import Full, TopK
 from benchmarks.runner import GroupResult, Row
+from benchmarks.store import Run
 from benchmarks.timing import Sample, Timer
 
 SMALL = Case(Full(), 1000, queries=1, heads=8, kv_heads=2, head_dim=64)
@@ -66,6 +69,28 @@ def test_a_call_runs_again_alone(tmp_path):
     status, again, _ = _run(tmp_path / "one", "--calls", "4", "--only", "call 1 of")
     assert [row["case"] for row in again[0]["rows"]] == [row["case"] for row in results[1]["rows"]]
     assert len(again) == 1 and not again[0]["rows"][0]["failure"]
+
+
+def test_the_printed_command_runs_a_call_again_beside_the_results(tmp_path):
+    page = _run(tmp_path, "--calls", "4")[2]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    command = shlex.split(re.findall("`python -m benchmarks (.*?)`", page)[0])
+    assert command[-1] == "call 0 of"
+    command[-1] = "call 3 of"
+    quickly = ["--rounds", "2", "--milliseconds", "0.1", "--output", str(tmp_path)]
+    assert main([*command, *quickly]) == 0
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.items() <= after.items()
+    again = [json.loads(after[name]) for name in after.keys() - before if name.endswith(".json")]
+    assert [[group["name"] for group in run["results"]] for run in again] == [["call 3 of seed 3"]]
+
+
+@pytest.mark.parametrize("device", LIMITS)
+def test_the_printed_command_draws_on_the_same_device_far_enough(device):
+    drawn = [replace(_result(PLAIN, ours=1.0), x=x) for x in (3, 1499, 7)]
+    run = Run("random", {"device": device}, {}, 2, drawn, [])
+    told = f"random --device {device} --seed 0 --calls 1500 --only "
+    assert told in findings.sentence(run)
 
 
 def test_a_run_ends_with_its_time(tmp_path):
