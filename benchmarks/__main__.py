@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from .crossover import crossovers
 from .floors import BARS
 from .machine import ceilings, describe, file_name, slug
 from .memory import reserved_over_calls
+from .peers import PEERS
 from .precompile import compiled_cases, precompile
 from .runner import GroupResult, Runner, is_wrong, progress
 from .store import RESULTS, Run, Store
@@ -44,14 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         for name in suites.NAMES:
             print(name)
         return 0
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    for suite in options.suites:
-        if suite in suites.NEED_CUDA and device.type != "cuda" and not options.tiny:
-            print(f"the {suite} suite needs a GPU", file=sys.stderr)
-            return 2
+    device, groups = torch.device(options.device), options.groups
     budget = Budget(60 * options.minutes)
     folder = Path(options.output or RESULTS)
-    groups = {suite: _groups(suite, options, device) for suite in options.suites}
     left_out: dict[tuple[str, Case], str] = {}
     wrong = False
     gc.freeze()  # what is imported stays: groups free their tensors by a collection each
@@ -64,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.compile == "only":
             return 0
         found = ceilings(Timer(device))
-        waiting = {suite: suites.WEIGHTS[suite] for suite in options.suites}
-        for suite in options.suites:
+        waiting = {suite: suites.WEIGHTS[suite] for suite in groups}
+        for suite in groups:
             share = budget.share(suite, waiting)
             del waiting[suite]
             run = measure(options, suite, device, groups[suite], folder, share, left_out, found)
@@ -129,8 +126,8 @@ def measure(
     return run
 
 
-def _groups(suite: str, options: argparse.Namespace, device: torch.device) -> list[Group]:
-    found = suites.groups_of(suite, device.type, options.seed, options.calls)
+def _groups(suite: str, options: argparse.Namespace) -> list[Group]:
+    found = suites.groups_of(suite, options.device, options.seed, options.calls)
     found = [group for group in found if options.only in group.name]
     return [tiny(group) for group in found] if options.tiny else found
 
@@ -150,19 +147,41 @@ def _band_call(device: torch.device) -> Callable[[int], object]:
     return call
 
 
+def _at_least(least: int, kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Return what reads an option's number, and refuses one that is less or has no end."""
+    expected = f"expected a {'whole ' * (kind is int)}number of at least {least}"
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{expected}, got {text}")
+        return number
+
+    return read
+
+
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help="default: report")
-    parser.add_argument("--minutes", type=float, default=10.0, help="time budget of all suites")
-    parser.add_argument("--rounds", type=int, default=7, help="shuffled rounds of every group")
+    parser.add_argument(
+        "--minutes", type=_at_least(0, float), default=10.0, help="time budget of all suites"
+    )
+    parser.add_argument(
+        "--rounds", type=_at_least(1, int), default=7, help="shuffled rounds of every group"
+    )
     parser.add_argument(
         "--milliseconds",
-        type=float,
+        type=_at_least(0, float),
         default=20.0,
         help="how long a call is repeated for one figure",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the suite random")
-    parser.add_argument("--calls", type=int, default=1000, help="of the suite random, at most")
+    parser.add_argument(
+        "--calls", type=_at_least(1, int), default=1000, help="of the suite random, at most"
+    )
     parser.add_argument(
         "--only",
         default="",
@@ -183,7 +202,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="FlexAttention's kernels: before the run, and nothing else, or where they are met",
     )
     parser.add_argument(
-        "--without", nargs="+", default=[], metavar="PEER", help="leave out, flex for instance"
+        "--without",
+        nargs="+",
+        default=[],
+        choices=PEERS,
+        metavar="PEER",
+        help="leave out, flex for instance",
     )
     parser.add_argument("--list", action="store_true", help="print the suites' names")
     options = parser.parse_args(arguments)
@@ -191,6 +215,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     unknown = [suite for suite in options.suites if suite not in suites.NAMES]
     if unknown:
         parser.error(f"expected suites among {', '.join(suites.NAMES)}, got {unknown[0]}")
+    at_hand = "cuda" if torch.cuda.is_available() else "cpu"
+    options.device = options.device or at_hand
+    if options.device == "cuda" and at_hand == "cpu":
+        parser.error("expected a GPU for --device cuda, got none")
+    for suite in options.suites:
+        if suite in suites.NEED_CUDA and options.device != "cuda" and not options.tiny:
+            parser.error(f"expected a GPU or --tiny for the suite {suite}, got the CPU")
+    options.groups = {s: groups for s in options.suites if (groups := _groups(s, options))}
+    if not options.groups:
+        parser.error(f"expected --only to be in the name of a group, got {options.only}")
     return options
 
 

@@ -37,6 +37,51 @@ def test_suites_for_a_gpu_run_small_on_the_cpu(suite, tmp_path):
     assert not row["failure"] and row["case"]["length"] <= 384
 
 
+REFUSED = {
+    "no calls": (
+        ["random", "--calls", "0"],
+        "--calls: expected a whole number of at least 1, got 0",
+    ),
+    "calls under none": (
+        ["random", "--calls", "-3"],
+        "expected a whole number of at least 1, got -3",
+    ),
+    "no number": (["random", "--calls", "few"], "expected a whole number of at least 1, got few"),
+    "no rounds": (
+        ["quick", "--rounds", "0"],
+        "--rounds: expected a whole number of at least 1, got 0",
+    ),
+    "minutes": (["quick", "--minutes", "-1"], "--minutes: expected a number of at least 0, got -1"),
+    "no end": (["quick", "--minutes", "inf"], "expected a number of at least 0, got inf"),
+    "milliseconds": (["quick", "--milliseconds", "nan"], "a number of at least 0, got nan"),
+    "no group": (["quick", "cpu", "--only", "nonsense"], "in the name of a group, got nonsense"),
+    "call not drawn": (["random", "--calls", "2", "--only", "call 2 of"], "got call 2 of"),
+    "no peer": (["quick", "--without", "foo"], "--without: invalid choice: 'foo'"),
+    "no suite": (["fast"], "expected suites among quick, "),
+    "no GPU": (["quick", "--device", "cuda"], "expected a GPU for --device cuda, got none"),
+    "suite for a GPU": (["quick", "dense"], "expected a GPU or --tiny for the suite dense, got "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "told"), REFUSED.values(), ids=REFUSED)
+def test_wrong_arguments_are_one_sentence_before_anything_runs(
+    arguments, told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("benchmarks.__main__.ceilings", lambda timer: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--output", str(tmp_path / "results")])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and told in said and said.startswith("python -m benchmarks: error")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_suite_without_the_asked_group_is_left_out(tmp_path):
+    quickly = ["--rounds", "1", "--milliseconds", "0", "--output", str(tmp_path)]
+    assert main(["cpu", "quick", "--device", "cpu", "--only", "global tokens", *quickly]) == 0
+    assert [path.name.partition("-")[0] for path in tmp_path.glob("*.json")] == ["quick"]
+
+
 def _runner(**settings):
     left_out = settings.pop("left_out", None)
     budget = Budget(**settings)
