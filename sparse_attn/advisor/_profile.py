@@ -57,7 +57,7 @@ class AtLength:
         The model's forward, and the same with attention replaced by a copy. Both take turns: the
         medians of the rounds' times, and of their ratios.
     layers : dict of int to float
-        Dense attention alone, by layer.
+        Dense attention alone, by layer: all calls of a layer together.
     patterns : dict of str to float
         Every pattern in place of dense attention, all layers together.
     peak_bytes : int or None
@@ -199,7 +199,7 @@ class _Layers:
         taken = in_turns(list(calls.values()), _CALLS)
         for name, seconds in zip(calls, map(statistics.median, taken), strict=True):
             if name == DENSE:
-                self.layers[call.layer] = seconds
+                self.layers[call.layer] = self.layers.get(call.layer, 0.0) + seconds
             else:
                 self.patterns[name] += seconds
 

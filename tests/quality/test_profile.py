@@ -178,6 +178,26 @@ def test_a_machine_that_slows_down_does_not_change_the_share(monkeypatch):
     assert row.share == pytest.approx(0.2, abs=0.05) and not row.within_noise
 
 
+def test_every_call_of_a_shared_layer_counts(monkeypatch):
+    """As in ALBERT: one module, called three times."""
+    from sparse_attn.advisor import _profile
+
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.attention(x, x, x, need_weights=False)[0]
+            return x
+
+    monkeypatch.setattr(_profile, "in_turns", lambda calls, seconds: [[1.0] for _ in calls])
+    inputs = {"x": torch.randn(1, 8, 32)}
+    (row,) = sa.profile(Shared(), inputs, [8], patterns=sa.Band(3), progress=False).rows
+    assert row.layers == {0: 3.0} and list(row.patterns.values()) == [3.0]
+
+
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     from sparse_attn.advisor import _crossover
     from sparse_attn.advisor._device_figures import cache_file
