@@ -43,8 +43,9 @@ class SparseMultiheadAttention(nn.Module):
         Refused, except for values that change nothing.
     policy : Policy or Pattern, optional
         What to attend to; default ``Full()``. A bare pattern runs whatever the length.
-    layer : int
-        Number of this module in the policy.
+    layer : int or None
+        Number of this module in the policy. None is for cross attention, which no policy numbers:
+        it runs ``Full()``, and no tool watches its calls.
 
     Raises
     ------
@@ -89,7 +90,7 @@ class SparseMultiheadAttention(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         policy: Policy | Pattern | None = None,
-        layer: int = 0,
+        layer: int | None = 0,
     ) -> None:
         super().__init__()
         check_integer(_OWNER, "embed_dim", embed_dim, 1)
@@ -119,7 +120,7 @@ class SparseMultiheadAttention(nn.Module):
 
     @classmethod
     def from_dense(
-        cls, module: nn.MultiheadAttention, policy: Policy | Pattern, layer: int = 0
+        cls, module: nn.MultiheadAttention, policy: Policy | Pattern, layer: int | None = 0
     ) -> SparseMultiheadAttention:
         """Make the sparse twin of a module; it shares the parameters.
 
@@ -252,7 +253,9 @@ class SparseMultiheadAttention(nn.Module):
             _attended("key_padding_mask", key_padding_mask, (batch, 1, 1, seq_kv)),
             query.dtype,
         )
-        pattern = self.policy.choose(self.layer, seq_q, seq_kv)
+        pattern: Pattern = Full()
+        if self.layer is not None:
+            pattern = self.policy.choose(self.layer, seq_q, seq_kv)
         if seq_q != seq_kv and not torch.compiler.is_compiling():
             self._ask_about_keys(pattern, seq_q, seq_kv)
         out = attend_in(self.layer, query, key, value, pattern, attn_mask=mask, is_causal=is_causal)

@@ -102,8 +102,8 @@ def swap_attention(
         if reason:
             place = f"{path}: " if path else ""
             raise NotImplementedError(f"sparse_attn.swap_attention: {place}{reason}")
-        twin = SparseMultiheadAttention.from_dense(module, Full() if cross else chosen, number)
-        twins[id(module)] = twin
+        own = (Full(), None) if cross else (chosen, number)
+        twins[id(module)] = SparseMultiheadAttention.from_dense(module, *own)
         number += not cross
     if found[0][0] == "":
         return twins[id(found[0][1])]  # type: ignore[return-value]

@@ -294,6 +294,8 @@ def test_decoder(batch_first):
     expected = model(x, memory, tgt_mask=~sa.Band((2, 0)).mask(7, 7), **options)
     close(ours(x, memory, **options), expected)
     assert [layer.multihead_attn.policy.pattern for layer in ours.layers] == [sa.Full()] * 2
+    assert [layer.self_attn.layer for layer in ours.layers] == [0, 1]
+    assert [layer.multihead_attn.layer for layer in ours.layers] == [None] * 2
 
 
 @torch.no_grad()

@@ -198,6 +198,19 @@ def test_every_call_of_a_shared_layer_counts(monkeypatch):
     assert row.layers == {0: 3.0} and list(row.patterns.values()) == [3.0]
 
 
+def test_cross_attention_is_no_layer():
+    layer = torch.nn.TransformerDecoderLayer(32, 2, 32, batch_first=True)
+    model = torch.nn.TransformerDecoder(layer, 2).eval()
+    inputs = {"tgt": torch.randn(1, 64, 32), "memory": torch.randn(1, 64, 32)}
+    (row,) = sa.profile(model, inputs, [64], patterns=sa.Band(3), progress=False).rows
+    assert sorted(row.layers) == [0, 1]
+    band = sa.quality.model(model, inputs, {"band": sa.Band(3)}, timed=False, progress=False)
+    assert band["band"].pairs == pytest.approx((64 * 7 - 12) / 64**2)
+    inputs = [inputs, {name: tensor.flip(1) for name, tensor in inputs.items()}]
+    advice = sa.advise(model, inputs, 0.8, patterns=[sa.Band(20)], progress=False)
+    assert advice.policy.num_layers == 2
+
+
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     from sparse_attn.advisor import _crossover
     from sparse_attn.advisor._device_figures import cache_file
