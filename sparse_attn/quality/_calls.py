@@ -42,8 +42,8 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
     try:
         if list(moved) == ["input_ids"] and not hasattr(module, "config"):
-            return output_of(module(moved["input_ids"]))  # its argument may have any name
-        return output_of(module(**moved))
+            return output_of(module, module(moved["input_ids"]))  # its argument may have any name
+        return output_of(module, module(**moved))
     except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
             raise

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+
+from .._binding import is_transformers_model
 
 __all__ = ["Output", "Sums", "output_of", "tokens_of"]
 
@@ -24,18 +28,24 @@ class Output(NamedTuple):
     may_be_logits: bool  # hidden states are none, however wide
 
 
-def output_of(result: Any) -> Output:
-    """Return what a model's call is judged by: logits, hidden states, the first tensor."""
+def output_of(module: nn.Module, result: Any) -> Output:
+    """Return what a call of a model is judged by: logits, hidden states, the first tensor."""
+    is_mapping = isinstance(result, Mapping)
     for name in ("logits", "last_hidden_state", "sample"):
-        found = getattr(result, name, None)
+        found = result.get(name) if is_mapping else getattr(result, name, None)
         if isinstance(found, torch.Tensor):
             return Output(found, name == "logits")
     if isinstance(result, (tuple, list)) and result:
-        return output_of(result[0])
+        return output_of(module, result[0])
     if isinstance(result, torch.Tensor):
-        return Output(result, True)
+        return Output(result, _has_head(module))
     kind = type(result).__name__
     raise TypeError(f"sparse_attn.quality: expected a model that returns tensors, got {kind}")
+
+
+def _has_head(module: Any) -> bool:
+    """Whether a model may return logits over tokens; transformers models say it."""
+    return not is_transformers_model(module) or module.get_output_embeddings() is not None
 
 
 def tokens_of(inputs: Any, output: Output) -> torch.Tensor | None:

@@ -129,6 +129,30 @@ def test_models_without_tokens_are_judged_by_their_output(on_device):
     assert row.kl > 0 and row.perplexity is None
 
 
+@pytest.mark.parametrize("return_dict", [True, False], ids=["named", "tuples"])
+@pytest.mark.parametrize("has_head", [True, False], ids=["head", "no head"])
+def test_only_models_with_a_head_have_logits(on_device, has_head, return_dict):
+    kind = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
+    model = build(CONFIGS["llama"](), "sdpa", kind)
+    ids = text()[0] % model.config.hidden_size  # hidden states are wider than every id
+    row = judge(model, dict(input_ids=ids, return_dict=return_dict), BAND, timed=False).rows[1]
+    assert (row.kl is not None) == (row.perplexity is not None) == has_head
+
+
+def test_a_dict_is_read_by_its_keys(on_device, llama):
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = llama
+
+        def forward(self, input_ids):
+            return {"hidden": None, "logits": self.inner(input_ids).logits}
+
+    ids, _ = text()
+    named = judge(Holder(), dict(input_ids=ids), {"band": BAND}, timed=False)["band"]
+    assert named.kl == judge(llama, ids, {"band": BAND}, timed=False)["band"].kl
+
+
 class Own(torch.nn.Module):
     def forward(self, hidden):
         x = hidden.unflatten(-1, (4, 16)).transpose(1, 2)
