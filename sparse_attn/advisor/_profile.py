@@ -123,7 +123,7 @@ class Profile:
         lines = [head]
         for row in self.rows:
             times = [sum(row.layers.values()), *row.patterns.values()]
-            share = f"{row.share:.0%} ± {row.noise:.0%}"
+            share = f"{row.share:.0%} ± {_percent(row.noise)}"
             cells = [str(row.length), f"{row.whole:.3g}", share]
             lines.append([*cells, *(f"{seconds:.3g}" for seconds in times)])
         return aligned(lines, left=0)
@@ -156,7 +156,7 @@ class Profile:
 
 def _verdict(row: AtLength) -> list[str]:
     """Say what attention's share allows, and whether that is worth a pattern."""
-    share, noise = f"{row.share:.0%}", f"{row.noise:.0%}"
+    share, noise = f"{row.share:.0%}", _percent(row.noise)
     # Of a share that is within noise, what it may still be.
     most = 1 / max(1e-9, 1 - row.share - (2 * row.noise if row.within_noise else 0))
     takes = f"At {row.length} positions attention takes {share} of the forward"
@@ -308,8 +308,6 @@ def _at(
         whole, without = in_turns([run, run_without], _FORWARDS)
     ratios = [own / all_of_it for own, all_of_it in zip(without, whole, strict=True)]
     ratio = statistics.median(ratios)
-    apart = statistics.median(abs(one - ratio) for one in ratios)
-    noise = _MEDIAN_ERROR * apart / math.sqrt(len(ratios))
     bar.step(f"{length} positions")
     peak = None
     with bound(OWNER, model, Full()):
@@ -324,7 +322,24 @@ def _at(
         raise refuse(OWNER, "a model with attention that a policy reaches", "none")
     bar.step(f"{length} positions")
     seconds = statistics.median(whole)
+    noise = _error(ratios)
     return AtLength(length, seconds, ratio * seconds, layers.layers, layers.patterns, peak, noise)
+
+
+def _error(numbers: list[float]) -> float:
+    """Return the standard error of the median of three numbers or more.
+
+    Few numbers are often closer together than their kind. The last factor makes up for it: two
+    errors then hold 91 % of the medians of three normal numbers, and 94 to 96 % of those of more.
+    """
+    count, median = len(numbers), statistics.median(numbers)
+    apart = statistics.median(abs(number - median) for number in numbers)
+    return _MEDIAN_ERROR * apart / math.sqrt(count) * (count + 2) / (count - 2)
+
+
+def _percent(noise: float) -> str:
+    """Write an error in whole percents, which is never none."""
+    return f"{max(noise, 0.01):.0%}"
 
 
 def _copy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
