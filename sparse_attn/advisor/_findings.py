@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .._columns import aligned
+from .._columns import aligned, written
 from ..policy import Policy
 from ..quality._model import PolicyQuality
 from ._local import Unit
@@ -125,8 +125,9 @@ class Findings:
     def _timings(self) -> Iterator[str]:
         """Say what a forward takes at each length that was timed."""
         for length, (dense, own) in self.times.items():
+            mine, theirs = written([own, dense])
             yield (
-                f"{length} positions: {own:.3g} s under the policy, {dense:.3g} s dense "
+                f"{length} positions: {mine} s under the policy, {theirs} s dense "
                 f"({dense / own:.2f}x)."
             )
         if any(own >= dense for dense, own in self.times.values()):

@@ -21,7 +21,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
-from .._columns import aligned
+from .._columns import aligned, written
 from .._drawing import as_html
 from .._observe import Attended, replacing, watching
 from .._progress import Progress
@@ -120,12 +120,12 @@ class Profile:
         """Return the figures as fixed-width text."""
         names = list(self.rows[0].patterns)
         head = ["length", "forward s", "attention", "dense s", *(f"{name} s" for name in names)]
-        lines = [head]
-        for row in self.rows:
-            times = [sum(row.layers.values()), *row.patterns.values()]
-            share = f"{row.share:.0%} ± {_percent(row.noise)}"
-            cells = [str(row.length), f"{row.whole:.3g}", share]
-            lines.append([*cells, *(f"{seconds:.3g}" for seconds in times)])
+        lengths = [str(row.length) for row in self.rows]
+        shares = [f"{row.share:.0%} ± {_percent(row.noise)}" for row in self.rows]
+        whole = written([row.whole for row in self.rows])
+        dense = written([sum(row.layers.values()) for row in self.rows])
+        sparse = [written([row.patterns[name] for row in self.rows]) for name in names]
+        lines = [head, *zip(lengths, whole, shares, dense, *sparse, strict=True)]
         return aligned(lines, left=0)
 
     def summary(self) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from .._binding import bound
 from .._checks import check_kind, refuse
-from .._columns import aligned
+from .._columns import aligned, written
 from .._drawing import as_html
 from .._observe import Attended, watching
 from .._progress import Progress
@@ -94,7 +94,9 @@ class ModelQuality:
         """Return the figures as fixed-width text."""
         head = ("policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds")
         dense = self.rows[0]
-        cells = [head, *(_cells(row, dense) for row in self.rows)]
+        seconds = written([row.seconds for row in self.rows])
+        rows = zip(self.rows, seconds, strict=True)
+        cells = [head, *((*_cells(row, dense), taken) for row, taken in rows)]
         return aligned(cells, left=1)
 
     def __str__(self) -> str:
@@ -138,7 +140,6 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
         top1,
         kl,
         f"{row.cosine:.4f}",
-        "" if row.seconds is None else f"{row.seconds:.3g}",
     )
 
 

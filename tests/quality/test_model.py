@@ -184,15 +184,30 @@ def test_table_and_picture(on_device, llama):
     lines = got.table().splitlines()
     assert lines[0].split() == ["policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["dense", "narrow", "wide"]
-    short = dataclasses.replace(got.rows[1], seconds=0.0012345)
-    told = sa.quality.ModelQuality((got.rows[0], short), got.positions).table()
-    assert told.splitlines()[2].split()[-1] == "0.00123"
     assert got._repr_html_().startswith("<pre>policy") and "<img " in got._repr_html_()
     axes = got.plot()
     named = {text.get_text() for text in axes.get_legend().get_texts()}
     assert named == {"frontier", "1  narrow", "2  wide"}
     assert [text.get_text() for text in axes.texts] == ["1", "2"]
     assert got.to_dict()["rows"][1]["name"] == "narrow"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ([0.0012345, 0.1], ["0.00123", "0.10000"]),
+        ([1234.5, 1200.0], ["1234", "1200"]),
+        ([0.5, 0.0], ["0.500", "0.000"]),
+        ([2.0, None], ["2.00", None]),
+    ],
+    ids=["milliseconds", "many", "none", "not timed"],
+)
+def test_seconds_have_the_same_decimals(seconds, told):
+    row = sa.quality.PolicyQuality("dense", 1.0, None, None, None, 0.0, 1.0, None)
+    rows = [dataclasses.replace(row, seconds=number) for number in seconds]
+    lines = sa.quality.ModelQuality(tuple(rows), 8).table().splitlines()[1:]
+    want = ["1.0000" if number is None else number for number in told]  # the cosine is last
+    assert [line.split()[-1] for line in lines] == want
 
 
 @pytest.mark.parametrize(

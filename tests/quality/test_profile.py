@@ -137,6 +137,18 @@ def test_profile_says_when_it_is_not_worth_it():
     assert "band: faster than dense attention from 64 positions on." in str(faster)
 
 
+def test_times_of_a_column_have_the_same_decimals():
+    rows = [
+        AtLength(64, 0.0123, 0.01, {0: 0.1}, {"band": 1234.5}, None),
+        AtLength(128, 1.0, 0.5, {0: 12.0}, {"band": 2000.0}, None),
+    ]
+    lines = [line.split() for line in sa.Profile(tuple(rows), "Model").table().splitlines()[1:]]
+    assert [[line[1], *line[5:]] for line in lines] == [
+        ["0.0123", "0.100", "1234"],
+        ["1.0000", "12.000", "2000"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("share", "noise", "says"),
     [
