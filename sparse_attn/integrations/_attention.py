@@ -19,7 +19,7 @@ from ..by_head import ByHead, attend_by_head
 from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights
-from ._masks import missing_keys, note_of, stretched_mask
+from ._masks import is_intervals, missing_keys, note_of, stretched_mask
 from ._placing import joined, placed
 
 __all__ = ["attention"]
@@ -170,9 +170,9 @@ def _check_keys(
 ) -> None:
     """Refuse a mask of too few keys: one of a shorter text, or of a cache that does not count."""
     missing = missing_keys(mask, keys)
-    if not missing:
+    if mask is None or not missing:
         return
-    if is_causal and queries != keys:
+    if is_intervals(mask) and is_causal and queries != keys:
         got = f"a mask of {keys - missing} keys for {keys}"
         raise layer_error(module, "attention_mask", got, "pass use_cache=False")
     what = f"attention_mask of {keys} positions, one for each key"

@@ -103,7 +103,7 @@ def attention_mask(
     ------
     ValueError
         A model that does not call attention functions, such as Longformer; a mask of another rank
-        or batch.
+        or batch, or of no positions.
     """
     if attention_mask is not None:
         attention_mask = _checked_tokens(attention_mask, batch_size)
@@ -152,6 +152,8 @@ def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
         raise refuse(owner, what, got)
     if tokens.shape[0] not in (1, batch):
         raise refuse(owner, f"attention_mask of {batch} rows, one for each text", got)
+    if not tokens.shape[1]:
+        raise refuse(owner, "attention_mask of at least one position", got)
     return tokens.expand(batch, -1)
 
 

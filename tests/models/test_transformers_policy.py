@@ -246,7 +246,23 @@ def test_a_mask_of_other_texts_is_told_apart(holes):
         ValueError, match=r"expected attention_mask of 2 rows, .* got shape \(3, 16\)$"
     ):
         masked(3, 16)
+    with pytest.raises(ValueError, match=r"attention_mask of at least one p.* got shape \(2, 0\)$"):
+        output(model, input_ids=ids, attention_mask=torch.ones(2, 0))
     assert torch.equal(masked(1, 16), masked(2, 16))
+
+
+def test_a_dense_mask_of_the_new_tokens_alone_is_short():
+    """The cache holds the first tokens, the mask does not know them."""
+    model = apply(build(CONFIGS["llama"]()), NARROW)
+    ids = text()[0][:, :10]
+    mask = torch.ones(3, 3, dtype=torch.bool).tril().expand(2, 1, 3, 3)
+    sentence = (
+        r"layer 0 \(model.*: expected attention_mask of 10 positions, one for each key, got 3$"
+    )
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match=sentence):
+            model(ids[:, 7:], past_key_values=cache, attention_mask=mask)
 
 
 def test_t5_fails_loudly():
