@@ -1,8 +1,9 @@
 """`bound`: a policy on any model for the time of a ``with`` block, whatever its attention.
 
-A transformers model takes `apply`, one with ``nn.MultiheadAttention`` `swap_attention`, any other
-`patch_sdpa`. A policy that the model has is set aside, so that judging one never judges another;
-afterwards the model is as it was. Used by ``quality.model`` and the advisor.
+A transformers model, or one that holds one under a policy, takes `apply`; one with
+``nn.MultiheadAttention`` takes `swap_attention`, any other `patch_sdpa`. A policy that the model
+has is set aside, so that judging one never judges another; afterwards the model is as it was. Used
+by ``quality.model`` and the advisor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ._checks import check_kind, refuse
+from .integrations._layer import LAYER
 from .nn import SparseMultiheadAttention, swap_attention
 from .nn.swap import NESTED, undo_swap
 from .patterns import Pattern
@@ -34,11 +36,15 @@ def _is_multihead(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, SparseMultiheadAttention))
 
 
+def _has_applied(model: nn.Module) -> bool:
+    return any(LAYER in vars(module) for module in model.modules())
+
+
 @contextmanager
 def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None]:
     """Run `model` under `policy` inside; None gives it its own attention."""
     check_kind(owner, "model", model, nn.Module, "an nn.Module")
-    if is_transformers_model(model):
+    if is_transformers_model(model) or _has_applied(model):
         context: Any = _applied(model, policy)
     elif _is_multihead(model):
         raise refuse(owner, "a model that holds its attention", "an nn.MultiheadAttention itself")
@@ -56,7 +62,7 @@ def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iter
 def _applied(model: Any, policy: Policy | Pattern | None) -> Iterator[None]:
     from .integrations import transformers
 
-    names = {transformers.LAYER, transformers.BEFORE}
+    names = {LAYER, transformers.BEFORE}
     states = [
         (module, type(module), {name: vars(module)[name] for name in names & set(vars(module))})
         for module in model.modules()

@@ -139,17 +139,20 @@ def test_only_models_with_a_head_have_logits(on_device, has_head, return_dict):
     assert (row.kl is not None) == (row.perplexity is not None) == has_head
 
 
+class Holder(torch.nn.Module):
+    """Holds transformers models, of which the first gives the logits."""
+
+    def __init__(self, *held):
+        super().__init__()
+        self.held = torch.nn.ModuleList(held)
+
+    def forward(self, input_ids):
+        return {"hidden": None, "logits": self.held[0](input_ids).logits}
+
+
 def test_a_dict_is_read_by_its_keys(on_device, llama):
-    class Holder(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = llama
-
-        def forward(self, input_ids):
-            return {"hidden": None, "logits": self.inner(input_ids).logits}
-
     ids, _ = text()
-    named = judge(Holder(), dict(input_ids=ids), {"band": BAND}, timed=False)["band"]
+    named = judge(Holder(llama), dict(input_ids=ids), {"band": BAND}, timed=False)["band"]
     assert named.kl == judge(llama, ids, {"band": BAND}, timed=False)["band"].kl
 
 
@@ -262,6 +265,23 @@ def test_a_policy_that_the_model_has_is_set_aside(on_device, kind):
     assert judge(model, given, BAND, timed=False).rows[1] == want
     assert [vars(module) | {} for module in model.modules()] == held
     assert judge(model, given, other, timed=False).rows[1].cosine < want.cosine
+
+
+def test_a_policy_of_a_model_that_another_holds_is_set_aside(on_device, llama):
+    ids, _ = text()
+    inputs = dict(input_ids=ids)
+    want = judge(llama, ids, BAND, timed=False).rows[1]
+    other = sa.Band((1, 0))
+    sa.integrations.transformers.apply(llama, other)
+    holder = Holder(llama)
+    held = [vars(module) | {} for module in holder.modules()]
+    assert judge(holder, inputs, BAND, timed=False).rows[1] == want
+    (row,) = sa.profile(holder, inputs, [24], patterns=BAND, progress=False).rows
+    assert sorted(row.layers) == [0, 1]
+    two = Holder(llama, build(CONFIGS["llama"](), "sdpa"))
+    with pytest.raises(TypeError, match=r"a transformers model, got Holder with 2: held.0, held.1"):
+        judge(two, inputs, BAND, timed=False)
+    assert [vars(module) | {} for module in holder.modules()] == held
 
 
 def test_a_patched_model_is_refused():
