@@ -104,7 +104,7 @@ def as_int32(indices: torch.Tensor) -> torch.Tensor:
 
 
 def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
-    """Return an op's error, true of the tensors that were given, by name, and not of what it got.
+    """Reword an op's error for the tensors that the caller passed.
 
     `as_int32` and `as_int64` take any integer dtype, and cut numbers beyond 32 bits.
     """
