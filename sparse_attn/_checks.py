@@ -32,6 +32,7 @@ __all__ = [
     "check_block_rows",
     "check_choice",
     "check_dense",
+    "check_index",
     "check_integer",
     "check_kind",
     "check_length",
@@ -59,9 +60,6 @@ MAX_LAYERS = 2**16  # policies list layers
 
 #: An op's sentence about a number of a tensor that is the first or the last of int32.
 _AT_AN_END = re.compile(r": expected (?P<name>\w+)\b.*, got (?P<sign>-?)214748364[78]$")
-
-#: One about the dtype of a tensor of whole numbers.
-_OF_DTYPE = re.compile(r": expected (?P<name>\w+) of (?P<dtype>dtype int(32|64)), got ")
 
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
@@ -95,24 +93,25 @@ def is_index(tensor: torch.Tensor) -> bool:
     return not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
 
 
-def as_int32(indices: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of whole numbers as int32, numbers beyond it at its ends; others as is."""
-    if indices.dtype == torch.int32 or not is_index(indices) or not is_dense(indices):
+def check_index(owner: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise ``ValueError`` unless a tensor, which Python is to convert, holds whole numbers."""
+    if not is_index(tensor):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise refuse(owner, f"{name} of an integer dtype", dtype)
+
+
+def as_int32(owner: str, name: str, indices: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of whole numbers as int32, numbers beyond it at its ends."""
+    check_index(owner, name, indices)
+    if indices.dtype == torch.int32 or not is_dense(indices):
         return indices
     ends = torch.iinfo(torch.int32)
     return indices.long().clamp(ends.min, ends.max).to(torch.int32)
 
 
 def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
-    """Reword an op's error for the tensors that the caller passed.
-
-    `as_int32` and `as_int64` take any integer dtype, and cut numbers beyond 32 bits.
-    """
-    sentence = str(error)
-    found = _OF_DTYPE.search(sentence)
-    if found is not None and found["name"] in given:
-        return ValueError(sentence.replace(found["dtype"], "an integer dtype", 1))
-    found = _AT_AN_END.search(sentence)
+    """Reword an op's error for the tensors that the caller passed: `as_int32` cut its numbers."""
+    found = _AT_AN_END.search(str(error))
     if found is None:
         return error
     tensor = given.get(found["name"])
@@ -121,9 +120,10 @@ def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
     return ValueError(f"{error} or {'less' if found['sign'] else 'more'}")
 
 
-def as_int64(indices: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of whole numbers as int64; others as is."""
-    return indices.long() if is_index(indices) and is_dense(indices) else indices
+def as_int64(owner: str, name: str, indices: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of whole numbers as int64."""
+    check_index(owner, name, indices)
+    return indices.long() if is_dense(indices) else indices
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:

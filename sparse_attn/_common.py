@@ -69,9 +69,9 @@ _RULES: dict[str, tuple[Any, str, Callable[[Any], Any] | None]] = {
     "is_causal": (bool, "a bool", None),
     "scale": ((*Number, type(None)), "a float or None", as_float),
     "enable_gqa": (bool, "a bool", None),
-    "key_bounds": (_MAYBE_TENSOR, "a tensor or None", as_int32),
+    "key_bounds": (_MAYBE_TENSOR, "a tensor or None", None),
     "query_offset": ((*Integer, *_MAYBE_TENSOR), "an int or a tensor", clamped),
-    "key_origin": (_MAYBE_TENSOR, "a tensor or None", as_int32),
+    "key_origin": (_MAYBE_TENSOR, "a tensor or None", None),
     "softcap": (Number, "a float", as_float),
     "sink_logits": (_MAYBE_TENSOR, "a tensor or None", None),
     "alibi_slopes": (_MAYBE_TENSOR, "a tensor or None", None),
@@ -81,6 +81,8 @@ _RULES: dict[str, tuple[Any, str, Callable[[Any], Any] | None]] = {
     "out": (_MAYBE_TENSOR, "a tensor or None", None),
     "engine": (str, "a str", None),
 }
+#: Tensors of whole numbers, which the ops take in int32.
+_INDICES = ("key_bounds", "query_offset", "key_origin")
 #: SDPA's, that no op takes.
 _UNUSED = ("dropout_p", "enable_gqa")
 
@@ -97,9 +99,10 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
         kinds, what, convert = _RULES[name]
         if type(value) is not kinds:
             check_kind(owner, name, value, kinds, what)
-            if name == "query_offset" and isinstance(value, torch.Tensor):
-                name, convert = "query_offsets", as_int32
-            if value is not None and convert is not None:
+            if isinstance(value, torch.Tensor):
+                value = as_int32(owner, name, value) if name in _INDICES else value
+                name = "query_offsets" if name == "query_offset" else name
+            elif value is not None and convert is not None:
                 value = convert(value)
         if name not in _UNUSED:
             arguments[name] = value

@@ -79,7 +79,6 @@ def append_to_cache(
     }
     for name, tensor in tensors.items():
         check_tensor("append_to_cache", name, tensor)
-    tensors["slot_mapping"] = as_int64(slot_mapping)
     for name, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
         kinds = (torch.Tensor, type(None))
         check_kind("append_to_cache", name, scale, kinds, "a tensor or None")
@@ -90,6 +89,7 @@ def append_to_cache(
         raise NotImplementedError(
             "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
         )
+    tensors["slot_mapping"] = as_int64("append_to_cache", "slot_mapping", slot_mapping)
     arguments = (*tensors.values(), key_scale, value_scale)
     try:
         ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_dense, check_integer, check_kind, is_index, refuse
+from ._checks import check_dense, check_index, check_integer, check_kind, refuse
 from .layout_bits import Blocks
 
 OWNER = "BlockLayout"
@@ -48,8 +48,7 @@ Layout = TypeVar("Layout", bound=Makes)
 def check_entries(name: str, tensor: torch.Tensor) -> None:
     """Refuse what holds no integers."""
     check_dense(OWNER, name, tensor)
-    if not is_index(tensor):
-        raise refuse(OWNER, f"{name} of an integer dtype", tensor.dtype)
+    check_index(OWNER, name, tensor)
     if tensor.is_meta:
         raise refuse(OWNER, f"{name} with contents", "a meta tensor")
 

@@ -11,9 +11,9 @@ from ._checks import (
     Integer,
     as_int64,
     check_dense,
+    check_index,
     check_kind,
     check_length,
-    is_index,
     refuse,
 )
 
@@ -169,8 +169,7 @@ class KeySketch:
             what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
             raise refuse(_OWNER, what, shapes)
         for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
-            if not is_index(tensor):
-                raise refuse(_OWNER, f"{name} of an integer dtype", tensor.dtype)
+            check_index(_OWNER, name, tensor)
         page_size = self.codes.shape[2]
         room = block_table.shape[1] * page_size
         start = torch.arange(0, room, self._group, device=block_table.device)
@@ -212,10 +211,9 @@ class KeySketch:
         if self.paged:
             check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
-            if not is_index(slot_mapping):
-                raise refuse(owner, "slot_mapping of an integer dtype", slot_mapping.dtype)
+            slots = as_int64(owner, "slot_mapping", slot_mapping)
             stored = (self.codes, self.ranges)
-            ops.call("sketch_pages", (key, as_int64(slot_mapping), *stored), {}, written=stored)
+            ops.call("sketch_pages", (key, slots, *stored), {}, written=stored)
             return
         if slot_mapping is not None:
             raise refuse(owner, "slot_mapping with paged=True alone", "one")

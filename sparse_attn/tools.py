@@ -99,7 +99,7 @@ def select_blocks(
     sequences: dict[str, Any] = {}
     for name, tensor in tensors.items():
         check_kind(owner, name, tensor, (torch.Tensor, type(None)), "a tensor or None")
-        sequences[name] = None if tensor is None else as_int32(tensor)
+        sequences[name] = None if tensor is None else as_int32(owner, name, tensor)
     for name, bound in {"max_q": max_q, "max_k": max_k}.items():
         check_kind(owner, name, bound, (*Integer, type(None)), "an int or None")
         sequences[name] = clamped(bound)

@@ -15,12 +15,12 @@ import torch
 from ._checks import (
     LARGE,
     Integer,
+    as_int64,
     check_dense,
     check_integer,
     check_kind,
     check_window,
     clamped,
-    is_index,
     kind_of,
     refuse,
     same_values,
@@ -165,8 +165,8 @@ class Band(Pattern):
         if isinstance(tokens, torch.Tensor):
             check_dense("Band", "global_tokens", tokens)
             tokens = tokens.detach().clone()
-            if tokens.dtype in (torch.int8, torch.uint8, torch.int16):
-                tokens = tokens.long()  # the ops take int32 and int64
+            if tokens.dtype != torch.int32:  # the ops take int32 and int64
+                tokens = as_int64("Band", "global_tokens", tokens)
         elif isinstance(tokens, (list, tuple)):
             raise TypeError(
                 "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "
@@ -220,9 +220,8 @@ class Band(Pattern):
     def _check_lengths(self, Sq: int, Skv: int) -> None:
         super()._check_lengths(Sq, Skv)
         tokens = self.global_tokens
-        if isinstance(tokens, torch.Tensor) and (tokens.dim() != 1 or not is_index(tokens)):
-            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            raise refuse("Band", "global_tokens of an integer dtype and shape (tokens,)", got)
+        if isinstance(tokens, torch.Tensor) and tokens.dim() != 1:
+            raise refuse("Band", "global_tokens of shape (tokens,)", f"shape {tuple(tokens.shape)}")
 
     def _is_global(self, position: torch.Tensor) -> torch.Tensor:
         tokens = self.global_tokens

@@ -64,7 +64,7 @@ def attend_sequences(
             placing[name] = clamped(argument)
         else:
             check_tensor(owner, name, argument)
-            placing[name] = as_int32(argument)
+            placing[name] = as_int32(owner, name, argument)
     pattern = DENSE if pattern is None else pattern
     check_pattern(owner, pattern)
     if pattern._op is None:

@@ -118,12 +118,10 @@ def test_density_asks_for_the_lengths_of_the_mask():
     ids=str,
 )
 def test_index_tensors_of_another_kind_make_no_mask(tokens):
-    band = sa.Band(3, global_tokens=tokens)
-    for ask in (band.mask, band.density, band.cost):
-        with pytest.raises(
-            ValueError, match=r"^sparse_attn\.Band: expected global_tokens of an int"
-        ):
-            ask(8, 8)
+    sentence = r"^sparse_attn\.Band: expected global_tokens of (an integer dtype|shape)"
+    for ask in (sa.Band.mask, sa.Band.density, sa.Band.cost):
+        with pytest.raises(ValueError, match=sentence):
+            ask(sa.Band(3, global_tokens=tokens), 8, 8)
 
 
 def test_an_empty_picture_is_refused():

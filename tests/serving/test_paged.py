@@ -218,10 +218,6 @@ WRONG = {
         {"key_cache": lambda t: t[:, :40]},
         "key_cache with a page_size that is a multiple of",
     ),
-    "table-dtype": (
-        {"block_table": lambda t: t.half()},
-        "block_table of an integer dtype, got float16",
-    ),
     "table-shape": ({"block_table": lambda t: t[1:]}, r"block_table of shape \(4, 19\)"),
     "table-dim": ({"block_table": lambda t: t[0]}, r"block_table of shape \(batch, pages of a"),
     "used": ({"seqused_k": lambda t: t[1:]}, r"seqused_k of shape \(4\), got shape \(3\)"),
