@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .._checks import check_kind, kind_of
-from .._module_names import CROSS_ATTENTION, named_by, refuse_names
+from .._module_names import CROSS_ATTENTION, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -127,17 +127,15 @@ def apply(
     found = _self_attention(model)
     if not found:
         raise refuse_model(name)
-    wanted = named_by("apply", only)
-    layers = [(path, module) for path, module in found if wanted(path)]
-    if not layers:
-        raise refuse_names("apply", f"self-attention of {name}", only, [path for path, _ in found])
+    paths = named_by("apply", f"self-attention of {name}", only, [path for path, _ in found])
+    layers = [(path, module) for path, module in found if path in paths]
     chosen.check_model(len(layers), _key_heads(model), name)
     for path, module in layers:
         _check_policy(path, module, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
         _choose_key(model)
     for path, module in found:
-        if not wanted(path):
+        if path not in paths:
             _forget(module)
     for number, (path, module) in enumerate(layers):
         _bind(module, Layer(chosen, number, path))

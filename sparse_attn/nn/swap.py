@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import nn
 
 from .._checks import check_kind, refuse
-from .._module_names import CROSS_ATTENTION, named_by, refuse_names
+from .._module_names import CROSS_ATTENTION, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from .multihead import SparseMultiheadAttention, unserved_module
@@ -76,18 +76,17 @@ def swap_attention(
     """
     check_kind("swap_attention", "model", model, nn.Module, "an nn.Module")
     chosen = as_policy(policy)
-    found = _found(model, only)
-    if not found:
-        what = f"nn.MultiheadAttention in {type(model).__name__}"
-        there = [path for path, _ in _found(model, None)]
-        if there:
-            raise refuse_names("swap_attention", what, only, there)
+    there = _attentions(model)
+    what = f"nn.MultiheadAttention in {type(model).__name__}"
+    if not there:
         raise refuse(
             "swap_attention",
             what,
             "none; transformers models take sparse_attn.integrations.transformers.apply, modules "
             "that call torch's SDPA take sparse_attn.patch_sdpa",
         )
+    paths = named_by("swap_attention", what, only, list(there))
+    found = [(path, there[path]) for path in paths]
     layers = {id(module) for path, module in found if not _CROSS.search(path)}
     heads = {module.num_heads for _, module in found if id(module) in layers}
     same = heads.pop() if len(heads) == 1 else None
@@ -117,19 +116,11 @@ def swap_attention(
     return model
 
 
-def _found(
-    model: nn.Module, only: str | Sequence[str] | None
-) -> list[tuple[str, nn.MultiheadAttention]]:
-    """List the dense modules, and those of twins, under the names that are asked for."""
-    wanted = named_by("swap_attention", only)
-    found = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        if not wanted(path):
-            continue
-        dense = _dense_of(module)
-        if dense is not None:
-            found.append((path, dense))
-    return found
+def _attentions(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
+    """Return the dense modules, and those of twins, by path."""
+    modules = model.named_modules(remove_duplicate=False)
+    dense = {path: _dense_of(module) for path, module in modules}
+    return {path: module for path, module in dense.items() if module is not None}
 
 
 def restore_attention(model: AnyModule) -> AnyModule:

@@ -80,6 +80,8 @@ def test_what_else_there_is():
     for only in ("head.*", ["x", "y"], []):
         with pytest.raises(ValueError, match=f"under the names {re.escape(repr(only))}, .*{there}"):
             sa.swap_attention(encoder(), sa.Full(), only=only)
+    with pytest.raises(ValueError, match=rf"under the names \['x'\], got none; {there}"):
+        sa.swap_attention(encoder(), sa.Full(), only=["layers.0.*", "x"])
     with pytest.raises(
         ValueError, match=r"under the names 'x', got none; it has 4: .*2.self_attn, \.\.\.$"
     ):

@@ -382,7 +382,7 @@ def test_a_policy_for_layers_by_name():
         with pytest.raises(TypeError, match="apply: expected each of only to be a name, got int"):
             apply(other, sa.Band(1), only=names)
     there = "it has 2: model.layers.0.self_attn, model.layers.1.self_attn$"
-    with pytest.raises(
-        ValueError, match=f"self-attention of LlamaF.* under the names 'x', .*{there}"
-    ):
-        apply(other, sa.Band(1), only="x")
+    for only, shown in (("x", "'x'"), (["*layers.0.*", "x"], r"\['x'\]")):
+        what = f"self-attention of LlamaF.* under the names {shown}, .*{there}"
+        with pytest.raises(ValueError, match=what):
+            apply(other, sa.Band(1), only=only)
