@@ -72,7 +72,7 @@ class Findings:
 
     def summary(self) -> str:
         """Return the outcome in sentences."""
-        lines = [*self._shortfall(), self._outcome()]
+        lines = [*self._shortfall(), *self._nothing_saved(), self._outcome()]
         if len(self.validation) > 2:
             lines.append(f"{len(self.validation) - 1} choices were judged on that text.")
         lines += self._timings()
@@ -105,6 +105,19 @@ class Findings:
             yield (
                 f"Dense attention by other kernels keeps {self.dense_kept:.1%} in the model's "
                 "own dtype: no policy keeps more than rounding does. Search in float32."
+            )
+
+    def _nothing_saved(self) -> Iterator[str]:
+        """Say that the policy costs what dense attention costs, where it does."""
+        if round(self.pairs, 3) >= 1:
+            yield (
+                "No policy was found that saves pairs: this one visits all of them, as dense "
+                "attention does. A longer text or a lower keep may leave some out."
+            )
+        elif self.by == "time" and self.chosen.cost >= 1:
+            yield (
+                "No policy was found that is predicted to save time: this one takes "
+                f"{self.chosen.cost:.1%} of dense attention's. A longer text or a lower keep may."
             )
 
     def _outcome(self) -> str:

@@ -75,6 +75,18 @@ def test_what_rounding_loses_is_said(llama, ids):
     assert "Dense attention by other kernels keeps 98.0%" in rounded.summary()
 
 
+def test_a_policy_that_saves_nothing_is_said(llama, ids):
+    advice = advise(llama, ids)
+    assert "No policy was found" not in advice.summary()
+    slow = tuple(replace(tried, cost=1.2) for tried in advice.tried)
+    by_time = replace(advice, by="time", tried=slow).summary()
+    assert by_time.startswith(
+        "No policy was found that is predicted to save time: this one takes 120"
+    )
+    wide = advise(llama, ids, patterns=[sa.Band((300, 0))])
+    assert wide.kept and wide.summary().startswith("No policy was found that saves pairs")
+
+
 def test_the_saved_policy_gives_the_same_tokens(llama, ids, tmp_path):
     advice = advise(llama, ids)
     advice.save(tmp_path / "policy.json")
