@@ -176,7 +176,9 @@ class BlockTopK(Pattern):
             check_kind(_OWNER, "sketch", self.sketch, KeySketch, "a KeySketch")
             if not self._by_sketch:
                 raise refuse(_OWNER, "selector 'sketch' with a sketch", "another selector")
-        if not isinstance(self.selector, torch.Tensor):
+        what = "the name of one, or a tensor of scores"
+        check_kind(_OWNER, "selector", self.selector, (str, torch.Tensor), what)
+        if isinstance(self.selector, str):
             check_choice(_OWNER, "selector", self.selector, SELECTORS)
         if self.groups is not None:
             check_integer(_OWNER, "groups", self.groups, 1)

@@ -226,6 +226,10 @@ KINDS = {
         lambda: sa.BlockTopK(budget_blocks=0.5),
         "budget_blocks to be an int, got float",
     ),
+    "selector-kind": (
+        lambda: sa.BlockTopK(selector=[1.0]),
+        "selector to be the name of one, or a tensor of scores, got list",
+    ),
     "budget": (
         lambda: sa.BlockTopK(budget=1),
         "expected budget_blocks= for .* budget_share= for .* got budget=",
