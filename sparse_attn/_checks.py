@@ -42,6 +42,7 @@ __all__ = [
     "check_tensors",
     "check_window",
     "clamped",
+    "is_causal_bias",
     "is_dense",
     "is_index",
     "kind_of",
@@ -157,6 +158,15 @@ def check_dense(owner: str, name: str, value: object) -> None:
         raise TypeError(
             f"sparse_attn.{owner}: expected {name} to be a dense (strided) tensor, got {got}"
         )
+
+
+def is_causal_bias(mask: object) -> bool:
+    """Whether a mask is one of ``torch.nn.attention.bias``, whose own values were never written."""
+    if type(mask) is torch.Tensor or not isinstance(mask, torch.Tensor):
+        return False
+    from torch.nn.attention.bias import CausalBias  # its import takes a second
+
+    return isinstance(mask, CausalBias)
 
 
 def check_tensors(

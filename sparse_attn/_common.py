@@ -24,6 +24,7 @@ from ._checks import (
     check_kind,
     check_tensors,
     clamped,
+    is_causal_bias,
     is_dense,
     refuse,
 )
@@ -99,6 +100,10 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
         kinds, what, convert = _RULES[name]
         if type(value) is not kinds:
             check_kind(owner, name, value, kinds, what)
+            if name == "attn_mask" and is_causal_bias(value):
+                what = "attn_mask to be a tensor of values or None"
+                got = "CausalBias; write is_causal=True, and query_offset=0 for the upper left"
+                raise TypeError(f"sparse_attn.{owner}: expected {what}, got {got}")
             if isinstance(value, torch.Tensor):
                 value = as_int32(owner, name, value) if name in _INDICES else value
                 name = "query_offsets" if name == "query_offset" else name

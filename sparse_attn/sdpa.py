@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from ._checks import check_kind, refuse
+from ._checks import check_kind, is_causal_bias, refuse
 from ._observe import attend_in
 from ._warn import warn_once
 from .patterns import Pattern
@@ -214,14 +214,15 @@ def _left(call: dict[str, Any]) -> str | None:
 
 def _attend(policy: Policy, layer: int, call: dict[str, Any]) -> torch.Tensor:
     query, key = call["query"], call["key"]
-    length, scale = query.shape[-2], call.get("scale")
+    length, scale, mask = query.shape[-2], call.get("scale"), call.get("attn_mask")
+    by_bias = is_causal_bias(mask)  # with as many queries as keys both of torch's are the same
     return attend_in(
         layer,
         query,
         key,
         call["value"],
         policy.choose(layer, length, length),
-        attn_mask=call.get("attn_mask"),
-        is_causal=bool(call.get("is_causal", False)),
+        attn_mask=None if by_bias else mask,
+        is_causal=by_bias or bool(call.get("is_causal", False)),
         scale=None if scale is None else float(scale),  # torch takes a tensor of one number too
     )

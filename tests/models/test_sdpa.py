@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sparse_attn as sa
 
@@ -60,6 +61,16 @@ def expected(model, tokens, patterns):
         x = layer(x, attn_mask=pattern.mask(40, 40, is_causal=True).to(x.device))
         layer.causal = True
     return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+def test_torchs_causal_biases_are_causal(model, tokens, bias):
+    with sa.patch_sdpa(model, BAND):
+        want = model(tokens)
+        for layer in model.layers:
+            layer.causal = False
+        assert torch.equal(model(tokens, attn_mask=bias(40, 40)), want)
 
 
 @torch.no_grad()

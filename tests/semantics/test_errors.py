@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from reference import Shape
+from torch.nn.attention.bias import causal_lower_right
 
 import sparse_attn as sa
 
@@ -286,6 +287,10 @@ KINDS = {
         "pattern to be a pattern such as sparse_attn.Band, got str",
     ),
     "select": (lambda c: sa.select_blocks(c.query, c.key, sa.Full()), "a BlockTopK, got Full"),
+    "causal-bias": (
+        lambda c: c.band(attn_mask=causal_lower_right(34, 34)),
+        "attn_mask to be a tensor of values or None, got CausalBias; write is_causal=True",
+    ),
     "merge": (lambda c: sa.merge_states(1, 2, 3, 4), "out_a to be a tensor, got int"),
 }
 
