@@ -49,6 +49,7 @@ class Note(NamedTuple):
     kv_length: int
     dropped: int  # keys that a sliding cache has dropped
     origin: torch.Tensor | None  # int32 (B,): key of each text's first token; None: key 0 in all
+    packed: bool  # several texts in a row, told apart by their positions
 
 
 class _Band(NamedTuple):
@@ -119,10 +120,10 @@ def attention_mask(
         device=device,
     )
     compiling = torch.compiler.is_compiling()
-    dense = Note(None, None, kv_length, kv_offset, None)
+    dense = Note(None, None, kv_length, kv_offset, None, False)
     if not compiling:
         origin = _origin(attention_mask, batch_size, kv_offset, device)
-        dense = dense._replace(origin=origin)
+        dense = dense._replace(origin=origin, packed=_tells_texts_apart(mask_function))
     if config is not None:
         if not calls_attention(type(config)):
             raise refuse_model(type(config).__name__.removesuffix("Config"))
@@ -225,10 +226,8 @@ def _recognised(function: Callable[..., Any], compiling: bool) -> _Band | None:
     if function is bidirectional_mask_function:
         return _Band(False, None)
     # Windows are closures: and_masks of an overlay and a base. Dynamo cannot look into them.
-    if compiling or function.__qualname__ != "and_masks.<locals>.and_mask":
-        return None
-    parts = _free_variable(function, "mask_functions")
-    if not isinstance(parts, tuple) or len(parts) != 2:
+    parts = () if compiling else _parts(function)
+    if len(parts) != 2:
         return None
     overlay, base = parts
     name = getattr(overlay, "__qualname__", "").split(".")[0]
@@ -240,6 +239,20 @@ def _recognised(function: Callable[..., Any], compiling: bool) -> _Band | None:
     if name not in known or base is not known[name] or not isinstance(window, int):
         return None
     return _Band(base is causal_mask_function, window)
+
+
+def _tells_texts_apart(function: Callable[..., Any]) -> bool:
+    """Whether a mask function keeps packed texts apart, which it knows by their positions."""
+    name = getattr(function, "__qualname__", "").split(".")[0]
+    return name == "packed_sequence_mask_function" or any(map(_tells_texts_apart, _parts(function)))
+
+
+def _parts(function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Return what and_masks has put together; nothing of other functions."""
+    if getattr(function, "__qualname__", "") != "and_masks.<locals>.and_mask":
+        return ()
+    parts = _free_variable(function, "mask_functions")
+    return parts if isinstance(parts, tuple) else ()
 
 
 def _free_variable(function: Callable[..., Any], name: str) -> Any:

@@ -92,6 +92,15 @@ def _origin(
     by_blocks = isinstance(pattern._region, BlockSparse)  # of key positions, whatever they hold
     if not by_blocks and not counts_from_origin(pattern):
         return None
+    if note is not None and note.packed and not by_blocks:
+        raise layer_error(
+            module,
+            "pattern",
+            f"{name} in texts that position_ids pack into a row: it counts from the first one",
+            "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k too, as "
+            "transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True) does, "
+            "or a row for each text",
+        )
     if not has_origin(module, note, query.shape[2], key.shape[2]):
         raise layer_error(
             module,

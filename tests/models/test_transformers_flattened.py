@@ -43,6 +43,22 @@ def test_texts_equal_themselves_alone(name, pattern):
     torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_texts_that_positions_alone_tell_apart(name):
+    """Transformers makes a dense mask of them, which does not place sinks in later texts."""
+    row, texts = flattened()
+    row = {name: row[name] for name in ("input_ids", "position_ids")}
+    model = apply(build(CONFIGS[name]()), sa.Band((3, 0)))
+    with torch.no_grad():
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+        logits = model(**row, use_cache=False).logits
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+    for pattern in (sa.Band((3, 0), sinks=1), sa.Strided(2, 4), sa.BlockTopK(16)):
+        apply(model, pattern)
+        with pytest.raises(NotImplementedError, match=r"layer 0.*position_ids pack.*cu_seq_lens_q"):
+            model(**row, use_cache=False)
+
+
 def test_a_window_that_no_pattern_joins_is_refused():
     model = apply(build(CONFIGS["mistral"]()), sa.Policy(sa.Strided(2, 4), dense_below=0))
     row, _ = flattened()
