@@ -113,12 +113,16 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
     found += [Band(window) for window in windows]
     found += [Band(sides, sinks=sinks)] if sinks else []
     found += [Band(sides, global_tokens=tokens)] if tokens else []
-    # Diagonals far back hold little but sinks, so steps are read beside these.
-    for sinks in {0, _leading(mask, offset <= 0, 0)} - {Skv}:
+    # Diagonals far back hold little but sinks, so steps, and windows of short masks, are read
+    # beside these: beside the columns, or the first keys of the first or the last query.
+    runs = mask[[0, -1]].long().cumprod(1).sum(1).tolist()
+    for sinks in sorted({0, _leading(mask, offset <= 0, 0), *runs} - {Skv}):
         back, ahead = _diagonals(mask[:, sinks:], offset[:, sinks:])
         step = math.gcd(*back, *ahead)
-        if step > 1:
-            taps = (_side(_run(back, step), step, Skv), _side(_run(ahead, step), step, Sq))
+        taps = (_side(_run(back, step), step, Skv), _side(_run(ahead, step), step, Sq))
+        if step == 1:
+            found.append(Band(taps, sinks=sinks))
+        elif step > 1:
             found.append(Dilated(taps, step, sinks=sinks))
     columns = (2 * (mask & past).sum(0) > past.sum(0)) & past.any(0)
     strides = {int(column) + 1 for column in columns.nonzero().flatten()[:1]}

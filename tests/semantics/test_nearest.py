@@ -29,6 +29,14 @@ def test_patterns_are_found_again(pattern, Sq, Skv):
     assert found.missing == found.extra == 0
 
 
+@pytest.mark.parametrize("window, sinks", [((10, 0), 3), ((7, 0), 4), ((12, 1), 2), ((8, 5), 3)])
+def test_short_masks(window, sinks):
+    """Far diagonals hold few pairs, which sinks may fill."""
+    mask = sa.Band(window, sinks=sinks).mask(16, 16)
+    assert sa.nearest(mask)[1:] == (0, 0)
+    assert sa.nearest(mask.tril(), is_causal=True)[1:] == (0, 0)
+
+
 def test_what_is_missing_and_what_is_extra():
     mask = sa.Band((5, 0)).mask(64, 64)
     pairs = int(mask.sum())
