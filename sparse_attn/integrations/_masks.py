@@ -22,6 +22,7 @@ from transformers.masking_utils import (
 )
 
 from .._checks import refuse
+from .._origins import first_tokens
 from ._model_source import calls_attention, reads_mask, refuse_model
 
 __all__ = [
@@ -171,9 +172,7 @@ def _origin(
     if tokens is None:
         kind: dict[str, Any] = {"dtype": torch.int32, "device": device}
         return torch.full((batch,), -dropped, **kind) if dropped else None
-    index = torch.arange(tokens.shape[1], device=tokens.device)
-    first = torch.where(tokens.bool(), index, tokens.shape[1]).amin(-1)
-    return (first - dropped).to(torch.int32)
+    return (first_tokens(tokens.bool()) - dropped).to(torch.int32)
 
 
 def is_intervals(mask: torch.Tensor) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._origins import counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
 from ._layer import layer_error
 from ._masks import Note, is_intervals
-from ._positions import counts_from_origin, has_origin, narrowed_mask, origin_of, query_positions
+from ._positions import has_origin, narrowed_mask, origin_of, query_positions
 
 __all__ = ["joined", "placed"]
 

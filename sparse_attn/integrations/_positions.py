@@ -13,19 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..patterns import Band, BlockTopK, Dilated, Pattern, Strided
+from ..patterns import Pattern
 from ._masks import Note, is_intervals
 
-__all__ = ["counts_from_origin", "has_origin", "narrowed_mask", "origin_of", "query_positions"]
-
-
-def counts_from_origin(pattern: Pattern) -> bool:
-    """Whether a pattern names positions of the text, beside distances from the query."""
-    if isinstance(pattern, Band):
-        return pattern.sinks > 0 or pattern.global_tokens is not None
-    if isinstance(pattern, Dilated):
-        return pattern.sinks > 0
-    return isinstance(pattern._region, (Strided, BlockTopK))
+__all__ = ["has_origin", "narrowed_mask", "origin_of", "query_positions"]
 
 
 def has_origin(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> bool:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from .._autocast import is_autocast_enabled
 from .._checks import check_dense, check_integer, check_kind, refuse
 from .._observe import attend_in
+from .._origins import text_arguments
 from .._policy_parts import widened
 from .._warn import warn_once
 from ..patterns import Full, Pattern
@@ -248,17 +249,17 @@ class SparseMultiheadAttention(nn.Module):
             attn_mask = None
         elif attn_mask is not None:
             is_causal = False
-        mask = _merge(
-            _attended("attn_mask", attn_mask, (batch, self.num_heads, seq_q, seq_kv)),
-            _attended("key_padding_mask", key_padding_mask, (batch, 1, 1, seq_kv)),
-            query.dtype,
-        )
+        padding = _attended("key_padding_mask", key_padding_mask, (batch, 1, 1, seq_kv))
+        mask = _attended("attn_mask", attn_mask, (batch, self.num_heads, seq_q, seq_kv))
+        common: dict[str, Any] = {"is_causal": is_causal}
+        common["attn_mask"] = _merge(mask, padding, query.dtype)
         pattern: Pattern = Full()
         if self.layer is not None:
             pattern = self.policy.choose(self.layer, seq_q, seq_kv)
         if seq_q != seq_kv and not torch.compiler.is_compiling():
             self._ask_about_keys(pattern, seq_q, seq_kv)
-        out = attend_in(self.layer, query, key, value, pattern, attn_mask=mask, is_causal=is_causal)
+        common |= text_arguments(pattern, padding, seq_q)
+        out = attend_in(self.layer, query, key, value, pattern, **common)
         out = functional.linear(
             out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
         )

@@ -116,6 +116,32 @@ def test_pattern_is_a_mask():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        sa.Band(2, sinks=2),
+        sa.Band(2, global_tokens=1),
+        sa.Strided(2, 5),
+        sa.BlockTopK(16, mass=None, budget_blocks=1, local_blocks=0),
+        sa.Policy(sa.Full(), heads={0: {1: sa.Dilated(2, 2, sinks=1)}}),
+    ],
+    ids=["sinks", "globals", "strided", "block-topk", "by-head"],
+)
+def test_a_padded_row_equals_its_text_alone(pattern, side, kind, device):
+    ours = sa.swap_attention(torch.nn.MultiheadAttention(32, 2, batch_first=True), pattern)
+    ours = ours.to(device).eval()
+    x = torch.randn(2, 96, 32, device=device)
+    text = slice(48, 96) if side == "left" else slice(0, 48)
+    padded = torch.ones(2, 96, dtype=torch.bool, device=device)
+    padded[0] = padded[1, text] = False
+    given = padded if kind == "bool" else torch.zeros(2, 96).to(x).masked_fill(padded, -torch.inf)
+    out, _ = ours(x, x, x, key_padding_mask=given, need_weights=False)
+    alone, _ = ours(*(x[1:, text],) * 3, need_weights=False)
+    torch.testing.assert_close(out[1:, text], alone, atol=1e-5, rtol=1e-5)
+
+
 def test_a_sequence_of_padding_gives_the_bias():
     _, ours = twins(batch_first=True)
     x = tokens(BATCH, LENGTH, EMBED)
