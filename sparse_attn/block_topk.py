@@ -60,7 +60,7 @@ class BlockTopK(Pattern):
     ``antidiagonal``    squares of `stride` rows and keys, by the products on their antidiagonal
     ``minmax``          the most that each row can score in a block, by its least and greatest
                         elements: for few queries on a long cache
-    ``vertical_slash``  columns and diagonals of the last 64 rows
+    ``vertical_slash``  columns and diagonals of the last 64 rows, whether text or padding
     ``sketch``          each row against every key of a `KeySketch`, in 2 or 4 bits: for 1 to 16
                         queries on a cache
     a tensor            scores ``(B|1, Hq|Hkv|1, NQ, NKV)`` of your own; their softmax is the
