@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .._binding import is_transformers_model
-from .._checks import check_kind, refuse
+from .._checks import Number, check_kind, kind_of, refuse
 from ._figures import Output, output_of
 
 __all__ = ["as_inputs", "call_model", "evaluating"]
@@ -24,13 +24,21 @@ def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, A
             raise refuse(owner, f"{name} of shape (batch, length)", got)
         return [{"input_ids": inputs}]
     if isinstance(inputs, Mapping):
+        ids = inputs.get("input_ids")
+        if ids is not None and not isinstance(ids, torch.Tensor):
+            got = f"{kind_of(ids)}; a tokenizer makes tensors with return_tensors='pt'"
+            raise TypeError(f"sparse_attn.{owner}: expected input_ids to be a tensor, got {got}")
         return [dict(inputs)]
     what = "a tensor of token ids, a mapping of the model's arguments, or a list of these"
     check_kind(owner, name, inputs, Iterable, what)
     if isinstance(inputs, str):
         got = "str; a tokenizer makes ids of it: tokenizer(text, return_tensors='pt')"
         raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
-    calls = [call for part in inputs for call in as_inputs(owner, part, name)]
+    parts = list(inputs)
+    if any(isinstance(part, Number) for part in parts):
+        got = f"{kind_of(inputs)} of numbers; torch.tensor makes ids of them"
+        raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
+    calls = [call for part in parts for call in as_inputs(owner, part, name)]
     if not calls:
         raise refuse(owner, name, "none")
     return calls

@@ -225,6 +225,8 @@ def test_seconds_have_the_same_decimals(seconds, told):
         ),
         (torch.ones(1, 8).long(), torch.tensor(3), "policies to be a policy, .* got Tensor$"),
         ("text", BAND, "inputs to be .* got str; a tokenizer makes ids of it"),
+        ([[1, 2, 3]], BAND, "inputs to be .* got list of numbers; torch.tensor makes ids of them"),
+        ({"input_ids": [[1, 2, 3]]}, BAND, "input_ids to be a tensor, got list; .* return_tensors"),
         (torch.arange(9), BAND, r"inputs of shape \(batch, length\), got .* ids\[None\]"),
         ([], BAND, "expected inputs, got none"),
         (3, BAND, "inputs to be"),
