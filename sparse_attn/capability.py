@@ -130,7 +130,10 @@ def can_use(
     pattern = Full() if pattern is None else pattern
     check_pattern("can_use", pattern)
     if isinstance(pattern, ByHead):
-        parts = parts_of(pattern, query, key, value, dict(common))
+        try:
+            parts = parts_of(pattern, query, key, value, dict(common))
+        except ValueError as error:
+            return Capability(None, (str(error),), False)
         return _of_all([can_use(*part.tensors, part.pattern, **part.common) for part in parts])
     calls: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
     if common.get("out") is None:
@@ -146,10 +149,12 @@ def can_use(
     return_lse = arguments.pop("return_lse", False)
     if return_lse and arguments.get("out") is not None and is_dense(query):
         arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)
-    pattern = _stand_in(pattern, query, key)
-    arguments |= {"query": query, "key": key, "value": value} | pattern._arguments()
+    arguments |= {"query": query, "key": key, "value": value}
+    blocks, pattern = pattern._region, _stand_in(pattern, query, key)
     try:
-        answer = ops.ask_engine(str(pattern._op), arguments)
+        if isinstance(pattern, TopK) and isinstance(blocks, BlockTopK):  # what the choice refuses
+            ops.ask_engine("block_topk", arguments | blocks._arguments())
+        answer = ops.ask_engine(str(pattern._op), arguments | pattern._arguments())
     except (ValueError, NotImplementedError) as error:
         return Capability(None, (str(error),), False)
     engine, *reasons = answer.split("\n")

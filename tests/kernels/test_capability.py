@@ -51,6 +51,18 @@ def test_a_refused_argument_is_a_reason(device):
         sa.can_use(*tensors, dropout_p="0.1")
 
 
+def test_what_patterns_of_heads_and_choices_refuse_is_a_reason(device):
+    query, key, value = SHAPE.make(device, torch.bfloat16)
+    absent = sa.can_use(query, key, value, sa.ByHead({5: sa.Full()}))
+    assert not absent and "the call's 1 key heads, got one for head 5" in absent.reasons[0]
+    key, value = key.to(torch.float8_e4m3fn), value.to(torch.float8_e4m3fn)
+    pattern = sa.TopK(3, inside=sa.BlockTopK(16))
+    answer = sa.can_use(query, key, value, pattern)
+    with pytest.raises(NotImplementedError, match="block selection by keys of float8"):
+        sa.sparse_attention(query, key, value, pattern)
+    assert not answer and "block selection by keys of float8" in answer.reasons[0]
+
+
 def test_the_answer_names_the_limit(device):
     if device == "cpu":
         pytest.skip("needs a CUDA device: every CPU engine serves every case")
