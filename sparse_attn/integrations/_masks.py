@@ -152,7 +152,7 @@ def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
     if tokens.dim() != 2:
         what = "attention_mask of shape (batch, positions) or (batch, 1 or heads, queries, keys)"
         raise refuse(owner, what, got)
-    if tokens.shape[0] not in (1, batch):
+    if tokens.shape[0] != 1 and tokens.shape[0] != batch:  # sizes of a graph are in no tuple
         raise refuse(owner, f"attention_mask of {batch} rows, one for each text", got)
     if not tokens.shape[1]:
         raise refuse(owner, "attention_mask of at least one position", got)
