@@ -153,9 +153,11 @@ def merge_states(
     Parameters
     ----------
     out_a, out_b : Tensor
-        ``(B, Hq, Sq, D)`` of one dtype.
+        ``(B, Hq, Sq, D)`` of one dtype; a packed one ``(T, Hq, D)`` goes in as
+        ``out.transpose(0, 1)[None]``.
     lse_a, lse_b : Tensor
-        float32 ``(B, Hq, Sq)``, natural logarithm; -inf where a part has no keys.
+        float32 ``(B, Hq, Sq)``, natural logarithm; -inf where a part has no keys. Of a packed call
+        it is ``lse[None]``.
 
     Returns
     -------
