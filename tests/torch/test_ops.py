@@ -176,7 +176,9 @@ def test_straight_calls_raise_runtime_errors(device):
 META = {
     "key": lambda q, k, v, m: sa.fused_attention(q, m(k), m(v)),
     "attn_mask": lambda q, k, v, m: sa.fused_attention(q, k, v, attn_mask=m(q[0, 0, :, :1])),
-    "query_offset": lambda q, k, v, m: sa.fused_attention(q, k, v, query_offset=m(q[:, 0, 0, 0])),
+    "query_offset": lambda q, k, v, m: sa.fused_attention(
+        q, k, v, query_offset=m(q[:, 0, 0, 0].int())
+    ),
     "out": lambda q, k, v, m: sa.fused_attention(q, k, v, out=m(q)),
     "counts": lambda q, k, v, m: sa.block_sparse_attention(
         q, k, v, sa.BlockLayout.from_mask(m(q[:, :, :2, :3]).bool(), 16, 16)
