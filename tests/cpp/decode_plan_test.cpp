@@ -68,45 +68,51 @@ void test_who_makes_the_output() {
   CHECK(plan_grid(params, device).ending != Ending::kWhole, "leading keys may be a chunk more");
 }
 
-/// Thread blocks that have all of a row need not store what they keep from chunk to chunk.
+/// Thread blocks that have all of a row need not store what they keep from chunk to chunk: of the 4
+/// rows of one query in flat tiles, or the 32 of 8 queries in tall ones.
 void test_large_batches_store_no_partial_results() {
-  DeviceShape device;
-  device.multiprocessors = 132;
-  device.clusters = true;
-  for (int32_t kept_rows : {0, 3, 4, 16}) {
-    device.kept_rows = kept_rows;
-    const bool kept = kept_rows >= 4;  // rows of a key head
-    const SplitGrid grid = plan_grid(case_of(300, 1, 5000), device);
-    CHECK(grid.splits == 1 && !grid.grouped, "one group");
-    CHECK(grid.ending == (kept ? Ending::kWhole : Ending::kMerged), std::to_string(kept_rows));
-    CHECK(!grid.gaps, "all is stored, or nothing");
-    const SplitGrid several = plan_grid(case_of(300, 1, 20000), device);
-    CHECK(several.ending == Ending::kMerged && several.gaps == kept, "more than a group");
-    CHECK(several.grouped, "more than a group");
-    AttentionParams window = case_of(300, 1, 20000);
-    window.features.add(Feature::kWindow);
-    window.pattern.left = 9000;
-    window.pattern.right = 0;
-    const SplitGrid own = plan_grid(window, device);
-    CHECK(!own.grouped && own.ending == (kept ? Ending::kWhole : Ending::kMerged), "a window");
-    AttentionParams bounded = case_of(1, 1, 20000);
-    bounded.features.add(Feature::kKeyBounds);
-    CHECK(plan_grid(bounded, device).gaps, "the first group may be visited in part");
-    AttentionParams lengths = case_of(300, 1, 5000);
-    static const int32_t kUsed[300] = {};
-    lengths.sequences.used_keys = kUsed;
-    lengths.features.add(Feature::kUsedKeys);
-    const SplitGrid shared = plan_grid(lengths, device);
-    CHECK(shared.ending == Ending::kMerged && shared.gaps == kept, "parts by lengths");
-    CHECK(shared.grouped, "a sequence of fewer queries may have more chunks");
+  for (bool tall : {false, true}) {
+    DeviceShape device;
+    device.multiprocessors = 132;
+    device.clusters = true;
+    const int32_t seq_q = tall ? 8 : 1, rows = 4 * seq_q;
+    for (int32_t kept_rows : {0, rows - 1, rows, 32}) {
+      (tall ? device.tall : device.flat) = {2, kept_rows};
+      const bool kept = kept_rows >= rows;
+      const Ending ending = kept ? Ending::kWhole : Ending::kMerged;
+      const SplitGrid grid = plan_grid(case_of(300, seq_q, 5000), device);
+      CHECK(grid.tile_rows == (tall ? kTallRows : kFragmentRows), std::to_string(grid.tile_rows));
+      CHECK(grid.splits == 1 && !grid.grouped, "one group");
+      CHECK(grid.ending == ending, std::to_string(kept_rows));
+      CHECK(!grid.gaps, "all is stored, or nothing");
+      const SplitGrid several = plan_grid(case_of(300, seq_q, 20000), device);
+      CHECK(several.ending == Ending::kMerged && several.gaps == kept, "more than a group");
+      CHECK(several.grouped, "more than a group");
+      AttentionParams window = case_of(300, seq_q, 20000);
+      window.features.add(Feature::kWindow);
+      window.pattern.left = 9000;
+      window.pattern.right = 0;
+      const SplitGrid own = plan_grid(window, device);
+      CHECK(!own.grouped && own.ending == ending, "a window");
+      AttentionParams bounded = case_of(1, seq_q, 20000);
+      bounded.features.add(Feature::kKeyBounds);
+      CHECK(plan_grid(bounded, device).gaps, "the first group may be visited in part");
+      AttentionParams lengths = case_of(300, seq_q, 5000);
+      static const int32_t kUsed[300] = {};
+      lengths.sequences.used_keys = kUsed;
+      lengths.features.add(Feature::kUsedKeys);
+      const SplitGrid shared = plan_grid(lengths, device);
+      CHECK(shared.ending == Ending::kMerged && shared.gaps == kept, "parts by lengths");
+      CHECK(shared.grouped, "a sequence of fewer queries may have more chunks");
+    }
+    CHECK(!plan_grid(case_of(8, seq_q, 16384), device).gaps, "some chunks of a group each");
   }
-  CHECK(!plan_grid(case_of(8, 1, 16384), device).gaps, "some chunks of a group each");
 }
 
 /// A window of several queries touches no more chunks than a cluster has thread blocks; which
 /// merges them, where one sequence is alone.
 void test_windows_fit_a_cluster() {
-  const DeviceShape device = {132, 2, 0, 16, true};
+  const DeviceShape device = {132, {2, 16}, {}, true};
   for (int32_t window : {2048, 3000, 4096}) {
     for (int32_t seq_q : {2, 4}) {
       AttentionParams params = case_of(1, seq_q, 32768);

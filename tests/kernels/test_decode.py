@@ -267,6 +267,14 @@ def test_uneven_sequences_of_other_head_dims(split, device, head_dim, value_dim,
     check_uneven(split, device, "full", 48, UNEVEN, coarse, head_dim, value_dim)
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("name", ["full", "band", "band-sinks"])
+@pytest.mark.parametrize("rows", [6, 11])
+def test_uneven_sequences_of_several_queries(split, device, rows, name, head_dim):
+    """Whose heads have a tile of 32 rows, or two; at head dim 256 tiles of 16."""
+    check_uneven(split, device, name, 64, UNEVEN, False, head_dim, head_dim, rows)
+
+
 @pytest.mark.parametrize("page_size", [16, 48])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
 def test_short_sequences_have_bits_of_their_own(split, device, name, page_size):
@@ -280,19 +288,20 @@ def test_uneven_sequences_of_float8_have_bits_of_their_own(split, device, name, 
 
 
 def check_uneven(
-    split, device, name, page_size, lengths, coarse=False, head_dim=128, value_dim=128
+    split, device, name, page_size, lengths, coarse=False, head_dim=128, value_dim=128, rows=1
 ):
-    ragged = Ragged((1,) * len(lengths), lengths, 8, 2, head_dim, value_dim)
+    ragged = Ragged((rows,) * len(lengths), lengths, 8, 2, head_dim, value_dim)
     sequences = ragged.sequences(device, torch.bfloat16)
     if coarse:
         kind = torch.float8_e4m3fn
         sequences = [(q, k.to(kind), v.to(kind)) for q, k, v in sequences]
     queries, keys, values = zip(*sequences, strict=True)
     pages = make_pages(keys, values, page_size)
-    pattern = LONG[name](Shape(1, 8, 2, 1, max(lengths), 128), device)
+    pattern = LONG[name](Shape(1, 8, 2, rows, max(lengths), 128), device)
     given = {"pattern": pattern, "is_causal": True, "engine": "decode", "return_lse": True}
     caches = (pages.key, pages.value, pages.table, pages.used)
     out, lse = sa.paged_attention(torch.cat(queries), *caches, **given)
     for b, sequence in enumerate(sequences):
-        want = split(*sequence, alone(pattern, b, 1, lengths[b]), is_causal=True, return_lse=True)
+        own = alone(pattern, b, rows, lengths[b])
+        want = split(*sequence, own, is_causal=True, return_lse=True)
         assert torch.equal(out[b : b + 1], want[0]) and torch.equal(lse[b : b + 1], want[1])

@@ -108,6 +108,17 @@ __device__ __forceinline__ void add_chunk(KeptSum& sum, const float4& out, float
   sum.m = top;
 }
 
+/// Where a column of a row lies among those that pass through shared memory, so that the banks of
+/// the threads that store at once differ: of two columns of four rows or, from codes, of four of
+/// two.
+template <typename Config>
+__device__ __forceinline__ int staged(int row, int column) {
+  if constexpr (!Config::kSpreads) return row * Config::HEAD_DIM + column;
+  const int line = column / 32, inside = column % 32;  // a float in each bank
+  const int moved = Config::kFloat8 ? line * 8 + row % 2 * 4 : row % 4 * 8;
+  return row * Config::HEAD_DIM + line * 32 + (inside ^ moved);
+}
+
 /// Adds up the warps' sums of a chunk and stores them, or the output of rows of which it is the
 /// `whole`, as many rows at a time as a slot holds; the thread block calls it. Each warp's part of
 /// the output passes through `staging`, an offset into the rings, of rows of HEAD_DIM floats.
@@ -139,16 +150,27 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
          h < (first + Config::kStagedRows - 1) % kFragmentRows / 8 + 1; ++h) {
       const int r = lane_row(mt, h) - first;
       if (r >= rows) continue;
-      float* part = reinterpret_cast<float*>(rings + staging) + r * Config::HEAD_DIM;
+      auto* part = reinterpret_cast<float*>(rings + staging);
+      if constexpr (Config::kFloat8 && Config::kSpreads) {
 #pragma unroll
-      for (int dt = 0; dt < Config::DT; ++dt) {
-        const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
-        float* to = part + Config::Products::column(dt, 0);
-        if constexpr (Config::kFloat8) {
-          to[0] = pair.x;
-          part[Config::Products::column(dt, 1)] = pair.y;
-        } else {
-          *reinterpret_cast<float2*>(to) = pair;
+        for (int i = 0; i < Config::DT / 2; ++i) {
+          const int e = i % 2, dt = i / 2 * 4;
+          const float4 columns = {sum.rO[mt][dt][2 * h + e], sum.rO[mt][dt + 1][2 * h + e],
+                                  sum.rO[mt][dt + 2][2 * h + e], sum.rO[mt][dt + 3][2 * h + e]};
+          const int at = staged<Config>(r, Config::Products::column(dt, e));
+          *reinterpret_cast<float4*>(part + at) = columns;
+        }
+      } else {
+#pragma unroll
+        for (int dt = 0; dt < Config::DT; ++dt) {
+          const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
+          float* to = part + staged<Config>(r, Config::Products::column(dt, 0));
+          if constexpr (Config::kFloat8) {
+            to[0] = pair.x;
+            part[staged<Config>(r, Config::Products::column(dt, 1))] = pair.y;
+          } else {
+            *reinterpret_cast<float2*>(to) = pair;
+          }
         }
       }
     }
@@ -162,27 +184,27 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
       float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
       float l = 0.0f;
       float m = row_maximum(state, r);
+      const int at_part = staged<Config>(r - first, column);
 #pragma unroll
       for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
-        float4 part = *reinterpret_cast<const float4*>(rings + state.staging[of_warp] + 16 * i);
+        const auto* parts = reinterpret_cast<const float*>(rings + state.staging[of_warp]);
+        const float4 part = *reinterpret_cast<const float4*>(parts + at_part);
         float weight = weight_of(state.sums[of_warp][r].x, m);
         out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
                fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
         l = fmaf(weight, state.sums[of_warp][r].y, l);
       }
-      if constexpr (Config::kKeptRows > 0) {
-        KeptSum& kept = kept_sums[first * kColumns + i];
-        if (ended.added > 0) {
-          if (!whole && column == 0) partials.state[at + ended.added] = {-INFINITY, 0.0f};
-          add_chunk(kept, out, m, l);
-          if (!ended.last) continue;
-          out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};
-          m = kept.m;
-          l = kept.l;
-        } else if (!ended.last) {
-          kept = {{out.x, out.y, out.z, out.w}, m, l};
-          continue;
-        }
+      KeptSum& kept = kept_sums[first * kColumns + i];
+      if (ended.added > 0) {
+        if (!whole && column == 0) partials.state[at + ended.added] = {-INFINITY, 0.0f};
+        add_chunk(kept, out, m, l);
+        if (!ended.last) continue;
+        out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};
+        m = kept.m;
+        l = kept.l;
+      } else if (!ended.last) {
+        kept = {{out.x, out.y, out.z, out.w}, m, l};
+        continue;
       }
       if (__builtin_expect(whole, false)) {
         const float columns[4] = {out.x, out.y, out.z, out.w};

@@ -34,7 +34,10 @@ struct Config {
   // fewer of them under way.
   static constexpr bool kManyBlocks = HEAD_DIM <= 64 && MT == 1 && !kFloat8;
   static constexpr int kBlocksPerSm = kManyBlocks ? 4 : 2;
-  static constexpr int kStages = (HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
+  // Tall tiles take longer for a step, and leave room for sums that are kept: two steps of 128
+  // columns, or four of 64.
+  static constexpr int kStages =
+      MT > 1 ? 128 / HEAD_DIM * 2 : (HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values
@@ -43,8 +46,11 @@ struct Config {
   static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
   // Rows of a tile whose sums of a group of chunks a thread block keeps behind the rings: as many
   // as leave the multiprocessor its other thread blocks.
-  static constexpr int kKeptRows = MT > 1 ? 0 : kManyBlocks || HEAD_DIM > 128 ? 8 : 16;
+  static constexpr int kKeptRows = MT > 1 ? TILE_ROWS : kManyBlocks || HEAD_DIM > 128 ? 8 : 16;
   static constexpr int kKeptBytes = kKeptRows * (HEAD_DIM / 4) * static_cast<int>(sizeof(KeptSum));
+  // Whether a warp's part of a chunk is spread over the banks (chunk_sum.cuh): other kernels have
+  // no registers for its addresses.
+  static constexpr bool kSpreads = HEAD_DIM <= 128 && !kManyBlocks;
   static constexpr int NT = kStepKeys / 8;
   static constexpr int DT = HEAD_DIM / 8;
 

@@ -36,17 +36,17 @@ SplitGrid grid_of(const AttentionParams& params) {
     using Shape = decltype(config);
     using Codes = Config<HalfOfEitherKind, Shape::HEAD_DIM, kFragmentRows>;
     DeviceShape device;
+    device.clusters = params.pattern.topk == 0 && has_clusters();
+    auto room = [&](auto tile) {
+      using Tile = decltype(tile);
+      return TileRoom{Tile::kBlocksPerSm, device.clusters ? Tile::kKeptRows : 0};
+    };
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, params.device);
     const bool float8 = params.keys.dtype == Dtype::kFloat8;
-    device.at_once = float8 ? Codes::kBlocksPerSm : Shape::kBlocksPerSm;
-    device.clusters = params.pattern.topk == 0 && has_clusters();
-    if (device.clusters) device.kept_rows = float8 ? Codes::kKeptRows : Shape::kKeptRows;
-    const int32_t smem = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, params.device);
+    device.flat = float8 ? room(Codes()) : room(Shape());
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
-      constexpr int32_t kTallBytes = Tall::kSmemBytes + sizeof(TileState<Tall>);
-      const bool fits = smem >= kTallBytes && params.pattern.topk == 0;
-      if (fits) device.tall_at_once = Tall::kBlocksPerSm;
+      if (params.pattern.topk == 0) device.tall = room(Tall());
     }
     return plan_grid(params, device);
   });

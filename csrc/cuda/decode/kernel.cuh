@@ -269,8 +269,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     split_kernel(const __grid_constant__ AttentionParams params,
                  const __grid_constant__ SplitGrid grid, const PartialRows partials, bool aligned) {
   using State = TileState<Config>;
-  static_assert(Config::MT > 1 || Config::kSmemBytes + sizeof(State) <= kSmemLimit,
-                "fits every device it serves");
+  static_assert(Config::kSmemBytes + sizeof(State) <= kSmemLimit, "fits every device it serves");
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = *reinterpret_cast<State*>(state_memory);

@@ -39,6 +39,7 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan) {
     using Tall = Config<T, HEAD_DIM, kTallRows>;
     if (plan.grid.tile_rows == kTallRows) {
       if (kind == Kind::kPlain) return launch_kernel<Tall, Kind::kPlain>(params, plan);
+      if (kind == Kind::kSequences) return launch_kernel<Tall, Kind::kSequences>(params, plan);
       return launch_kernel<Tall, Kind::kGeneral>(params, plan);
     }
   }

@@ -176,17 +176,25 @@ inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
   return splits;
 }
 
+/// What a device has for tiles of one height.
+struct TileRoom {
+  int32_t at_once = 0;    // thread blocks that a multiprocessor holds; none: it has no kernels
+  int32_t kept_rows = 0;  // whose sums a thread block keeps from chunk to chunk
+};
+
 /// What a device has for the kernels of a head dim.
 struct DeviceShape {
   int32_t multiprocessors = 1;
-  int32_t at_once = 2;       // thread blocks that one holds
-  int32_t tall_at_once = 0;  // those of tiles of kTallRows; none where there is no room
-  int32_t kept_rows = 0;     // whose sums a thread block keeps from chunk to chunk
+  TileRoom flat = {2, 0};  // tiles of kFragmentRows
+  TileRoom tall;           // of kTallRows
   bool clusters = false;
 
+  constexpr const TileRoom& room(int32_t tile_rows) const {
+    return tile_rows == kTallRows ? tall : flat;
+  }
   /// Thread blocks that run side by side.
   constexpr int32_t resident(int32_t tile_rows) const {
-    return multiprocessors * (tile_rows == kTallRows ? tall_at_once : at_once);
+    return multiprocessors * room(tile_rows).at_once;
   }
 };
 
@@ -225,7 +233,7 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   }
   // What a thread block keeps from chunk to chunk it need not store and read again.
   const bool same_lengths = params.sequences.same_lengths();
-  const bool kept = plan.tile_rows == kFragmentRows && rows <= device.kept_rows;
+  const bool kept = rows <= device.room(plan.tile_rows).kept_rows;
   if (plan.splits == 1 && kept && same_lengths && !plan.grouped) {
     plan.ending = Ending::kWhole;
     return;
@@ -256,7 +264,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
                                       : ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
   const bool float8 = params.keys.dtype == Dtype::kFloat8;
-  const bool tall = device.tall_at_once > 0 && rows > kFragmentRows;
+  const bool tall = device.tall.at_once > 0 && rows > kFragmentRows;
   plan.tile_rows = tall && !is_strided(pattern) && !float8 ? kTallRows : kFragmentRows;
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
