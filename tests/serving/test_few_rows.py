@@ -9,8 +9,8 @@ from ragged import Ragged, Serving, make_pages, malformed, packed, split, split_
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
-#: Rows and keys of sequences: alone, alike, so many that most tiles stay whole, of all lengths, and
-#: with more rows than are few.
+#: Rows and keys of sequences: alone, alike, so many that most tiles stay whole, of all lengths,
+#: with more rows than are few, and on so few keys that heads share tiles which nothing splits.
 BATCHES = {
     "one": ((17,), (5000,)),
     "four-alike": ((64,) * 4, (3000,) * 4),
@@ -18,6 +18,8 @@ BATCHES = {
     "of-all-lengths": ((33, 1, 0, 50, 64, 17, 20), (9000, 700, 30, 1024, 2500, 20, 0)),
     "one-is-long": ((100, 300, 17, 512, 128), (2100, 2500, 9000, 3000, 15)),
     "beside-many-rows": ((900, 20, 70), (900, 9000, 4000)),
+    "short": ((16, 9, 1, 12, 0) * 9, (300, 41, 7, 500, 90) * 9),
+    "short-of-64": ((64, 40, 17) * 11, (300, 500, 64) * 11),
 }
 #: A pattern, and whether the call is causal.
 CASES = {
@@ -143,6 +145,28 @@ def test_malformed_lengths_stay_inside_the_tensors(serving, engine, device, name
         )
     assert (guarded[[0, -1]] == 7).all()
     result = serving(sa.varlen_attention, query, key, value, *starts, *bounds, **own)
+    assert_own_bits(result, ragged, sequences, engine=engine, pattern=sa.Full(), **own)
+
+
+@pytest.mark.parametrize("which", ["queries", "used"])
+def test_malformed_lengths_of_many_short_sequences(serving, engine, device, which):
+    """Whose tiles are dealt whole, without room for parts of one."""
+    ragged = Ragged((16, 9, 12) * 12, (90, 41, 70) * 12, 10, 2, 64)
+    sequences = ragged.sequences(device, main_dtype(device, engine))
+    queries, keys, values = zip(*sequences, strict=True)
+    query, starts = packed(list(queries)), ragged.starts(device, ragged.rows)
+    pages = make_pages(keys, values, 48)
+    wild = torch.randint(-(2**31), 2**31 - 1, (ragged.batch,), dtype=torch.int64).int().to(device)
+    given = {"cu_seq_q": starts.flip(0) if which == "queries" else starts, "max_q": 16}
+    used = wild if which == "used" else pages.used
+    guarded = torch.full((len(query) + 2, *query.shape[1:]), 7.0, device=device, dtype=query.dtype)
+    caches = (pages.key, pages.value, pages.table)
+    with malformed(device, r"cu_seq_q[\[ ]|seqused_k\["):
+        serving(sa.paged_attention, query, *caches, used, **given, out=guarded[1:-1])
+    assert (guarded[[0, -1]] == 7).all()
+    own = {"is_causal": True, "return_lse": True}
+    given["cu_seq_q"] = starts
+    result = serving(sa.paged_attention, query, *caches, pages.used, **given, **own)
     assert_own_bits(result, ragged, sequences, engine=engine, pattern=sa.Full(), **own)
 
 

@@ -77,11 +77,12 @@ def test_sizes(serving, engine, device, rows, keys, head_dim, value_dim):
 
 @pytest.mark.parametrize("page_size, layout", [(16, "interleaved"), (64, "separate")])
 @pytest.mark.parametrize("name", ["full", "band-sinks", "band", "blocks"])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192])
+@pytest.mark.parametrize("rows", [40, 520])
 def test_pages_have_the_bits_of_contiguous_keys(
-    serving, engine, device, head_dim, name, page_size, layout
+    serving, engine, device, rows, head_dim, name, page_size, layout
 ):
-    rows = rows_for(engine, 520)
+    rows = rows_for(engine, rows)
     ragged = Ragged((rows,) * 2, (2300, 700), 4, 2, head_dim)
     made = [
         (query, key.to(FLOAT8), value.to(FLOAT8))

@@ -1,5 +1,5 @@
-// What the driver said of kernels, and was told: each of its answers costs a launch a tenth of its
-// time.
+// What the driver said of kernels, and was told: each of its answers takes more than half a
+// microsecond of a launch.
 #include <map>
 #include <mutex>
 #include <utility>

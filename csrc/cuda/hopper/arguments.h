@@ -95,7 +95,7 @@ struct Arguments {
   int32_t* sequences = nullptr;      // [B], those with the most keys first
   int32_t* sequence_ends = nullptr;  // [B + 2], 0, the tile rows up to the end of each, and
                                      // whether some have chunks
-  Deal deal;  // of few query tiles, pieces of which take the place of tile rows
+  Deal deal;  // where tiles are dealt, whose pieces take the place of tile rows
 
   Divisor by_heads, by_group;  // divide by problem.heads_q and by group
 

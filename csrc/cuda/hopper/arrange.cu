@@ -112,8 +112,9 @@ void arrange_deal(KernelTile tile, Arena* arena, Arguments* args) {
   Deal& deal = args->deal;
   deal.by_width = Divisor(width);
   deal.strips = tile.block_q / kStripRows;
-  deal.slots = static_cast<int32_t>(std::min<int64_t>(
-      int64_t{kSlotsOfBlock} * args->multiprocessors, int64_t{rows} * width * kMostChunks));
+  const int64_t slots = std::min<int64_t>(int64_t{kSlotsOfBlock} * args->multiprocessors,
+                                          int64_t{rows} * width * kMostChunks);
+  deal.slots = may_split(params) ? static_cast<int32_t>(slots) : 0;
   deal.most_pieces = rows + deal.slots / width;
   deal.most_merged = std::min(rows, deal.slots / (2 * width));
   deal.tiles = arena->take<Piece>(rows);
@@ -187,17 +188,17 @@ void arrange_order(KernelTile tile, Arguments* args) {
 bool may_deal(const AttentionParams& params, int32_t multiprocessors) {
   constexpr int64_t kManyTiles = 8, kMany = 4;         // of a multiprocessor, which end evenly
   constexpr int32_t kHighRows = 64, kManyKeys = 4096;  // more rows on fewer keys: a merge is more
-  const Wanted wanted = {params.features, Split::kAll};
-  const Entry entry = find_kernel(params.problem.widest_dim(), wanted);
+  if (params.sequences.same_lengths()) return false;
+  const int32_t head_dim = params.problem.widest_dim();
+  const Entry entry = find_kernel(head_dim, {params.features, Split::kAll});
   // Kernels of other head dims have other tiles.
-  if (entry.head_dim != find_kernel(params.problem.widest_dim(), {params.features}).head_dim ||
-      !may_split(params)) {
-    return false;
-  }
+  if (entry.head_dim != find_kernel(head_dim, {params.features}).head_dim) return false;
   const KernelTile tile = tile_of(entry);
   KeySplit split;
   split.all = true;
-  if (pack_heads(params, tile, split).heads > 1) return true;
+  const bool packs = pack_heads(params, tile, split).heads > 1;
+  if (!may_split(params)) return packs && are_many(params, multiprocessors);
+  if (packs) return true;
   if (params.problem.seq_q > kHighRows && params.problem.seq_kv < kManyKeys) return false;
   const RaggedOrder order = ragged_order(params, tile.block_q);
   const int64_t many = params.problem.seq_q <= kFewRows ? kManyTiles : kMany;

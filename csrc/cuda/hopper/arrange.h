@@ -8,8 +8,8 @@
 
 namespace sparse_attn::cuda::hopper {
 
-/// Whether thread blocks are to share the keys of sequences, some of which may be long and have few
-/// query tiles: where these may not fill the device, or heads share them.
+/// Whether the tiles of sequences that differ in length are to be dealt: where some may be long and
+/// have few query tiles, which may not fill the device, and where heads share tiles.
 bool may_deal(const AttentionParams& params, int32_t multiprocessors);
 
 /// Fills what Arguments say about tiles of the chosen kernel, and takes their memory.

@@ -37,10 +37,10 @@ struct Config {
   static constexpr bool kPlain = kOwn.is_plain();
   static constexpr bool kRagged = kOwn.is_ragged();  // sequences of any length, keys in pages
   static constexpr bool kListed = kOwn.is_listed();
-  static constexpr bool kHalf = kConsumers == 1;      // half tiles, for lists of low query blocks
-  static constexpr bool kPacks = kTile.packs;         // several heads a tile
-  static constexpr bool kSplits = kTile.splits;       // takes chunks of keys
-  static constexpr bool kDeals = kRagged && kSplits;  // that are dealt on the device
+  static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
+  static constexpr bool kPacks = kTile.packs;     // several heads a tile
+  static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
+  static constexpr bool kDeals = kOwn.deals();    // that are dealt on the device
   // The kernel of few queries: its start is much of its time, so Q has a loader of its own.
   static constexpr bool kFewQueries = kPacks && kPlain;
   static constexpr bool kFolds = kTile.folds;                  // sums the chunks of a tile itself

@@ -1,5 +1,6 @@
 // The deal: where sequences differ in length, and so few query tiles that they would leave most of
-// a device idle, thread blocks share the chunks of the long ones. Which chunks a tile has says
+// a device idle, thread blocks share the chunks of the long ones; of many short ones, whose heads
+// share tiles, all tiles stay whole. Which chunks a tile has says
 // key_split.h, from its own sequence alone; here is decided who takes them, which changes no bit: a
 // thread block that takes several sums them as the merge would, from the last one on.
 //
@@ -14,6 +15,13 @@
 #include "../../params.h"
 #include "../../visited_tiles.h"
 #include "key_split.h"
+
+// Before loops of a few turns: a call fetches the code of its kernels anew.
+#ifdef __CUDA_ARCH__
+#define SPARSE_ATTN_ROLLED _Pragma("unroll 1")
+#else
+#define SPARSE_ATTN_ROLLED
+#endif
 
 namespace sparse_attn::cuda::hopper {
 
@@ -137,9 +145,11 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
                                  const SumsOf& sums) {
   const int32_t width = deal.by_width.divisor;
   int32_t bins = 0;
+  SPARSE_ATTN_ROLLED
   for (int32_t i = own.begin; i < own.end; ++i) bins += rule.bins(deal.tiles[i].visited) * width;
   bins = sums(bins).before;
   int32_t slots = 0;
+  SPARSE_ATTN_ROLLED
   for (int32_t i = own.begin; i < own.end; ++i) {
     Piece& tile = deal.tiles[i];
     bins += rule.bins(tile.visited) * width;
@@ -149,6 +159,7 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
   }
   slots = sums(slots).before;
   int32_t longs = 0, chunks = 0, merged = 0;
+  SPARSE_ATTN_ROLLED
   for (int32_t i = own.begin; i < own.end; ++i) {
     Piece& tile = deal.tiles[i];
     if (tile.first > 0) {
@@ -170,6 +181,7 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
   int32_t long_at = long_sums.before, chunk_at = long_sums.all + chunk_sums.before;
   int32_t short_at = long_sums.all + chunk_sums.all + own.begin - long_sums.before;
   int32_t merged_at = merged_sums.before;
+  SPARSE_ATTN_ROLLED
   for (int32_t i = own.begin; i < own.end; ++i) {
     Piece piece = deal.tiles[i];
     const int32_t at = rule.is_long(piece.visited) ? long_at++ : short_at++;
@@ -177,6 +189,7 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
     if (piece.first == 0) continue;
     deal.merged[merged_at++] = at;
     piece.count = 1;
+    SPARSE_ATTN_ROLLED
     while (piece.first > 0) {
       --piece.first;
       deal.pieces[chunk_at++] = piece;

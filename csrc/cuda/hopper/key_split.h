@@ -228,15 +228,18 @@ inline bool may_split(const AttentionParams& params) {
   return split_few_tiles(params.pattern, params.features, rows, longest.keys, tile).chunks > 0;
 }
 
+/// Whether tiles of a head each would be more than multiprocessors.
+inline bool are_many(const AttentionParams& params, int32_t multiprocessors) {
+  return int64_t{params.problem.batch} * params.problem.heads_q > multiprocessors;
+}
+
 /// One chunk for each tile of up to 64 queries, so that heads that share keys share tiles: where
-/// those of a head each are more than multiprocessors, and no merge is needed. Changes no bit.
+/// those of a head each are many, and no merge is needed. Changes no bit.
 inline KeySplit pack_whole(const AttentionParams& params, KernelTile tile,
                            int32_t multiprocessors) {
-  const Problem& problem = params.problem;
   const KeySplit whole = {1, 1, 1, kMostChunks, true};
-  const bool many = int64_t{problem.batch} * problem.heads_q > multiprocessors;
-  const bool packs = many && tile.folds && is_cut_call(params.features) &&
-                     pack_heads(params, tile, whole).heads > 1;
+  const bool packs = are_many(params, multiprocessors) && tile.folds &&
+                     is_cut_call(params.features) && pack_heads(params, tile, whole).heads > 1;
   return packs ? whole : KeySplit{};
 }
 

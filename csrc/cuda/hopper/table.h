@@ -53,7 +53,8 @@ constexpr Features kTopCalls =
 /// Sequences that differ in length, whose keys may lie in pages.
 constexpr Features kLengths = Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
 constexpr Features kPlainRaggedCalls = kPlainCalls.with(kLengths);
-constexpr Features kFewRaggedCalls = kPlainRaggedCalls.without(Features::of(Feature::kDilation));
+constexpr Features kFewRaggedCalls = kPlainRaggedCalls.without(Features::of(Feature::kDilation))
+                                         .with(Features::of(Feature::kFloat8Keys));
 constexpr Features kRaggedCalls = kPlainRaggedCalls.with(
     Features::of(Feature::kKeyOrigins, Feature::kLead, Feature::kOddScale, Feature::kFloat8Keys));
 constexpr Features kScoredRaggedCalls =
@@ -108,7 +109,9 @@ struct Kernel {
 
   constexpr int32_t rows() const { return consumers * kConsumerRows; }
   /// Whether all masks slide by a column a row.
-  constexpr bool is_plain() const { return accepts.within(kPlainRaggedCalls.with(kTopCalls)); }
+  constexpr bool is_plain() const {
+    return accepts.within(kPlainRaggedCalls.with(kTopCalls).with(kFewRaggedCalls));
+  }
   constexpr bool takes_raw_values() const { return !accepts.within(kPlainCalls); }
   constexpr bool is_ragged() const { return accepts.any(kLengths); }
   constexpr bool is_listed() const { return accepts.has(Feature::kList); }
@@ -140,12 +143,15 @@ struct Kernel {
     }
     return 0;
   }
-  /// Kernels of lists, of thresholds and of lengths serve no call without those.
+  /// Whether its tiles are dealt on the device, which knows the lengths (deal.h).
+  constexpr bool deals() const { return is_ragged() && splits == Split::kAll; }
+  /// Kernels of lists, of thresholds and of lengths serve no call without those, and those whose
+  /// tiles are dealt no other.
   constexpr bool serves(const Wanted& wanted) const {
     const Features features = wanted.features;
     return features.within(accepts) && wanted.split <= splits &&
-           (!wanted.raw_values || takes_raw_values()) && wanted.block_q % rows() == 0 &&
-           is_listed() == features.has(Feature::kList) &&
+           (!deals() || wanted.split == splits) && (!wanted.raw_values || takes_raw_values()) &&
+           wanted.block_q % rows() == 0 && is_listed() == features.has(Feature::kList) &&
            is_top() == features.has(Feature::kTopK) && is_ragged() == features.any(kLengths);
   }
 };
@@ -174,7 +180,7 @@ constexpr Kernel kKernels[] = {
     {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 112, 112, 0, 128, 0, 0, 96, 0}},
     {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
-    // Few query tiles, whose chunks thread blocks share.
+    // Few query tiles, or those of several heads, which are dealt.
     {2, kFewRaggedCalls, Split::kAll, {0, 0, 128, 112, 112, 0, 128, 128, 112, 96, 80}},
     {2, kRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
 };
@@ -244,13 +250,19 @@ constexpr Entry find_chunked(int32_t head_dim, Features features) {
   return find_kernel(head_dim, {features.any(kBiases) ? kBiases : kGeneralCalls, Split::kAll});
 }
 
-/// Whether all kernels of chunks that serve calls of a kind have the same tiles.
+/// Whether all kernels of chunks that serve calls of a kind have the same tiles. Calls on 8-bit
+/// keys are dealt at the head dims at which another kernel takes their whole tiles (may_deal).
 constexpr bool chunks_are_alike() {
   for (const Kernel& kernel : kKernels) {
     if (kernel.splits == Split::kNone) continue;
     for (int32_t head_dim : kHeadDims) {
       const int32_t keys = kernel.keys_at(head_dim);
-      if (keys != 0 && keys != find_chunked(head_dim, kernel.accepts).keys()) return false;
+      if (keys == 0) continue;
+      const Features coarse = kernel.accepts.without(Features::of(Feature::kFloat8Keys));
+      if (keys != find_chunked(head_dim, coarse).keys()) return false;
+      const bool dealt =
+          kernel.deals() && find_kernel(head_dim, {kernel.accepts}).head_dim == head_dim;
+      if (dealt && keys != find_chunked(head_dim, kernel.accepts).keys()) return false;
     }
   }
   return true;

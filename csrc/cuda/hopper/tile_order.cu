@@ -2,7 +2,8 @@
 // together: class c holds lists of up to 1 / 2^c of the longest that may be. Sequences that differ
 // in length are sorted by their keys in the same way. One thread block; each warp counts the
 // classes in its stretch of items, a prefix sum over (class, warp) says where its items go. The
-// kernel after it waits, so what counts is how often threads wait for memory and for each other.
+// kernel after it waits, so what counts is how often threads wait for memory, for each other and
+// for code, which a call fetches anew: loops of a few turns are not unrolled.
 #include "../common/block_sums.cuh"
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"
@@ -57,6 +58,7 @@ __device__ __forceinline__ void sort_by_class(Interval items, int32_t* sorted,
   const int32_t end = imin(begin + size, items.end);
   // Calls f(item, where it goes), 32 items at a time, and counts them.
   auto each = [&](const auto& f) {
+#pragma unroll 1
     for (int32_t first = begin; first < end; first += kLanes) {
       const int32_t i = first + lane, c = i < end ? class_of(i) : kClasses;
       const uint32_t alike = __match_any_sync(~0u, c);
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 /// Sums over the threads of a block, all of which call it.
 struct SumsOfBlock {
-  __device__ __forceinline__ Sums operator()(int32_t value) const {
+  __device__ __noinline__ Sums operator()(int32_t value) const {
     __syncthreads();
     return sums_of_block<kSequenceThreads>(value);
   }
@@ -125,6 +127,7 @@ __global__ void __launch_bounds__(kSequenceThreads)
   if (threadIdx.x == 0) *args.counter = longest = some_split = visited = 0;
   __syncthreads();
   const Interval own = stretch_of<kSequenceThreads>({0, batch});
+#pragma unroll 1
   for (int32_t b = own.begin; b < own.end; ++b) {
     const Sequence sequence = params.sequences.of(b);
     if (few) of_few[b] = sequence;
@@ -134,9 +137,11 @@ __global__ void __launch_bounds__(kSequenceThreads)
   sort_by_class<kSequenceThreads>(
       {0, batch}, sorted, [&](int32_t b) { return length_class(sequence_of(b).keys, longest); });
   int32_t sum = 0;
+#pragma unroll 1
   for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
   int32_t end = sums_of_block<kSequenceThreads>(sum).before;
   if (threadIdx.x == 0) ends[0] = 0;
+#pragma unroll 1
   for (int32_t i = own.begin; i < own.end; ++i) {
     ends[i + 1] = end += row_blocks(i) * sections;
     if (few && i + 1 == batch) args.sequence_ends[batch] = end;
@@ -148,8 +153,10 @@ __global__ void __launch_bounds__(kSequenceThreads)
   Deal deal = args.deal;
   if (kDeals && all <= kFewTileRows) deal.tiles = few_tiles;
   unsigned long long own_visited = 0;
+#pragma unroll 1
   for (int32_t at = threadIdx.x; at < all; at += kSequenceThreads) {
     int32_t i = 0;  // the sequence that has the row: the first one that ends past it
+#pragma unroll 1
     for (int32_t step = 1 << (31 - __clz(batch)); step > 0; step /= 2) {
       if (step <= batch - i && ends[i + step] <= at) i += step;
     }
