@@ -235,7 +235,8 @@ std::string decode_refusal(const Case& c) {
   if (!ranks) return "";
   constexpr Features kTopCalls =
       Features::of(F::kTopK, F::kKeyBounds, F::kQueryOffsets, F::kSinkLogits, F::kValueDim,
-                   F::kPacked, F::kUsedKeys, F::kPaged);
+                   F::kMask, F::kSoftcap, F::kOddScale, F::kAlibi)
+          .with(Features::of(F::kPacked, F::kUsedKeys, F::kPaged));
   const std::string words = unlisted(c.features, kTopCalls);
   if (!words.empty()) return "decode takes no " + words + " with token top-k";
   if (c.topk > cuda::decode::kMostKept) {

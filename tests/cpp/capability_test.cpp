@@ -99,9 +99,9 @@ void test_decode_keeps_highest() {
     ++c.problem.seq_q;
     CHECK(engine_of(c, "decode").empty(), "more than few queries");
     c.problem.seq_q = 1;
-    c.features.add(Feature::kSoftcap);
+    c.features.add(Feature::kKeyOrigins);
     const Choice choice = choose_engine(c, "decode");
-    CHECK(choice.reasons[0] == "decode takes no softcap with token top-k", choice.reasons[0]);
+    CHECK(choice.reasons[0] == "decode takes no key_origin with token top-k", choice.reasons[0]);
   }
 }
 
@@ -119,6 +119,18 @@ void test_hopper_takes_every_head_dim() {
   }
   const Choice choice = choose_engine(plain_case(90, 264), "hopper");
   CHECK(choice.reasons[0] == "hopper is built for head dims up to 256, not 264", choice.reasons[0]);
+  // Kernels of few queries have tiles of their own at some, which a sequence alone has not.
+  for (Feature lengths : {Feature::kPacked, Feature::kUsedKeys, Feature::kPaged}) {
+    for (int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      for (int32_t seq_q : {17, 64, 300}) {
+        Case c = plain_case(90, head_dim);
+        c.problem.seq_q = seq_q;
+        c.features.add(lengths);
+        c.features.add(Feature::kFloat8Keys);
+        CHECK(engine_of(c) == "hopper", std::to_string(head_dim));
+      }
+    }
+  }
 }
 
 void test_the_wider_head_dim_chooses_the_kernel() {

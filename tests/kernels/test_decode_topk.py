@@ -9,8 +9,24 @@ from reference import Shape
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
 
+#: What joins scores, of (2, 4, Sq, 7000) of them, once they are ranked; a mask leaves some rows
+#: less than is kept.
+TRANSFORMS = {
+    "softcap": lambda Sq, device: {"softcap": 20.0},
+    "scale": lambda Sq, device: {"scale": -0.2},
+    "alibi": lambda Sq, device: {"alibi_slopes": torch.tensor([0.5, 0.125, 0, 1 / 64]).to(device)},
+    "mask": lambda Sq, device: {"attn_mask": rising(torch.rand(2, 1, Sq, 7000, device=device))},
+    "bias": lambda Sq, device: {"attn_mask": 2 * torch.randn(4, Sq, 7000, device=device)},
+}
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LONG = 8192  # keys, of which a sample of every fourth bounds the choice
+
+
+def rising(numbers):
+    """A mask of which the first row allows no key, and the last one every second."""
+    rows = numbers.shape[-2]
+    share = torch.linspace(0, 0.5, rows, device=numbers.device)
+    return numbers < share.square()[:, None]
 
 
 @pytest.fixture
@@ -115,7 +131,7 @@ def test_pages_of_long_rows_have_the_bits_of_contiguous_keys(few, device, page_s
 
 
 @pytest.mark.parametrize("Sq", [5, 43])
-@pytest.mark.parametrize("name", ["bounds", "offsets", "sinks", "value-dim"])
+@pytest.mark.parametrize("name", ["bounds", "offsets", "sinks", "value-dim", *TRANSFORMS])
 def test_long_rows_with(few, device, name, Sq):
     shape = Shape(2, 4, 2, Sq, 7000, 64)
     query, key, value = shape.make(device, torch.bfloat16)
@@ -127,6 +143,9 @@ def test_long_rows_with(few, device, name, Sq):
         common["key_bounds"] = torch.stack([low, low + size], -1).int()
     elif name == "offsets":
         common["query_offset"] = torch.tensor([6500, -3], dtype=torch.int32, device=device)
+    elif name in TRANSFORMS:
+        query, key = (torch.randint_like(tensor, -3, 4) for tensor in (query, key))  # exact ranks
+        common |= TRANSFORMS[name](Sq, device)
     elif name == "sinks":
         common["sink_logits"] = torch.randn(4, device=device)
     else:
@@ -139,11 +158,11 @@ def test_long_rows_with(few, device, name, Sq):
 def test_what_it_leaves_to_others(few, device):
     query, key, value = Shape(1, 4, 2, 2, 4000, 64).make(device, torch.bfloat16)
     assert sa.can_use(query, key, value, sa.TopK(2048)).engine == "decode"
-    for pattern, common, words in (
-        (sa.TopK(2049), {}, "token top-k of up to 2048 keys, not 2049"),
-        (sa.TopK(9), dict(softcap=5.0), "no softcap with token top-k"),
-        (sa.TopK(9), dict(attn_mask=torch.zeros(2, 4000, device=device)), "no attn_mask with"),
+    codes = [tensor.to(torch.float8_e4m3fn) for tensor in (key, value)]
+    for keys, k, words in (
+        ((key, value), 2049, "token top-k of up to 2048 keys, not 2049"),
+        (codes, 9, "no keys of float8 with token top-k"),
     ):
-        assert sa.can_use(query, key, value, pattern, **common).engine not in ("decode", None)
+        assert sa.can_use(query, *keys, sa.TopK(k)).engine not in ("decode", None)
         with pytest.raises(NotImplementedError, match=f"decode takes {words}"):
-            few(query, key, value, pattern, **common)
+            few(query, *keys, sa.TopK(k))

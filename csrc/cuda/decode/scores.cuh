@@ -85,12 +85,13 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const 
   }
 }
 
-/// Adds attn_mask, whose elements load(index) reads, to the scores that are not -inf. All are on
-/// their way at once, those of rows and keys that do not exist too, which are others' again.
+/// Loads attn_mask, whose elements load(index) reads. All are on their way at once, those of rows
+/// and keys that do not exist too, which are others' again.
 template <typename Config, typename Load>
-__device__ __forceinline__ void add_mask(typename Config::Scores& rS, const AttentionParams& params,
-                                         const TileState<Config>& state, const Step& step,
-                                         const Load& load) {
+__device__ __forceinline__ void load_mask(typename Config::Scores& bias,
+                                          const AttentionParams& params,
+                                          const TileState<Config>& state, const Step& step,
+                                          const Load& load) {
   const Work& work = state.work;
   const MaskView& mask = params.scores.mask;
   const View view = step.lead ? work.slice.lead.view : work.slice.keys;
@@ -100,11 +101,19 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& rS, const Atte
     const TileRow& own = state.rows[imin(lane_row(row / 2, row % 2), work.rows - 1)];
     of_row[row] = work.batch * mask.stride_b + own.head * mask.stride_h + own.query * mask.stride_q;
   }
-  typename Config::Scores bias;
   for_each_score<Config>(bias, [&](float& term, int row, int column) {
     const int32_t j = imin(view.at(step.start + column), params.problem.seq_kv - 1);
     term = load(of_row[row] + j * mask.stride_k);
   });
+}
+
+/// Adds attn_mask to the scores that are not -inf.
+template <typename Config, typename Load>
+__device__ __forceinline__ void add_mask(typename Config::Scores& rS, const AttentionParams& params,
+                                         const TileState<Config>& state, const Step& step,
+                                         const Load& load) {
+  typename Config::Scores bias;
+  load_mask<Config>(bias, params, state, step, load);
 #pragma unroll
   for (int i = 0; i < 4 * Config::MT * Config::NT; ++i) {
     const int mt = i / 4 / Config::NT, nt = i / 4 % Config::NT;

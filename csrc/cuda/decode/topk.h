@@ -10,8 +10,9 @@
 
 namespace sparse_attn::cuda::decode {
 
-/// The scores of some rows, in the workspace: scale * q.k of key j in column j. Rows are those of
-/// (batch entry, query head, query) from number `first` on.
+/// The scores of some rows, in the workspace: scale * q.k of key j in column j, by which keys are
+/// ranked; -inf where attn_mask leaves the key out. Rows are those of (batch entry, query head,
+/// query) from number `first` on.
 struct ScoreRows {
   float* scores = nullptr;  // [count, pitch]
   int64_t pitch = 0;

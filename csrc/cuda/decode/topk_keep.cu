@@ -7,6 +7,7 @@
 // lie.
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/mask.cuh"
 #include "../common/merge_row.cuh"
 #include "../common/ptx/grid.cuh"
 #include "../common/radix_select.cuh"
@@ -24,7 +25,7 @@ static_assert(kMostKept < kCandidates && kSampled <= kCandidates);
 
 /// Dynamic shared memory of a thread block.
 struct KeepStorage {
-  uint32_t keys[kCandidates];  // ordered_key of each score, then its weight
+  uint32_t keys[kCandidates];  // ordered_key of each score, then what the softmax takes, its weight
   int32_t places[kCandidates];
 };
 static_assert(sizeof(KeepStorage) >= kThreads * kColumns * sizeof(float),
@@ -178,6 +179,15 @@ __device__ void sum_values(const AttentionParams& params, const Sequence& sequen
   }
 }
 
+/// What the softmax takes of the score of key j, which has been ranked: softcap, ALiBi and
+/// attn_mask join what is kept.
+__device__ float join_score(const Scores& scores, float score, int64_t batch, int32_t head,
+                            int32_t query, int32_t position, int32_t j) {
+  if (score == -INFINITY) return score;
+  return capped(score, scores.softcap) + scores.alibi.bias(batch, head, position, j) +
+         mask_bias(scores.mask, batch, head, query, j);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2)
     keep_kernel(const __grid_constant__ AttentionParams params, const ScoreRows rows) {
@@ -206,13 +216,16 @@ __global__ void __launch_bounds__(kThreads, 2)
   // The softmax, relative to the highest score of all.
   float top = -INFINITY;
   for (int32_t i = threadIdx.x; i < kept; i += kThreads) {
-    top = fmaxf(top, score_of(storage.keys[i]));
+    const float score = join_score(params.scores, score_of(storage.keys[i]), batch, head, query,
+                                   query + slice.offset, seen.begin + storage.places[i]);
+    storage.keys[i] = __float_as_uint(score);
+    top = fmaxf(top, score);
   }
   top = reduce_block(top, of_warp, [](float a, float b) { return fmaxf(a, b); });
   const float shift = top == -INFINITY ? 0.0f : top;
   float sum = 0.0f;
   for (int32_t i = threadIdx.x; i < kept; i += kThreads) {
-    const float weight = ptx::exp2_approx((score_of(storage.keys[i]) - shift) * kLog2e);
+    const float weight = ptx::exp2_approx((__uint_as_float(storage.keys[i]) - shift) * kLog2e);
     storage.keys[i] = __float_as_uint(weight);
     sum += weight;
   }

@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                             : nullptr;
   }
   const float scale = params.score_scale(work.batch, work.first_head);
+  const MaskView& mask = params.scores.mask;
   auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
   int slot = 0, load_slot = 0;
   int32_t step = steps.begin + warp;  // multiplied next
@@ -91,12 +92,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     typename Config::Scores rS;
     products.scores(rS, ring + slot * Config::kSlotBytes);
 #pragma unroll
+    for (int i = 0; i < 4 * Config::NT; ++i) rS[0][i / 4][i % 4] *= scale;
+    if (mask.kind != MaskKind::kNone) {
+      Step here;
+      here.start = step * kStepKeys;
+      typename Config::Scores bias;
+      with_mask(mask.kind, mask.data,
+                [&](const auto& load) { load_mask<Config>(bias, params, state, here, load); });
+#pragma unroll
+      for (int i = 0; i < 4 * Config::NT; ++i) {
+        float& score = rS[0][i / 4][i % 4];
+        score = bias[0][i / 4][i % 4] == -INFINITY ? -INFINITY : score;
+      }
+    }
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (rows[h] == nullptr) continue;
 #pragma unroll
       for (int nt = 0; nt < Config::NT; ++nt) {
-        *reinterpret_cast<float2*>(rows[h] + step * kStepKeys + nt * 8) = {
-            scale * rS[0][nt][2 * h], scale * rS[0][nt][2 * h + 1]};
+        *reinterpret_cast<float2*>(rows[h] + step * kStepKeys + nt * 8) = {rS[0][nt][2 * h],
+                                                                           rS[0][nt][2 * h + 1]};
       }
     }
     slot = after(slot);
