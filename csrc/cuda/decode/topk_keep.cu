@@ -5,11 +5,14 @@
 //   4 sum up   softmax over what is kept, and the sum of its values, read by groups of threads
 // A sample that bounds badly costs time and nothing else: then all scores are ranked where they
 // lie.
+#include <cfloat>
+
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/mask.cuh"
 #include "../common/merge_row.cuh"
 #include "../common/ptx/grid.cuh"
+#include "../common/ptx/math.cuh"
 #include "../common/radix_select.cuh"
 #include "topk.h"
 
@@ -246,7 +249,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int32_t group = 0; group < groups; ++group) {
       total[0] += sums[group * lanes + column / kColumns][column % kColumns];
     }
-    store_row<T>(params, sequence, batch, head, query, column, total, top * kLog2e, sum);
+    // In log2 units a mask's lowest terms would overflow.
+    const float m = top == -INFINITY ? top : ptx::clamp(top * kLog2e, FLT_MAX);
+    store_row<T>(params, sequence, batch, head, query, column, total, m, sum);
   }
 }
 
