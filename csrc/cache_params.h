@@ -13,8 +13,7 @@ struct CacheRows {
   void* cache = nullptr;  // [pages, page_size, heads, head_dim]
   int64_t stride_page = 0, stride_slot = 0, stride_h = 0;
   int32_t head_dim = 0;
-  const float* scale = nullptr;  // of float8: a row holds rows / scale; null is 1
-  int64_t scale_stride = 0;      // from head to head
+  ScaleView scale;  // of float8, [heads]: a row holds rows / scale
 };
 
 struct AppendParams {

@@ -92,6 +92,10 @@ struct ScaleView {
   SPARSE_ATTN_HD float at(int64_t b, int32_t head, int32_t group) const {
     return data[b * stride_b + int64_t{head / group} * stride_h];
   }
+  /// That of a key head, 1 where none is given.
+  SPARSE_ATTN_HD float of_key_head(int64_t b, int64_t head) const {
+    return data == nullptr ? 1.0f : data[b * stride_b + head * stride_h];
+  }
 };
 
 /// Keys and values: tensors, or pages that a table lists for each sequence.

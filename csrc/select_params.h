@@ -82,6 +82,12 @@ struct SelectParams {
     }
     return sequences.offset(b);
   }
+  /// Whether keys are read, which the caller's scores or sketch spare.
+  bool reads_keys() const {
+    return selector != Selector::kScores && !(selector == Selector::kSketch && sketch.present());
+  }
+  /// Whether those have 8 bits: as numbers of the queries' type, scaled and rounded.
+  bool reads_codes() const { return reads_keys() && keys.dtype == Dtype::kFloat8; }
   /// Lists of a batch entry, and query heads that share one.
   SPARSE_ATTN_HD int32_t lists() const { return by_group ? problem.heads_kv : problem.heads_q; }
   SPARSE_ATTN_HD int32_t heads_per_list() const { return by_group ? problem.group() : 1; }

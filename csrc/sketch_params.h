@@ -74,11 +74,13 @@ struct SketchAppendParams {
 /// The groups of a paged cache that hold the slots are sketched again, from their first row to the
 /// greatest of the slots.
 struct SketchPagesParams {
-  SketchView sketch;               // an entry is a page
-  TensorView cache;                // [pages, Hkv, page_size, D]
+  SketchView sketch;  // an entry is a page
+  TensorView cache;   // [pages, Hkv, page_size, D], of `dtype` or float8
+  bool float8 = false;
+  ScaleView scale;                 // of float8, [Hkv]
   const int64_t* slots = nullptr;  // [num_slots]; those outside the cache stand for nothing
   int64_t num_slots = 0, pages = 0;
-  Dtype dtype = Dtype::kFloat32;
+  Dtype dtype = Dtype::kFloat32;  // of the ranges
   void* stream = nullptr;
   int32_t device = 0;
 

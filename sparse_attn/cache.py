@@ -44,7 +44,7 @@ def append_to_cache(
         float32 on the device, 0-d or ``(Hkv,)``, above 0: a float8 cache holds ``key / key_scale``
         rounded to the nearest, at most 448 in size. 1 by default.
     sketch : KeySketch, optional
-        A paged sketch of `key_cache`, which takes in the new tokens too.
+        A paged sketch of `key_cache`, which takes in the new tokens too, as the cache holds them.
 
     Raises
     ------
@@ -53,8 +53,6 @@ def append_to_cache(
     ValueError
         A wrong call, in one sentence: the argument, what was expected, what came; a tensor that
         requires grad in grad mode among them.
-    NotImplementedError
-        A sketch beside a cache of float8_e4m3fn.
 
     Examples
     --------
@@ -85,10 +83,6 @@ def append_to_cache(
     check_kind("append_to_cache", "sketch", sketch, (KeySketch, type(None)), "a KeySketch or None")
     if sketch is not None and not sketch.paged:
         raise refuse("append_to_cache", "a paged sketch", repr(sketch))
-    if sketch is not None and key_cache.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError(
-            "sparse_attn.append_to_cache: not served: a sketch beside a cache of float8_e4m3fn"
-        )
     tensors["slot_mapping"] = as_int64("append_to_cache", "slot_mapping", slot_mapping)
     arguments = (*tensors.values(), key_scale, value_scale)
     try:
@@ -100,7 +94,7 @@ def append_to_cache(
             told = ValueError(f"{told}; {hint}")
         raise told from None
     if sketch is not None:
-        sketch.append(key_cache, tensors["slot_mapping"])
+        sketch.append(key_cache, tensors["slot_mapping"], key_scale)
 
 
 def _quantized(tensor: torch.Tensor, head_axis: int, per: str) -> tuple[torch.Tensor, torch.Tensor]:

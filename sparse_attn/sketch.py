@@ -31,12 +31,35 @@ def _rounded(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def _check_keys(owner: str, key: object) -> None:
-    """Refuse what is no dense tensor, and keys of 8 bits."""
-    check_dense(owner, "key", key)
-    assert isinstance(key, torch.Tensor)
-    if key.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError(f"sparse_attn.{owner}: not served: keys of float8_e4m3fn")
+def _dtype_of_ranges(key: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of a sketch's ranges; keys of 8 bits leave a choice."""
+    check_kind(_OWNER, "dtype", dtype, (torch.dtype, type(None)), "a torch.dtype or None")
+    codes = key.dtype == torch.float8_e4m3fn
+    served = (torch.bfloat16, torch.float16) if codes else (key.dtype,)
+    if dtype is not None and dtype not in served:
+        of_key = f"key's dtype {str(key.dtype).removeprefix('torch.')}"
+        what = "dtype float16 or bfloat16 beside keys of float8_e4m3fn" if codes else of_key
+        raise refuse(_OWNER, what, str(dtype).removeprefix("torch."))
+    return served[0] if dtype is None else dtype
+
+
+def _dequantized(
+    owner: str, key: torch.Tensor, key_scale: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return what keys ``(B, Hkv, n, D)`` of 8 bits stand for, others as they are."""
+    if key.dtype != torch.float8_e4m3fn:
+        if key_scale is not None:
+            got = str(key.dtype).removeprefix("torch.")
+            raise refuse(owner, "key_scale beside keys of dtype float8_e4m3fn", got)
+        return key
+    if key_scale is None:
+        return key.to(dtype)
+    batch, heads = key.shape[:2]
+    if key_scale.dtype != torch.float32 or key_scale.shape not in ((), (heads,), (batch, heads)):
+        what = f"key_scale of dtype float32 and shape (), ({heads}) or ({batch}, {heads})"
+        got = f"{str(key_scale.dtype).removeprefix('torch.')} {tuple(key_scale.shape)}"
+        raise refuse(owner, what, got)
+    return (key.float() * key_scale[..., None, None]).to(dtype)
 
 
 class KeySketch:
@@ -50,8 +73,10 @@ class KeySketch:
     Parameters
     ----------
     key : Tensor
-        ``(B, Hkv, S, D)``, float32, float16 or bfloat16, D a multiple of 8 up to 256; with
-        ``paged=True`` a cache ``(pages, page_size, Hkv, D)``. Its last dimension is contiguous.
+        ``(B, Hkv, S, D)``, float32, float16, bfloat16 or float8_e4m3fn, D a multiple of 8 up to
+        256; with ``paged=True`` a cache ``(pages, page_size, Hkv, D)``. Its last dimension is
+        contiguous. Of float8_e4m3fn the sketch is of ``key.float() * key_scale``, rounded to
+        `dtype`.
     bits : {2, 4}
         Of a channel's code.
     capacity : int, optional
@@ -61,6 +86,11 @@ class KeySketch:
         pages may be shared and reused. Its tokens come by `append_to_cache` with ``sketch=``.
     block_table, seqused_k : Tensor, optional
         As in `paged_attention`: what a paged cache holds already.
+    key_scale : Tensor, optional
+        What keys of float8_e4m3fn are multiplied by, as in the attention functions; 1 by default.
+    dtype : torch.dtype, optional
+        Of the ranges, which is that of the queries to come: float16 or bfloat16 (the default)
+        beside keys of float8_e4m3fn, else key's.
 
     Attributes
     ----------
@@ -69,8 +99,8 @@ class KeySketch:
     codes : Tensor
         int32, ``(B, Hkv, capacity, words)`` or ``(pages, Hkv, page_size, words)``.
     ranges : Tensor
-        Of key's dtype, ``(B, Hkv, capacity / 64, 2, D)`` or ``(pages, Hkv, groups of a page, 2,
-        D)``: least and greatest values.
+        Of `dtype`, ``(B, Hkv, capacity / 64, 2, D)`` or ``(pages, Hkv, groups of a page, 2, D)``:
+        least and greatest values.
     lengths : Tensor or None
         int32 ``(B,)``: tokens held; None of a paged sketch.
 
@@ -78,8 +108,6 @@ class KeySketch:
     ------
     TypeError, ValueError
         An argument of a wrong kind, shape or dtype; bits other than 2 and 4; no room.
-    NotImplementedError
-        Keys of float8_e4m3fn.
 
     Notes
     -----
@@ -107,8 +135,10 @@ class KeySketch:
         paged: bool = False,
         block_table: torch.Tensor | None = None,
         seqused_k: torch.Tensor | None = None,
+        key_scale: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        _check_keys(_OWNER, key)
+        check_dense(_OWNER, "key", key)
         check_kind(_OWNER, "bits", bits, Integer, "an int")
         check_kind(_OWNER, "paged", paged, bool, "a bool")
         if bits not in (2, 4):
@@ -117,6 +147,7 @@ class KeySketch:
             shape = "(pages, page_size, heads, head_dim)" if paged else "(batch, heads, length, D)"
             raise refuse(_OWNER, f"key of shape {shape}", tuple(key.shape))
         self.bits, self.paged = int(bits), paged
+        dtype = _dtype_of_ranges(key, dtype)
         self._fixed = capacity is not None
         self._tokens = 0
         self.lengths: torch.Tensor | None = None
@@ -124,43 +155,61 @@ class KeySketch:
         if paged:
             if capacity is not None:
                 raise refuse(_OWNER, "capacity without paged=True", capacity)
-            self._take_pages(key, block_table, seqused_k)
+            self._take_pages(key, key_scale, dtype, block_table, seqused_k)
             return
         if block_table is not None or seqused_k is not None:
             raise refuse(_OWNER, "paged=True with block_table and seqused_k", "paged=False")
-        self._take_entries(key, capacity)
+        self._take_entries(key, key_scale, dtype, capacity)
 
-    def _take_entries(self, key: torch.Tensor, capacity: int | None) -> None:
+    def _take_entries(
+        self,
+        key: torch.Tensor,
+        key_scale: torch.Tensor | None,
+        dtype: torch.dtype,
+        capacity: int | None,
+    ) -> None:
         """Sketch keys of batch entries, with room for more."""
         batch, heads, rows, head_dim = key.shape
         if capacity is not None:
             rows = check_length(_OWNER, "capacity", capacity, 1)
-        self._allocate(key, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
+        self._allocate(key, dtype, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
         self.lengths = key.new_zeros(batch, dtype=torch.int32)
-        self._open = key.new_zeros(batch, heads, GROUP, head_dim)
-        self.append(key)
+        self._open = key.new_zeros(batch, heads, GROUP, head_dim, dtype=dtype)
+        self.append(key, None, key_scale)
 
     def _take_pages(
-        self, key: torch.Tensor, block_table: torch.Tensor | None, seqused_k: torch.Tensor | None
+        self,
+        key: torch.Tensor,
+        key_scale: torch.Tensor | None,
+        dtype: torch.dtype,
+        block_table: torch.Tensor | None,
+        seqused_k: torch.Tensor | None,
     ) -> None:
         """Sketch what a paged cache holds; without a table it holds nothing yet."""
         pages, page_size, heads, _ = key.shape
         group = next(size for size in (64, 32, 16, max(page_size, 1)) if page_size % size == 0)
-        self._allocate(key, (pages, heads), page_size, group)
+        self._allocate(key, dtype, (pages, heads), page_size, group)
         if block_table is None and seqused_k is None:
-            self.append(key, key.new_empty(0, dtype=torch.int64))
+            self.append(key, key.new_empty(0, dtype=torch.int64), key_scale)
             return
         check_dense(_OWNER, "block_table", block_table)
         check_dense(_OWNER, "seqused_k", seqused_k)
         assert block_table is not None and seqused_k is not None
-        self.append(key, self._ends(block_table, seqused_k))
+        self.append(key, self._ends(block_table, seqused_k), key_scale)
 
-    def _allocate(self, key: torch.Tensor, entries: tuple[int, int], rows: int, group: int) -> None:
+    def _allocate(
+        self,
+        key: torch.Tensor,
+        dtype: torch.dtype,
+        entries: tuple[int, int],
+        rows: int,
+        group: int,
+    ) -> None:
         head_dim = key.shape[-1]
         words = _rounded(head_dim, CHANNELS) * self.bits // _WORD
         self._group = group
         self.codes = key.new_zeros(*entries, rows, words, dtype=torch.int32)
-        self.ranges = key.new_zeros(*entries, rows // group, 2, head_dim)
+        self.ranges = key.new_zeros(*entries, rows // group, 2, head_dim, dtype=dtype)
 
     def _ends(self, block_table: torch.Tensor, seqused_k: torch.Tensor) -> torch.Tensor:
         """Return the slot of the last token of each group that a cache's sequences have."""
@@ -183,7 +232,12 @@ class KeySketch:
         """Tokens that each batch entry, or page, has room for."""
         return self.codes.shape[2]
 
-    def append(self, key: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> None:
+    def append(
+        self,
+        key: torch.Tensor,
+        slot_mapping: torch.Tensor | None = None,
+        key_scale: torch.Tensor | None = None,
+    ) -> None:
         """Take in new tokens, in place.
 
         Parameters
@@ -195,6 +249,9 @@ class KeySketch:
             ``(n,)``, int64 or converted to it, of a paged sketch: the slots of the new tokens, in
             any order. Pages are filled from their start: what lies after a new token in its group
             counts as unused.
+        key_scale : Tensor, optional
+            What keys of float8_e4m3fn are multiplied by, float32: 0-d or ``(Hkv,)``, of batch
+            entries ``(B, Hkv)`` too; 1 by default.
 
         Raises
         ------
@@ -202,18 +259,17 @@ class KeySketch:
             An argument of a wrong kind; shapes, dtypes or devices that do not fit; no room for the
             tokens. In the replays of a CUDA graph, tokens past the capacity are left out, and the
             blocks that hold them are always kept.
-        NotImplementedError
-            Keys of float8_e4m3fn.
         """
         owner = f"{_OWNER}.append"
-        _check_keys(owner, key)
+        check_dense(owner, "key", key)
+        check_kind(owner, "key_scale", key_scale, (torch.Tensor, type(None)), "a tensor or None")
         key = key.detach()
         if self.paged:
             check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
             slots = as_int64(owner, "slot_mapping", slot_mapping)
             stored = (self.codes, self.ranges)
-            ops.call("sketch_pages", (key, slots, *stored), {}, written=stored)
+            ops.call("sketch_pages", (key, slots, *stored, key_scale), {}, written=stored)
             return
         if slot_mapping is not None:
             raise refuse(owner, "slot_mapping with paged=True alone", "one")
@@ -223,6 +279,7 @@ class KeySketch:
                 raise refuse(owner, f"up to {self.capacity} tokens (the capacity)", tokens)
             self._grow(tokens)
         held: Any = (self.codes, self.ranges, self._open, self.lengths)
+        key = _dequantized(owner, key, key_scale, self.ranges.dtype)
         ops.call("append_to_sketch", (key, *held), {}, written=held)
         self._tokens = tokens
 
@@ -230,7 +287,7 @@ class KeySketch:
         """Make room for `tokens`, twice of what there is at least."""
         codes, ranges = self.codes, self.ranges
         rows = _rounded(max(tokens, 2 * self.capacity), GROUP)
-        self._allocate(ranges, (codes.shape[0], codes.shape[1]), rows, GROUP)
+        self._allocate(ranges, ranges.dtype, (codes.shape[0], codes.shape[1]), rows, GROUP)
         self.codes[:, :, : codes.shape[2]] = codes
         self.ranges[:, :, : ranges.shape[2]] = ranges
 

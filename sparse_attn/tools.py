@@ -19,7 +19,7 @@ __all__ = ["merge_states", "select_blocks", "with_lists"]
 
 #: What a selection of blocks takes of a call.
 _PLACING = (
-    *("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap"),
+    *("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap", "key_scale"),
     *("block_table", "seqused_k", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
 )
 
@@ -41,6 +41,7 @@ def select_blocks(
     cu_seq_k: torch.Tensor | None = None,
     max_q: int | None = None,
     max_k: int | None = None,
+    key_scale: torch.Tensor | None = None,
 ) -> BlockLayout:
     """List the key blocks that `block_topk_attention` would visit, on the device, without a sync.
 
@@ -48,10 +49,11 @@ def select_blocks(
     ----------
     query, key : Tensor
         ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``; packed as in `varlen_attention`, or with
-        `block_table` as in `paged_attention`.
+        `block_table` as in `paged_attention`. Keys of float8_e4m3fn choose as what they stand for
+        does, ``key.float() * key_scale`` rounded to query's dtype.
     pattern : BlockTopK
         Budget, selector and forced blocks.
-    is_causal, scale, key_bounds, query_offset, key_origin, softcap
+    is_causal, scale, key_bounds, query_offset, key_origin, softcap, key_scale
         As in the attention functions.
     block_table, seqused_k, cu_seq_q, cu_seq_k, max_q, max_k : Tensor or int, optional
         As in `varlen_attention` and `paged_attention`, which take the lists as ``BlockSparse``.
@@ -88,6 +90,7 @@ def select_blocks(
         "query_offset": query_offset,
         "key_origin": key_origin,
         "softcap": softcap,
+        "key_scale": key_scale,
     }
     placing = op_arguments(owner, common)
     tensors = {
@@ -126,7 +129,8 @@ def with_lists(
     if blocks._by_sketch and placing.get("block_table") is not None:
         # No key of a page is missing in its sketch, so that no list exceeds the budget; engines cut
         # their work by the width.
-        indices = layout.indices[..., : blocks._most_blocks(query.shape[2])]
+        rows = placing["max_q"] if placing.get("cu_seq_q") is not None else query.shape[2]
+        indices = layout.indices[..., : blocks._most_blocks(rows)]
         layout = BlockLayout._trusted(layout.counts, indices, *blocks._blocks, layout.num_kv_blocks)
     listed = BlockSparse(layout)
     return replace(pattern, inside=listed) if isinstance(pattern, TopK) else listed

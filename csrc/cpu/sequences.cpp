@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "call_features.h"
+#include "cpu/float8_numbers.h"
 #include "cpu/tiled/keys.h"
-#include "float8.h"
 #include "part.h"
 #include "torch_host.h"
 
@@ -23,26 +23,27 @@ constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 class Gatherer {
  public:
   Gatherer(const AttentionParams& params, const Sequence& sequence, int64_t b)
-      : params_(params), sequence_(sequence), b_(b) {
-    if (params.keys.dtype != Dtype::kFloat8) return;
-    float numbers[256];
-    for (int32_t code = 0; code < 256; ++code) {
-      numbers[code] = float_from_float8(static_cast<uint8_t>(code));
-    }
-    vector_math().from_float(static_cast<Element>(params.problem.dtype), numbers, 1.0f, codes_,
-                             256);
-  }
+      : params_(params), sequence_(sequence), b_(b), unscaled_(params.problem.dtype, 1.0f) {}
 
   void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
             char* target) const {
+    copy(tensor, columns, head, rows, unscaled_, target);
+  }
+  void copy_scaled_keys(int32_t head, Interval rows, char* target) const {
+    const float scale = params_.keys.key_scale.of_key_head(b_, head);
+    const Float8Numbers scaled(params_.problem.dtype, scale);
+    copy(params_.keys.key, params_.problem.head_dim, head, rows, scaled, target);
+  }
+
+ private:
+  void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
+            const Float8Numbers& numbers, char* target) const {
     const int64_t size = sparse_attn::size_of(params_.keys.dtype);
     for (int32_t j = rows.begin; j < rows.end; ++j) {
       const char* row = static_cast<const char*>(tensor.data) +
                         params_.keys.locate(tensor, sequence_, b_, head, j) * size;
       if (params_.keys.dtype == Dtype::kFloat8) {
-        uint16_t numbers[kMaxHeadDim];
-        for (int32_t d = 0; d < columns; ++d) numbers[d] = codes_[static_cast<uint8_t>(row[d])];
-        std::memcpy(target, numbers, columns * sizeof(uint16_t));
+        numbers.write(row, columns, target);
         target += columns * sizeof(uint16_t);
       } else {
         std::memcpy(target, row, columns * size);
@@ -51,11 +52,10 @@ class Gatherer {
     }
   }
 
- private:
   const AttentionParams& params_;
   const Sequence& sequence_;
   int64_t b_;
-  uint16_t codes_[256];  // float8 in query's dtype
+  Float8Numbers unscaled_;
 };
 
 /// Rows that see no keys are zero, with lse -inf.
@@ -135,7 +135,7 @@ AttentionParams alone(const AttentionParams& params, const Sequence& sequence, i
 }
 
 Status gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
-              const AttentionParams& one) {
+              const AttentionParams& one, bool scaled) {
   const Problem& problem = one.problem;
   const int64_t size = sparse_attn::size_of(problem.dtype);
   const Gatherer gatherer(params, sequence, b);
@@ -149,6 +149,7 @@ Status gather(const AttentionParams& params, const Sequence& sequence, int64_t b
           int64_t place = head * view.stride_h + first * view.stride_s;
           return static_cast<char*>(moved(view.data, place, size));
         };
+        if (scaled) return gatherer.copy_scaled_keys(head, rows, target(one.keys.key));
         gatherer.copy(params.keys.key, problem.head_dim, head, rows, target(one.keys.key));
         if (problem.value_dim == 0) return;
         gatherer.copy(params.keys.value, problem.value_dim, head, rows, target(one.keys.value));

@@ -21,9 +21,10 @@ AttentionParams alone(const AttentionParams& params, const Sequence& sequence, i
 /// Makes room for the gathered keys of a sequence as [Hkv, keys, head_dim] of query's dtype, and
 /// its values; returns the bytes that they take.
 int64_t place_keys(void* workspace, AttentionParams* one);
-/// Copies them to the room that `one` has for them.
+/// Copies them to the room that `one` has for them: numbers of 8 bits exactly, without their
+/// scales, or the keys `scaled` and rounded.
 Status gather(const AttentionParams& params, const Sequence& sequence, int64_t b,
-              const AttentionParams& one);
+              const AttentionParams& one, bool scaled = false);
 
 int64_t sequences_workspace_bytes(const PlainEngine& engine, const AttentionParams& params);
 Status run_sequences(const PlainEngine& engine, const AttentionParams& params);

@@ -15,8 +15,6 @@ namespace {
 
 constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 times as large
 
-bool is_float8(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Float8_e4m3fn; }
-
 void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
   const bool is_query = name == std::string("query");
   if (tensor.dim() != 4) {
@@ -285,22 +283,18 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
 
 CheckedSelection check_selection(const std::string& op, const CallArguments& args) {
   check_query_key(op, args);
-  if (is_float8(*args.key)) fail_not_served(op, "block selection by keys of float8_e4m3fn");
   CheckedSelection selection;
   SelectParams& params = selection.params;
   params.problem = problem_of(op, args);
   params.problem.value_dim = 0;  // no values are read
   params.sequences = check_sequences(op, params.problem, args, &selection.query_offsets);
   params.query = view_of(*args.query);
-  params.keys.key = view_of(*args.key);
-  params.keys.dtype = params.problem.dtype;
+  params.keys = check_keys(op, params.problem, args);
   params.scores.scale = check_scale(op, args);
   params.scores.softcap = check_softcap(op, args.softcap);
   params.scores.bounds = check_bounds(op, args.key_bounds, *args.query);
   params.causal = args.is_causal;
   if (args.cu_seq_q) params.query.stride_b = 0;
-  if (args.cu_seq_k) params.keys.key.stride_b = 0;
-  check_table(op, params.problem, args, &params.keys);
   fill_selection(op, args, &selection);
   return selection;
 }

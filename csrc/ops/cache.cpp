@@ -32,8 +32,7 @@ void check_cache(const char* name, const Tensor& cache, const char* rows_name, c
     fail_expected(kAppendOp, text(name, " of page_size up to ", kMaxLength),
                   std::to_string(cache.size(1)));
   }
-  bool float8 = cache.scalar_type() == ScalarType::Float8_e4m3fn;
-  if (!float8 && cache.scalar_type() != rows.scalar_type()) {
+  if (!is_float8(cache) && cache.scalar_type() != rows.scalar_type()) {
     fail_expected(kAppendOp,
                   text(name, " of ", rows_name, "'s dtype ", dtype_of(rows), " or float8_e4m3fn"),
                   dtype_of(cache));
@@ -53,20 +52,7 @@ CacheRows part_of(const Tensor& rows, const Tensor& cache, const char* scale_nam
   part.stride_slot = cache.stride(1);
   part.stride_h = cache.stride(2);
   part.head_dim = static_cast<int32_t>(rows.size(2));
-  if (!scale) return part;
-  if (cache.scalar_type() != ScalarType::Float8_e4m3fn) {
-    fail_expected(kAppendOp, text(scale_name, " with caches of float8_e4m3fn alone"),
-                  dtype_of(cache));
-  }
-  check_same_device(kAppendOp, scale_name, *scale, rows, "key");
-  check_dtype(kAppendOp, scale_name, *scale, ScalarType::Float, "float32");
-  if (scale->dim() != 0 && !has_shape(*scale, {rows.size(1)})) {
-    fail_expected(kAppendOp, text(scale_name, " of shape () or (", rows.size(1), ")"),
-                  shape_of(*scale));
-  }
-  check_scales_on_host(kAppendOp, scale_name, *scale);
-  part.scale = static_cast<const float*>(scale->const_data_ptr());
-  part.scale_stride = scale->dim() == 0 ? 0 : scale->stride(0);
+  part.scale = check_cache_scale(kAppendOp, scale_name, scale, cache, "key");
   return part;
 }
 
@@ -108,7 +94,7 @@ void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, T
   params.pages = key_cache.size(0);
   params.page_size = static_cast<int32_t>(key_cache.size(1));
   params.dtype = dtype_code(key);
-  params.float8 = key_cache.scalar_type() == ScalarType::Float8_e4m3fn;
+  params.float8 = is_float8(key_cache);
   if (params.tokens == 0 || key_cache.size(0) * key_cache.size(1) * key.size(1) == 0) return;
   auto guard = backend().enter(key.get_device_index());
   Tensor slots = torch::stable::contiguous(slot_mapping);

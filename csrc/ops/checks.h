@@ -17,6 +17,10 @@ inline bool is_attention_dtype(const Tensor& tensor) {
   return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
 }
 
+inline bool is_float8(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Float8_e4m3fn;
+}
+
 inline Dtype dtype_code(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Half:

@@ -22,5 +22,6 @@ SPARSE_ATTN_OPS(library) {
       "append_to_sketch(Tensor key, Tensor(a!) codes, Tensor(b!) ranges, Tensor(c!) open_keys, "
       "Tensor(d!) lengths) -> ()");
   library.def(
-      "sketch_pages(Tensor key_cache, Tensor slots, Tensor(a!) codes, Tensor(b!) ranges) -> ()");
+      "sketch_pages(Tensor key_cache, Tensor slots, Tensor(a!) codes, Tensor(b!) ranges, "
+      "Tensor? key_scale=None) -> ()");
 }

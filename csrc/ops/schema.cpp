@@ -203,7 +203,7 @@ std::vector<const Argument*> selection_arguments() {
   append(&list, selection_names());
   append(&list, {"is_causal", "scale", "key_bounds", "query_offset", "query_offsets", "key_origin",
                  "softcap", "maybe_block_table", "maybe_seqused_k", "maybe_cu_seq_q",
-                 "maybe_cu_seq_k", "maybe_max_q", "maybe_max_k"});
+                 "maybe_cu_seq_k", "maybe_max_q", "maybe_max_k", "key_scale"});
   return list;
 }
 

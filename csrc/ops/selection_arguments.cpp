@@ -94,7 +94,6 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
     return;
   }
-  if (args.cu_seq_q) fail_not_served(op, "selector sketch with packed queries");
   if (params->problem.seq_q > kSketchQueries) {
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
                   std::to_string(params->problem.seq_q));
@@ -102,6 +101,7 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   params->sketch.heads = params->problem.heads_kv;
   params->sketch.head_dim = params->problem.head_dim;
   if (!given) return;
+  if (args.cu_seq_k) fail_not_served(op, "a kept sketch with packed keys");
   if (!args.sketch_codes) fail_expected(op, "sketch_codes", "None");
   if (!args.sketch_ranges) fail_expected(op, "sketch_ranges", "None");
   const Tensor& key = *args.key;
@@ -116,6 +116,10 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     shape.page_size = key.size(2);
   }
   params->sketch = check_sketch(op, shape, *args.sketch_codes, *args.sketch_ranges, key, "key");
+  if (dtype_code(*args.sketch_ranges) != params->problem.dtype) {  // beside keys of 8 bits
+    fail_expected(op, text("a sketch of query's dtype ", dtype_of(*args.query)),
+                  dtype_of(*args.sketch_ranges));
+  }
   if (args.sketch_lengths) {
     params->sketch.lengths =
         check_sketch_lengths(op, params->problem.batch, *args.sketch_lengths, key, "key");

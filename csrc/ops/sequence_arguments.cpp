@@ -74,7 +74,7 @@ ScaleView check_scales(const std::string& op, const char* name, const MaybeTenso
                        const Problem& problem, const CallArguments& args) {
   ScaleView view;
   if (!scale) return view;
-  if (args.key->scalar_type() != ScalarType::Float8_e4m3fn) {
+  if (!is_float8(*args.key)) {
     fail_expected(op, text(name, " beside keys of dtype float8_e4m3fn"), dtype_of(*args.key));
   }
   check_same_device(op, name, *scale, *args.query);
@@ -95,6 +95,23 @@ ScaleView check_scales(const std::string& op, const char* name, const MaybeTenso
     view.stride_h = scale->stride(1);
   }
   return view;
+}
+
+/// Checks the table of pages, where there is one, and fills what tells where they are.
+void check_table(const std::string& op, const Problem& problem, const CallArguments& args,
+                 KeySource* keys) {
+  if (!args.block_table) return;
+  const Tensor& table = *args.block_table;
+  check_same_device(op, "block_table", table, *args.query);
+  check_dtype(op, "block_table", table, ScalarType::Int, "int32");
+  check_shape(op, "block_table", table, {problem.batch, table.size(1)});
+  check_last_contiguous(op, "block_table", table);
+  keys->table = static_cast<const int32_t*>(table.const_data_ptr());
+  keys->table_stride = table.stride(0);
+  keys->table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
+  keys->page_size = static_cast<int32_t>(args.key->size(2));
+  keys->num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
+  check_pages_on_host(op, problem, *keys, args);
 }
 
 }  // namespace
@@ -197,28 +214,11 @@ Sequences check_sequences(const std::string& op, const Problem& problem, const C
   return sequences;
 }
 
-void check_table(const std::string& op, const Problem& problem, const CallArguments& args,
-                 KeySource* keys) {
-  if (!args.block_table) return;
-  const Tensor& table = *args.block_table;
-  check_same_device(op, "block_table", table, *args.query);
-  check_dtype(op, "block_table", table, ScalarType::Int, "int32");
-  check_shape(op, "block_table", table, {problem.batch, table.size(1)});
-  check_last_contiguous(op, "block_table", table);
-  keys->table = static_cast<const int32_t*>(table.const_data_ptr());
-  keys->table_stride = table.stride(0);
-  keys->table_pages = static_cast<int32_t>(std::min<int64_t>(table.size(1), kMaxLength));
-  keys->page_size = static_cast<int32_t>(args.key->size(2));
-  keys->num_pages = static_cast<int32_t>(std::min<int64_t>(args.key->size(0), kMaxLength));
-  check_pages_on_host(op, problem, *keys, args);
-}
-
 KeySource check_keys(const std::string& op, const Problem& problem, const CallArguments& args) {
   KeySource keys;
   keys.key = view_of(*args.key);
-  keys.value = view_of(*args.value);
-  const bool float8 = args.key->scalar_type() == ScalarType::Float8_e4m3fn;
-  keys.dtype = float8 ? Dtype::kFloat8 : problem.dtype;
+  if (args.value) keys.value = view_of(*args.value);
+  keys.dtype = is_float8(*args.key) ? Dtype::kFloat8 : problem.dtype;
   keys.key_scale = check_scales(op, "key_scale", args.key_scale, problem, args);
   keys.value_scale = check_scales(op, "value_scale", args.value_scale, problem, args);
   if (args.cu_seq_k) keys.key.stride_b = keys.value.stride_b = 0;

@@ -19,11 +19,8 @@ Problem problem_of(const std::string& op, const CallArguments& args);
 Sequences check_sequences(const std::string& op, const Problem& problem, const CallArguments& args,
                           MaybeTensor* offsets);
 
-/// Checks the table of pages, where there is one, and fills what tells where they are.
-void check_table(const std::string& op, const Problem& problem, const CallArguments& args,
-                 KeySource* keys);
-
-/// Checks the table of pages and the scales of keys of 8 bits, and fills all of `keys`.
+/// Checks the table of pages and the scales of keys of 8 bits, and fills all of `keys`; a selection
+/// has no values.
 KeySource check_keys(const std::string& op, const Problem& problem, const CallArguments& args);
 
 }  // namespace sparse_attn

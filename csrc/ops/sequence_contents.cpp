@@ -93,4 +93,22 @@ void check_scales_on_host(const std::string& op, const char* name, const Tensor&
   }
 }
 
+ScaleView check_cache_scale(const std::string& op, const char* name, const MaybeTensor& scale,
+                            const Tensor& cache, const char* like) {
+  ScaleView view;
+  if (!scale) return view;
+  if (!is_float8(cache)) {
+    fail_expected(op, text(name, " with caches of float8_e4m3fn alone"), dtype_of(cache));
+  }
+  check_same_device(op, name, *scale, cache, like);
+  check_dtype(op, name, *scale, ScalarType::Float, "float32");
+  if (scale->dim() != 0 && !has_shape(*scale, {cache.size(2)})) {
+    fail_expected(op, text(name, " of shape () or (", cache.size(2), ")"), shape_of(*scale));
+  }
+  check_scales_on_host(op, name, *scale);
+  view.data = static_cast<const float*>(scale->const_data_ptr());
+  view.stride_h = scale->dim() == 0 ? 0 : scale->stride(0);
+  return view;
+}
+
 }  // namespace sparse_attn

@@ -17,4 +17,9 @@ void check_pages_on_host(const std::string& op, const Problem& problem, const Ke
 /// Checks that scales of keys, values or caches are above 0, on the CPU.
 void check_scales_on_host(const std::string& op, const char* name, const Tensor& scale);
 
+/// The scale of a cache (pages, page_size, heads, head_dim) of 8 bits, or of each of its heads;
+/// `like` is what sentences call a tensor of its device.
+ScaleView check_cache_scale(const std::string& op, const char* name, const MaybeTensor& scale,
+                            const Tensor& cache, const char* like);
+
 }  // namespace sparse_attn

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "overlap.h"
+#include "sequence_contents.h"
 #include "sketch_arguments.h"
 
 namespace sparse_attn {
@@ -20,11 +21,14 @@ void check_aligned(const std::string& op, const char* name, const Tensor& tensor
   }
 }
 
-/// Keys that a sketch may be of: four dimensions, of which `head_axis` has the heads.
-void check_keys(const std::string& op, const char* name, const Tensor& key, const char* shape) {
+/// Keys that a sketch may be of: four dimensions of a `shape`, those of a cache of 8 bits too.
+void check_keys(const std::string& op, const char* name, const Tensor& key, const char* shape,
+                bool cache) {
   if (key.dim() != 4) fail_expected(op, text(name, " of shape ", shape), shape_of(key));
-  if (!is_attention_dtype(key)) {
-    fail_expected(op, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(key));
+  if (!is_attention_dtype(key) && !(cache && is_float8(key))) {
+    const char* dtypes =
+        cache ? "float32, float16, bfloat16 or float8_e4m3fn" : "float32, float16 or bfloat16";
+    fail_expected(op, text(name, " of dtype ", dtypes), dtype_of(key));
   }
   const int64_t head_dim = key.size(3);
   if (head_dim < 8 || head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
@@ -65,7 +69,12 @@ SketchView check_sketch(const std::string& op, const SketchShape& shape, const T
   view.rows = static_cast<int32_t>(codes.size(2));
   view.bits = codes.size(3) == two_bits ? 2 : 4;
   check_same_device(op, "sketch", ranges, key, name);
-  if (ranges.scalar_type() != key.scalar_type()) {
+  if (is_float8(key)) {
+    if (!is_attention_dtype(ranges) || dtype_code(ranges) == Dtype::kFloat32) {
+      fail_expected(op, text("a sketch of float16 or bfloat16 beside ", name, " of float8_e4m3fn"),
+                    dtype_of(ranges));
+    }
+  } else if (ranges.scalar_type() != key.scalar_type()) {
     fail_expected(op, text("a sketch of ", name, "'s dtype ", dtype_of(key)), dtype_of(ranges));
   }
   check_shape(op, "sketch's ranges", ranges,
@@ -91,7 +100,7 @@ int32_t* check_sketch_lengths(const std::string& op, int64_t batch, const Tensor
 void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor open_keys,
                       Tensor lengths) {
   const std::string op = "append_to_sketch";
-  check_keys(op, "key", key, "(batch, heads, length, head_dim)");
+  check_keys(op, "key", key, "(batch, heads, length, head_dim)", false);
   const int64_t batch = key.size(0), heads = key.size(1), head_dim = key.size(3);
   SketchAppendParams params;
   params.sketch = check_sketch(op, {batch, heads, head_dim}, codes, ranges, key, "key");
@@ -122,9 +131,10 @@ void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor ope
   check_status(op, backend().tools().append_to_sketch(params));
 }
 
-void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges) {
+void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges,
+                  MaybeTensor key_scale) {
   const std::string op = "sketch_pages";
-  check_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)");
+  check_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)", true);
   const int64_t page_size = key_cache.size(1);
   if (page_size < 16 || page_size % 16 != 0 || page_size > kMaxLength) {
     fail_expected(op, "key_cache with a page_size that is a multiple of 16",
@@ -137,7 +147,9 @@ void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Te
   check_same_device(op, "slots", slots, key_cache, "key_cache");
   check_dtype(op, "slots", slots, ScalarType::Long, "int64");
   if (slots.dim() != 1) fail_expected(op, "slots of shape (slots)", shape_of(slots));
+  params.scale = check_cache_scale(op, "key_scale", key_scale, key_cache, "key_cache");
   std::vector<NamedTensor> others = {{"key_cache", &key_cache}, {"slots", &slots}};
+  if (key_scale) others.push_back({"key_scale", &*key_scale});
   check_no_overlap(op, "codes", codes, others);
   others.push_back({"codes", &codes});
   check_no_overlap(op, "ranges", ranges, others);
@@ -145,7 +157,8 @@ void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Te
                   key_cache.stride(2), key_cache.stride(1)};
   params.num_slots = slots.numel();
   params.pages = key_cache.size(0);
-  params.dtype = dtype_code(key_cache);
+  params.dtype = dtype_code(ranges);
+  params.float8 = is_float8(key_cache);
   if (params.num_slots == 0 || key_cache.numel() == 0) return;
   auto guard = backend().enter(key_cache.get_device_index());
   Tensor listed = torch::stable::contiguous(slots);

@@ -55,12 +55,11 @@ def test_what_patterns_of_heads_and_choices_refuse_is_a_reason(device):
     query, key, value = SHAPE.make(device, torch.bfloat16)
     absent = sa.can_use(query, key, value, sa.ByHead({5: sa.Full()}))
     assert not absent and "the call's 1 key heads, got one for head 5" in absent.reasons[0]
-    key, value = key.to(torch.float8_e4m3fn), value.to(torch.float8_e4m3fn)
-    pattern = sa.TopK(3, inside=sa.BlockTopK(16))
+    pattern = sa.TopK(3, inside=sa.BlockTopK(16, selector="sketch"))
     answer = sa.can_use(query, key, value, pattern)
-    with pytest.raises(NotImplementedError, match="block selection by keys of float8"):
+    with pytest.raises(ValueError, match="up to 16 queries with selector sketch"):
         sa.sparse_attention(query, key, value, pattern)
-    assert not answer and "block selection by keys of float8" in answer.reasons[0]
+    assert not answer and "up to 16 queries with selector sketch" in answer.reasons[0]
 
 
 def test_the_answer_names_the_limit(device):

@@ -13,6 +13,8 @@ from reference import DTYPES, Shape
 from selection import SELECTORS, check_selection
 from selection_cases import scores_of, selections
 
+import sparse_attn as sa
+
 ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 lengths = st.one_of(st.integers(1, 100), st.sampled_from([1, 15, 16, 17, 64, 65, 129, 300]))
 
@@ -66,5 +68,32 @@ def test_selection(device, dtype, selector, request, record_property):
             pattern = dataclasses.replace(pattern, selector=scores)
         common = data.draw(commons(shape, device), label="common")
         check_selection(pattern, query, key, error=error, **common)
+
+    run_cases(case, request, record_property)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_keys_of_float8_choose_as_what_they_stand_for(
+    device, dtype, selector, request, record_property
+):
+    def case(data):
+        torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
+        heads_kv, group, batch = (data.draw(st.integers(1, most)) for most in (2, 4, 3))
+        head_dim = data.draw(st.sampled_from([8, 24, 64, 72, 128, 160]), label="head dim")
+        lengths_of = (data.draw(lengths, label=name) for name in ("queries", "keys"))
+        shape = Shape(batch, heads_kv * group, heads_kv, *lengths_of, head_dim)
+        memory = data.draw(st.sampled_from(["contiguous", "transposed", "gaps"]), label="memory")
+        query, key, _ = shape.make(device, dtype, memory)
+        codes = torch.empty_like(key, dtype=torch.float8_e4m3fn).copy_(key)
+        by = data.draw(st.sampled_from([None, (), (heads_kv,), (batch, heads_kv)]), label="scale")
+        scale = None if by is None else torch.rand(by, device=device) * 2 + 0.1
+        key = codes.float() if by is None else codes.float() * scale[..., None, None]
+        pattern = data.draw(selections(selector), label="pattern")
+        common = data.draw(commons(shape, device), label="common")
+        layout = sa.select_blocks(query, codes, pattern, key_scale=scale, **common)
+        want = sa.select_blocks(query, key.to(dtype).contiguous(), pattern, **common)
+        assert torch.equal(layout.counts, want.counts)
+        assert torch.equal(layout.indices, want.indices)
 
     run_cases(case, request, record_property)

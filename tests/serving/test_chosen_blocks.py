@@ -286,9 +286,12 @@ def test_wrong_calls(device):
     with pytest.raises(TypeError, match="select_blocks: expected max_q to be an int or None"):
         sa.select_blocks(*plain, pattern, max_q=2.0)
     many = Ragged((70, 1), (150, 64))
-    for one in (batch, Batch(many, many.sequences(device, torch.float32), None)):
-        with pytest.raises(NotImplementedError, match="selector sketch with packed queries"):
-            one.lists(sa.BlockTopK(16, selector="sketch", budget_tokens=16))
+    with pytest.raises(ValueError, match="up to 16 queries with selector sketch"):
+        long = Batch(many, many.sequences(device, torch.float32), None)
+        long.lists(sa.BlockTopK(16, selector="sketch", budget_tokens=16))
+    kept = sa.KeySketch(torch.zeros(2, 2, 64, 64, device=device))
+    with pytest.raises(NotImplementedError, match="a kept sketch with packed keys"):
+        batch.lists(sa.BlockTopK(16, selector="sketch", budget_tokens=16, sketch=kept))
     with pytest.raises(NotImplementedError, match="not served: key_bounds with packed"):
         bounds = torch.zeros(2, 1, 4, 2, dtype=torch.int32, device=device)
         batch.lists(pattern, key_bounds=bounds)

@@ -123,6 +123,62 @@ def test_decode_chooses_as_on_a_tensor(device, given, page_size, Sq, group):
         assert_close_to_reference(out[b : b + 1], *own, listed, is_causal=True)
 
 
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("rows", [(1, 1, 1, 1), (1, 0, 1, 0), (3, 0, 16, 1)], ids=str)
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("amount", [{"budget_tokens": 96}, {"mass": 0.4}], ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_packed_queries_choose_as_alone(device, given, amount, page_size, rows, group):
+    key_cache, value_cache, table, _, sketch = whole(device, page_size)
+    query = 2 * torch.randn(sum(rows), 4, DIM, device=device)
+    pattern = sa.BlockTopK(
+        16,
+        selector="sketch",
+        group=group,
+        local_blocks=1,
+        sketch=sketch if given else None,
+        **amount,
+    )
+    ends = torch.tensor([0, *rows], device=device).cumsum(0)
+    packed = {"cu_seq_q": ends.int(), "max_q": max(rows)}
+    call = (key_cache, value_cache, table, used_of(device))
+    out = sa.paged_attention(query, *call, pattern=pattern, is_causal=True, **packed)
+    pages = {"block_table": table, "seqused_k": used_of(device)}
+    layout = sa.select_blocks(query, key_cache, pattern, is_causal=True, **pages, **packed)
+    for b, count in enumerate(rows):
+        if count == 0:
+            assert not layout.counts[b].any()
+            continue
+        part = slice(int(ends[b]), int(ends[b + 1]))
+        own = query[part].transpose(0, 1)[None]
+        pages = {"block_table": table[b : b + 1], "seqused_k": used_of(device)[b : b + 1]}
+        alone = sa.select_blocks(own, key_cache, pattern, is_causal=True, **pages)
+        assert torch.equal(layout.counts[b], alone.counts[0])
+        assert torch.equal(layout.indices[b], alone.indices[0])
+        want = sa.paged_attention(
+            own, key_cache, value_cache, *pages.values(), pattern=pattern, is_causal=True
+        )
+        assert torch.equal(out[part].transpose(0, 1), want[0])
+
+
+def test_packed_keys_choose_by_a_sketch_of_the_call(device):
+    *_, news = make_cache(device, 64)
+    rows = (2, 1, 5, 3)
+    query = torch.randn(sum(rows), 4, DIM, device=device)
+    key, value = torch.cat(news, 1)
+    starts = (torch.tensor([0, *sizes], device=device).cumsum(0).int() for sizes in (rows, LENGTHS))
+    pattern = sa.BlockTopK(16, selector="sketch", budget_tokens=96, local_blocks=1)
+    out = sa.varlen_attention(
+        query, key, value, *starts, max(rows), max(LENGTHS), pattern=pattern, is_causal=True
+    )
+    first = 0
+    for (key, value), count in zip(news, rows, strict=True):
+        own = (t.transpose(0, 1)[None] for t in (query[first : first + count], key, value))
+        want = sa.sparse_attention(*own, pattern, is_causal=True)
+        assert torch.equal(out[first : first + count].transpose(0, 1), want[0])
+        first += count
+
+
 def test_malformed_tables_and_slots_read_and_write_nothing_outside(device):
     key_cache, value_cache, table, _, sketch = whole(device, 64)
     before = sketch.codes.clone()
@@ -200,12 +256,3 @@ def test_opcheck(device):
     given = sa.BlockTopK(16, selector="sketch", group="kv", sketch=sketch)._arguments()
     given |= {"block_table": table, "seqused_k": used_of(device)}
     torch.library.opcheck(torch.ops.sparse_attn.select_blocks.default, (query, key_cache), given)
-
-
-def test_a_float8_cache_is_refused_before_it_is_written(device):
-    sketch = sa.KeySketch(torch.zeros(2, 16, HEADS, DIM, device=device).half(), paged=True)
-    caches = torch.zeros(2, 2, 16, HEADS, DIM, device=device).to(torch.float8_e4m3fn)
-    new = torch.ones(3, HEADS, DIM, device=device).half()
-    with pytest.raises(NotImplementedError, match="a sketch beside a cache of float8_e4m3fn"):
-        sa.append_to_cache(new, new, *caches, torch.arange(3, device=device), sketch=sketch)
-    assert not caches.float().any()

@@ -183,12 +183,21 @@ AttentionParams call_of(const SelectParams& params) {
   call.sequences = params.sequences;
   call.query = params.query;
   call.keys = params.keys;
+  call.scores.bounds = params.scores.bounds;
   return call;
 }
 
-/// A sketch reads no keys where they lie, and has lengths of its own.
+/// A sketch has lengths of its own, and reads keys where they lie if at all.
 bool is_plain_selection(const SelectParams& params) {
-  return params.selector == Selector::kSketch || is_plain(call_of(params));
+  if (params.selector == Selector::kSketch) {
+    return params.sequences.first_rows == nullptr && !params.reads_codes();
+  }
+  return is_plain(call_of(params));
+}
+
+/// Whether keys are copied for the selection of a sequence.
+bool gathers_keys(const SelectParams& params) {
+  return params.reads_keys() && is_gathered(call_of(params));
 }
 
 /// The selection of sequence b, a call of its own; takes room for its lists, its scratch and, where
@@ -200,8 +209,8 @@ SelectParams own_selection(const SelectParams& params, bool gathered, int64_t b,
   own.problem = one->problem;
   own.sequences = one->sequences;
   own.query = one->query;
-  own.keys = {};
-  own.keys.key = one->keys.key;
+  own.keys = one->keys;
+  own.scores.bounds = one->scores.bounds;
   if (own.given.data != nullptr) own.given.data += b * own.given.stride_b;
   own.num_q = ceil_div(own.problem.seq_q, own.block_q);
   own.num_kv = ceil_div(own.problem.seq_kv, own.block_kv);
@@ -237,7 +246,7 @@ void copy_lists(const SelectParams& own, int64_t b, const SelectParams& all) {
 
 int64_t select_workspace_bytes(const SelectParams& params) {
   if (is_plain_selection(params)) return plain_workspace_bytes(params);
-  const bool gathered = is_gathered(call_of(params));
+  const bool gathered = gathers_keys(params);
   int64_t most = 0;
   for_each_sequence(params, [&](const Sequence&, AttentionParams one, int64_t b) {
     Arena arena(nullptr);
@@ -250,7 +259,7 @@ int64_t select_workspace_bytes(const SelectParams& params) {
 Status select_blocks(const SelectParams& params) {
   if (is_plain_selection(params)) return select_plain(params);
   const AttentionParams call = call_of(params);
-  const bool gathered = is_gathered(call);
+  const bool gathered = gathers_keys(params);
   const int64_t rows = int64_t{params.problem.batch} * params.lists() * params.num_q;
   std::fill(params.counts, params.counts + rows, 0);
   std::fill(params.indices, params.indices + rows * params.num_kv, 0);
@@ -259,7 +268,7 @@ Status select_blocks(const SelectParams& params) {
     if (!status.ok()) return;
     Arena arena(params.workspace);
     const SelectParams own = own_selection(params, gathered, b, &arena, &one);
-    if (gathered) status = gather(call, sequence, b, one);
+    if (gathered) status = gather(call, sequence, b, one, params.reads_codes());
     if (status.ok()) status = select_plain(own);
     if (status.ok()) copy_lists(own, b, params);
   });

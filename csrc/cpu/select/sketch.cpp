@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/float8_numbers.h"
 #include "cpu/rows.h"
 #include "cpu/tiled/keys.h"
 
@@ -150,9 +151,21 @@ Status sketch_pages(const SketchPagesParams& params) {
     const int32_t row = static_cast<int32_t>(slot % sketch.rows);
     const int32_t first = row / sketch.group * sketch.group;
     for (int64_t head = 0; head < sketch.heads; ++head) {
-      const Rows keys = rows_of(params.cache, params.dtype, page, head);
-      sketch_group(sketch, params.dtype, page, head, first, row + 1,
-                   [&](int32_t j) { return strided(keys, j, 1).data; });
+      if (!params.float8) {
+        const Rows keys = rows_of(params.cache, params.dtype, page, head);
+        sketch_group(sketch, params.dtype, page, head, first, row + 1,
+                     [&](int32_t j) { return strided(keys, j, 1).data; });
+        continue;
+      }
+      const Float8Numbers numbers(params.dtype, params.scale.of_key_head(0, head));
+      uint16_t keys[kSketchGroup * kMaxHeadDim];
+      auto key = [&](int32_t j) { return keys + int64_t{j - first} * sketch.head_dim; };
+      for (int32_t j = first; j <= row; ++j) {
+        const int64_t at =
+            page * params.cache.stride_b + head * params.cache.stride_h + j * params.cache.stride_s;
+        numbers.write(static_cast<const char*>(params.cache.data) + at, sketch.head_dim, key(j));
+      }
+      sketch_group(sketch, params.dtype, page, head, first, row + 1, key);
     }
   });
 }

@@ -216,8 +216,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
   const Interval rows = {0, params.rows(rule.batch)};
   rule.sinks = params.sinks(rule.batch);
   rule.diagonal = params.diagonal(rule.batch, 0);
-  const Interval visible = SelectParams::blocks_of(
-      params.keys_of_row(rule.batch, rule.head, rows.end - 1), params.block_kv);
+  Interval seen;
+  if (!rows.empty()) seen = params.keys_of_row(rule.batch, rule.head, rows.end - 1);
+  const Interval visible = SelectParams::blocks_of(seen, params.block_kv);
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
     if (visible.contains(first + 32 * i)) continue;

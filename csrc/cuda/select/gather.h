@@ -1,7 +1,8 @@
 // Selections whose sequences differ in length, lie packed or in pages, and others whose tiles the
 // host cannot cut: rows and keys are copied to tensors of one length for all, some batch entries at
 // a time, with tables of how many exist. Each sequence has the bits of a call of its own, since a
-// selection looks at no row or key past an entry's.
+// selection looks at no row or key past an entry's. Of others keys of 8 bits alone are copied, as
+// numbers of the queries' type.
 #pragma once
 
 #include "../../arena.h"

@@ -1,5 +1,8 @@
 // Groups of tokens as ranges and codes, a thread block each: (k - least) / (greatest - least) in
 // steps, by channel. For keys of a call, tokens that are appended, and slots of a paged cache.
+#include <type_traits>
+
+#include "../../float8.h"
 #include "../common/launch.cuh"
 #include "../common/types.cuh"
 #include "../select/hull.cuh"
@@ -17,7 +20,18 @@ struct GroupRanges {
   float least[kMostChannels], greatest[kMostChannels];
 };
 
-/// Sketches the tokens [first, end), all of one group; row_of(j) is where token j lies.
+/// A row of codes of 8 bits, as elements of T.
+template <typename T>
+struct DequantizedRow {
+  const uint8_t* codes;
+  float scale;
+
+  __device__ __forceinline__ T operator[](int32_t d) const {
+    return from_float<T>(float_from_float8(codes[d]) * scale);
+  }
+};
+
+/// Sketches the tokens [first, end), all of one group; row_of(j) is token j's row.
 template <typename T, typename RowOf>
 __device__ void encode_group(const SketchView& sketch, int64_t entry, int64_t head, int32_t first,
                              int32_t end, const RowOf& row_of, GroupRanges& ranges) {
@@ -38,7 +52,7 @@ __device__ void encode_group(const SketchView& sketch, int64_t entry, int64_t he
   const int32_t words = sketch.row_words(), per_word = sketch.codes_of_word();
   for (int32_t item = threadIdx.x; item < (end - first) * words; item += kEncodeThreads) {
     const int32_t j = first + item / words, begin = item % words * per_word;
-    const T* row = row_of(j);
+    const auto row = row_of(j);
     uint32_t word = 0;
     for (int32_t d = begin; d < imin(begin + per_word, sketch.head_dim); ++d) {
       word |= sketch.code(to_float(row[d]), ranges.least[d], ranges.greatest[d])
@@ -103,7 +117,7 @@ __global__ void __launch_bounds__(kGrowThreads) grow_lengths(const SketchAppendP
   }
 }
 
-template <typename T>
+template <typename T, bool kFloat8>
 __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPagesParams params) {
   __shared__ GroupRanges ranges;
   const SketchView& sketch = params.sketch;
@@ -121,9 +135,18 @@ __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPages
   const int64_t page = slot / sketch.rows;
   const int32_t row = static_cast<int32_t>(slot % sketch.rows);
   const TensorView& cache = params.cache;
-  const T* first =
-      static_cast<const T*>(cache.data) + page * cache.stride_b + head * cache.stride_h;
-  auto row_of = [&](int32_t j) { return first + j * cache.stride_s; };
+  using Element = std::conditional_t<kFloat8, uint8_t, T>;
+  const Element* first =
+      static_cast<const Element*>(cache.data) + page * cache.stride_b + head * cache.stride_h;
+  const float scale = params.scale.of_key_head(0, head);
+  auto row_of = [&](int32_t j) {
+    const Element* at = first + j * cache.stride_s;
+    if constexpr (kFloat8) {
+      return DequantizedRow<T>{at, scale};
+    } else {
+      return at;
+    }
+  };
   encode_group<T>(sketch, page, head, row / sketch.group * sketch.group, row + 1, row_of, ranges);
 }
 
@@ -157,8 +180,11 @@ Status sketch_pages(const SketchPagesParams& params) {
   const int64_t blocks = params.num_slots * params.sketch.heads;
   with_type(params.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    encode_pages<T>
-        <<<static_cast<uint32_t>(blocks), kEncodeThreads, 0, to_stream(params.stream)>>>(params);
+    auto kernel = encode_pages<T, false>;
+    if constexpr (sizeof(T) == 2) {
+      if (params.float8) kernel = encode_pages<T, true>;
+    }
+    kernel<<<static_cast<uint32_t>(blocks), kEncodeThreads, 0, to_stream(params.stream)>>>(params);
   });
   return launched();
 }

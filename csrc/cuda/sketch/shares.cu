@@ -40,9 +40,10 @@ __global__ void __launch_bounds__(kShareThreads)
   __shared__ float sums[kSketchQueries];
   __shared__ float2 warps[kShareWarps];
   const int64_t head = blockIdx.x;  // of [B, Hq]
+  const int32_t rows = params.rows(head / params.problem.heads_q);
   const int32_t tiles = ceil_div(params.problem.seq_kv, kSketchTile);
   masses += head * params.problem.seq_q * tiles;
-  for (int32_t row = 0; row < params.problem.seq_q; ++row) {
+  for (int32_t row = 0; row < rows; ++row) {
     const float sum = sum_of_masses(masses + row * tiles, tiles, warps);
     if (threadIdx.x == 0) sums[row] = sum;
   }
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kShareThreads)
   for (int32_t block = threadIdx.x; block < params.num_kv; block += kShareThreads) {
     float share = 0.0f;
     const int32_t end = imin((block + 1) * per_block, tiles);
-    for (int32_t row = 0; row < params.problem.seq_q; ++row) {
+    for (int32_t row = 0; row < rows; ++row) {
       for (int32_t tile = block * per_block; tile < end; ++tile) {
         share += expf(masses[row * tiles + tile] - sums[row]);
       }
