@@ -3,8 +3,8 @@
 Heads of equal patterns that lie side by side run as one call; query, key and value are views, and
 each call writes its part of one output. Block top-k of different settings on neighbouring heads is
 one call too: each setting selects its heads' lists, and one call attends to all of them. Made by
-`Policy` for layers with ``heads=``; run by `sparse_attention`, `naive_attention` and the
-integrations.
+`Policy` for layers with ``heads=``; run by `sparse_attention`, `naive_attention`,
+`varlen_attention`, `paged_attention` and the integrations.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from .windows import DENSE
 
 __all__ = ["ByHead", "ListsByHead", "attend_by_head", "parts_of"]
 
-#: Arguments with query heads or key heads, and the dimension of these, from the right.
+#: Arguments with query heads or key heads, and the dimension of these, from the right but of `out`,
+#: where it is that of query.
 _QUERY_HEADS = {
     "attn_mask": -3,
     "key_bounds": -3,
-    "out": -3,
+    "out": 1,
     "sink_logits": -1,
     "alibi_slopes": -1,
 }
@@ -171,7 +172,21 @@ class ListsByHead(Pattern):
         self, query: torch.Tensor, key: torch.Tensor, common: Mapping[str, Any]
     ) -> list[Part]:
         """Return the parts that select: views of the heads of each setting."""
-        return _cut_parts(self.runs, (query, key, key), common)
+        return _cut_parts(self.runs, (query, key, key), common, PLAIN)
+
+
+class Layout(NamedTuple):
+    """Dimensions that query and key have, and that of the key heads; query heads are at 1."""
+
+    query: int
+    key: int
+    key_heads: int
+
+
+PLAIN = Layout(4, 4, 1)  # (B, Hq, Sq, D) and (B, Hkv, Skv, D)
+PACKED = Layout(3, 3, 1)  # (T, Hq, D) and (T, Hkv, D)
+PAGED = Layout(4, 4, 2)  # (B, Hq, Sq, D) and (pages, page_size, Hkv, D)
+PACKED_ON_PAGES = Layout(3, 4, 2)
 
 
 class Part(NamedTuple):
@@ -189,6 +204,7 @@ def parts_of(
     value: torch.Tensor,
     common: dict[str, Any],
     joins: bool = False,
+    layout: Layout = PLAIN,
 ) -> list[Part]:
     """Return the calls that a call by head consists of, on views.
 
@@ -196,21 +212,22 @@ def parts_of(
     ----------
     pattern : ByHead
     query, key, value : Tensor
-        ``(B, Hq, Sq, D)`` and ``(B, Hkv, Skv, D)``. Where they are no such tensors, the one part
-        is the whole call, which the op refuses.
+        Of the `layout`. Where they are no such tensors, the one part is the whole call, which the
+        op refuses.
     common : dict
         Keywords of the call; those with heads are cut to the heads of each run.
     joins : bool
         Whether neighbouring runs of block top-k become one part, a `ListsByHead`.
+    layout : Layout
     """
     tensors = query, key, value
-    if not _have_heads(*tensors):
+    if not _have_heads(*tensors, layout):
         return [Part(pattern.rest, tensors, common)]
-    heads_q, heads_kv = query.shape[1], key.shape[1]
+    heads_q, heads_kv = query.shape[1], key.shape[layout.key_heads]
     runs = pattern.runs(heads_kv)
     if len(runs) <= 1 or heads_q % heads_kv:
         return [Part(runs[0][0] if runs else pattern.rest, tensors, common)]
-    return _cut_parts(_joined_runs(runs) if joins else runs, tensors, common)
+    return _cut_parts(_joined_runs(runs) if joins else runs, tensors, common, layout)
 
 
 def _joined_runs(runs: list[tuple[Pattern, slice]]) -> list[tuple[Pattern, slice]]:
@@ -248,10 +265,11 @@ def _cut_parts(
     runs: Sequence[tuple[Pattern, slice]],
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     common: Mapping[str, Any],
+    layout: Layout,
 ) -> list[Part]:
     """Return a part for each run of key heads."""
     query, key, value = tensors
-    heads_q, heads_kv = query.shape[1], key.shape[1]
+    heads_q, heads_kv = query.shape[1], key.shape[layout.key_heads]
     group = heads_q // heads_kv
     parts = []
     for own, heads in runs:
@@ -260,7 +278,11 @@ def _cut_parts(
             name: _cut(name, argument, rows, heads_q, heads, heads_kv)
             for name, argument in common.items()
         }
-        parts.append(Part(own, (query[:, rows], key[:, heads], value[:, heads]), cut))
+        own_keys, own_values = (
+            tensor.narrow(layout.key_heads, heads.start, heads.stop - heads.start)
+            for tensor in (key, value)
+        )
+        parts.append(Part(own, (query[:, rows], own_keys, own_values), cut))
     return parts
 
 
@@ -272,12 +294,13 @@ def attend_by_head(
     common: dict[str, Any],
     attend: Callable[..., Any],
     joins: bool = True,
+    layout: Layout = PLAIN,
 ) -> Any:
     """Run ``attend(query, key, value, pattern, **common)`` for every run of equal heads.
 
     Parameters
     ----------
-    pattern, query, key, value, common, joins
+    pattern, query, key, value, common, joins, layout
         As in `parts_of`; few queries never join, since a decode call takes no lists of tiles.
     attend : callable
         As `sparse_attention`.
@@ -288,12 +311,12 @@ def attend_by_head(
         What one call would return.
     """
     given = {name: argument for name, argument in common.items() if argument is not None}
-    have_heads = _have_heads(query, key, value)
+    have_heads = _have_heads(query, key, value, layout)
     if have_heads and "out" not in given and not _joins(query, key, value):
         given["out"] = empty_output(query, value)
     # A traced length is asked about only where the answer matters: to ask would narrow the graph.
     joins = joins and have_heads and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
-    parts = parts_of(pattern, query, key, value, given, joins)
+    parts = parts_of(pattern, query, key, value, given, joins, layout)
     results = [attend(*part.tensors, part.pattern, **part.common) for part in parts]
     if len(results) == 1:
         return results[0]
@@ -301,7 +324,7 @@ def attend_by_head(
     if not given.get("return_lse"):
         return torch.cat(results, 1) if whole is None else whole
     outs, lses = zip(*results, strict=True)
-    return torch.cat(outs, 1) if whole is None else whole, torch.cat(lses, 1)
+    return torch.cat(outs, 1) if whole is None else whole, torch.cat(lses, -2)
 
 
 def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, heads_kv: int) -> Any:
@@ -310,16 +333,20 @@ def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, head
         dim = table.get(name)
         if dim is None or not isinstance(argument, torch.Tensor) or not is_dense(argument):
             continue
-        if argument.dim() < -dim:
+        if not -argument.dim() <= dim < argument.dim():
             continue
         if argument.shape[dim] == count:
             return argument.narrow(dim, own.start, own.stop - own.start)
     return argument
 
 
-def _have_heads(*tensors: torch.Tensor) -> bool:
+def _have_heads(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout
+) -> bool:
     """Whether tensors can be cut by head; the op refuses others."""
-    return all(is_dense(tensor) and tensor.dim() == 4 for tensor in tensors)
+    dims = (layout.query, layout.key, layout.key)
+    tensors = (query, key, value)
+    return all(is_dense(t) and t.dim() == n for t, n in zip(tensors, dims, strict=True))
 
 
 def _joins(*tensors: torch.Tensor) -> bool:

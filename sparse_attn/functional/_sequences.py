@@ -17,7 +17,7 @@ from .._checks import (
 )
 from .._common import Result, call_op, op_arguments
 from .._pattern import check_pattern
-from ..by_head import ByHead
+from ..by_head import PACKED, PACKED_ON_PAGES, PAGED, ByHead, attend_by_head
 from ..patterns import BlockTopK, Pattern
 from ..tools import with_lists
 from ..windows import DENSE
@@ -67,10 +67,10 @@ def attend_sequences(
             placing[name] = as_int32(owner, name, argument)
     pattern = DENSE if pattern is None else pattern
     check_pattern(owner, pattern)
+    if isinstance(pattern, ByHead):
+        return _attend_by_head(op, pattern, query, key, value, placing, common)
     if pattern._op is None:
-        by_head = isinstance(pattern, ByHead)
-        reason = "ByHead with packed or paged sequences" if by_head else pattern._unserved()
-        raise NotImplementedError(f"sparse_attn.{owner}: not served: {reason}")
+        raise NotImplementedError(f"sparse_attn.{owner}: not served: {pattern._unserved()}")
     arguments = op_arguments(owner, common)
     try:
         if isinstance(pattern._region, BlockTopK):
@@ -79,3 +79,21 @@ def attend_sequences(
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
         raise as_given(error, common | sequences) from None
+
+
+def _attend_by_head(
+    op: str,
+    pattern: ByHead,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sequences: dict[str, Any],
+    common: dict[str, Any],
+) -> Result:
+    """Call the op for every run of equal heads."""
+
+    def attend(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
+        return attend_sequences(op, own, q, k, v, sequences, part)
+
+    layout = PACKED if op == "varlen" else PACKED_ON_PAGES if "cu_seq_q" in sequences else PAGED
+    return attend_by_head(pattern, query, key, value, common, attend, False, layout)

@@ -151,14 +151,6 @@ def test_what_needs_a_batch_is_refused(device, name):
         sa.varlen_attention(query, query, query, starts, starts, 4, 4, **mask)
 
 
-def test_patterns_by_head_are_refused(device):
-    query = torch.randn(4, 2, 16, device=device)
-    starts = torch.tensor([0, 4], dtype=torch.int32, device=device)
-    by_head = sa.ByHead({0: sa.Band(3)}, sa.Full())
-    with pytest.raises(NotImplementedError, match="not served: ByHead with packed or paged seq"):
-        sa.varlen_attention(query, query, query, starts, starts, 4, 4, pattern=by_head)
-
-
 def test_wrong_kinds():
     query, starts = torch.randn(4, 1, 16), torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(TypeError, match="varlen_attention: expected max_q to be an int, got float"):
