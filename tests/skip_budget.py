@@ -18,7 +18,7 @@ BUDGET = {
         ("", "GiB of free|buffer of .* bytes"): 120,
     },
     "cuda": {
-        ("", "needs two CUDA devices"): 450,
+        ("", "needs two CUDA devices"): 500,
         ("", "examples make CPU tensors|threads are the CPU's"): 60,
         ("", "nvcc not found|compiler|nm \\(binutils\\)"): 20,
         ("", "auditwheel is not installed|setuptools is too old|reads no TOML"): 12,
@@ -37,7 +37,7 @@ BUDGET = {
         ("hopper", "takes no alibi_slopes"): 40,
         ("hopper", "takes no key_origin with global_tokens"): 20,
         ("hopper", "multiples of 16 bytes"): 40,
-        ("hopper", "query blocks that are multiples of"): 30,
+        ("hopper", "query blocks that are multiples of"): 60,
         ("hopper", "takes .*token top-k"): 110,
         ("small", "takes up to [0-9]+ (queries|keys|columns of a head)"): None,
         ("small", "takes no (block lists|partial blocks|token top-k|global_tokens given)"): None,

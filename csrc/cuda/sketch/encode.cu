@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
   const int64_t item = blockIdx.x / groups;
   const int64_t batch = item / params.problem.heads_kv, head = item % params.problem.heads_kv;
   const int32_t heads = params.scores.bounds.stride_h == 0 ? 1 : params.problem.heads_q;
-  const Interval keys = hull_of_rows(params, batch, 0, heads, {0, params.problem.seq_q}, storage);
+  const Interval keys = hull_of_rows(params, batch, 0, heads, {0, params.rows(batch)}, storage);
   const int32_t begin = static_cast<int32_t>(blockIdx.x % groups) * sketch.group;
   const Interval own = intersect(keys, {begin, begin + sketch.group});
   if (own.empty()) return;
