@@ -56,6 +56,19 @@ def test_lists(attend, device, dtype, block_q, block_kv, head_dim, value_dim):
         assert_close_to_reference(result, *tensors, pattern, is_causal=True)
 
 
+@pytest.mark.parametrize("k", [1, 9, 63])
+def test_a_list_that_names_a_block_many_times(attend, device, k):
+    """Lists are not checked: more keys than there are stay inside the room for candidates."""
+    shape = attend.fit(Shape(1, 2, 1, 64, 64, 32))
+    query, key, value = shape.make(device, attend.dtype)
+    value[:, :, :16] = 1
+    indices = torch.zeros(1, 1, -(-shape.Sq // 64), 400, dtype=torch.int32, device=device)
+    counts = torch.full_like(indices[..., 0], 400)
+    layout = sa.BlockLayout._trusted(counts, indices, 64, 16, 4)
+    out = attend(sa.TopK(k, inside=layout), query, key, value)
+    assert (out - 1).abs().max() < 1e-2
+
+
 COMMON = {
     "bounds": lambda n, d: {"key_bounds": torch.tensor([30, 150]).int().expand(2, 1, n, 2).to(d)},
     "mask": lambda n, d: {"attn_mask": torch.rand(n, 201, device=d) < 0.6},

@@ -82,7 +82,10 @@ int32_t chunk_keys(const AttentionParams& params) {
 }
 
 TopkRoom topk_room(const AttentionParams& params) {
+  const BlockList& list = params.pattern.list;
   int64_t columns = params.problem.seq_kv;
+  // A list that is not trusted may name a block many times.
+  if (list.present()) columns = int64_t{list.max_count} * list.block_kv;
   if (has_side_lead(params)) columns += params.pattern.most_lead(params.problem.seq_kv);
   return TopkRoom(params.pattern.topk, columns, chunk_keys(params));
 }
