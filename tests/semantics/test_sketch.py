@@ -99,6 +99,16 @@ def test_blocks_past_the_sketch_are_kept(device):
         assert kept[1].all()
 
 
+@pytest.mark.parametrize("others", [(0, 330), (390, 350)], ids=str)
+def test_each_row_keeps_its_blocks_past_the_sketch(device, others):
+    """Whatever keys the rows after it see."""
+    query, key, _ = Shape(1, 2, 1, 3, 400, 32).make(device)
+    bounds = torch.tensor([(0, 400), others, others], dtype=torch.int32, device=device)
+    pattern = decoding(sa.KeySketch(key[:, :, :320]))
+    kept = sa.select_blocks(query, key, pattern, key_bounds=bounds[None, None]).to_mask()
+    assert kept[..., 20:].all()
+
+
 @pytest.mark.parametrize("group", ["q", "kv"])
 @pytest.mark.parametrize("junk", [torch.nan, -torch.inf, 3e38], ids=str)
 def test_a_malformed_sketch_still_gives_lists(device, junk, group):

@@ -10,14 +10,13 @@ namespace sparse_attn::cpu {
 void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) const {
   const Interval rows = params_.rows_of_block(block.batch, block.index);
   const int32_t held = sketch_masses_.held(block.batch);
-  Interval beyond = {params_.problem.seq_kv, 0};
   for (int32_t i = rows.begin; i < rows.end; ++i) {
-    const Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
-    if (keys.end > held) beyond = {imin(beyond.begin, imax(keys.begin, held)), keys.end};
     sketch_masses_.add_shares(block.batch, block.head_q, i, share);
+    const Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
+    const Interval beyond = {imax(keys.begin, held), keys.end};
+    const Interval kept = SelectParams::blocks_of(beyond, params_.block_kv);
+    for (int32_t j = kept.begin; j < kept.end; ++j) share[j] = std::nan("");
   }
-  const Interval kept = SelectParams::blocks_of(beyond, params_.block_kv);
-  for (int32_t j = kept.begin; j < kept.end; ++j) share[j] = std::nan("");
 }
 
 }  // namespace sparse_attn::cpu
