@@ -21,6 +21,7 @@ constexpr int kLanes = 4;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));  // whose sums may wrap
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef float Four __attribute__((vector_size(16)));
 
@@ -203,7 +204,7 @@ inline Floats exp2(Floats t) {
 #else
   constexpr float kRound = 0x1.8p23f;  // adding it leaves n in the low bits
   Floats shifted = t + kRound;
-  Floats y = exp2_near_zero(t - (shifted - kRound)) * Floats((Ints(shifted) + 127) << 23);
+  Floats y = exp2_near_zero(t - (shifted - kRound)) * Floats((Bits(shifted) + 127) << 23);
   return Floats(Ints(y) & ~(t < -126.0f));
 #endif
 }
@@ -228,9 +229,9 @@ inline Floats float_of_bfloat16(Halves h) { return Floats(__builtin_convertvecto
 
 /// Rounded to nearest, ties to even; NaN stays NaN.
 inline Halves bfloat16_of_float(Floats x) {
-  Ints bits = Ints(x);
-  Ints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Ints is_nan = x != x;
+  Bits bits = Bits(x);
+  Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Bits is_nan = Bits(x != x);
   rounded = (is_nan & ((bits >> 16) | 0x40)) | (~is_nan & rounded);
   return __builtin_convertvector(rounded & 0xffff, Halves);
 }
@@ -258,7 +259,7 @@ inline Halves float16_of_float(Floats x) {
   Ints bits = Ints(x);
   Ints sign = (bits >> 16) & 0x8000;
   Ints magnitude = bits & 0x7fffffff;
-  Ints normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  Ints normal = Ints((Bits(magnitude) - 0x38000000 + 0xfff + ((Bits(magnitude) >> 13) & 1)) >> 13);
   Ints subnormal = Ints(Floats(magnitude) + 0.5f) - 0x3f000000;
   Ints is_small = magnitude < 0x38800000;
   Ints result = (is_small & subnormal) | (~is_small & normal);
