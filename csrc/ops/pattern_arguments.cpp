@@ -187,7 +187,9 @@ void fill_list(const std::string& op, const CallArguments& args, CheckedCall* ca
   list.index_stride_b = indices.size(0) == 1 ? 0 : indices.stride(0);
   list.index_stride_h = indices.size(1) == 1 ? 0 : indices.stride(1);
   list.index_stride_q = indices.stride(2);
-  list.max_count = static_cast<int32_t>(indices.size(3));
+  // So that int32 numbers the keys of lists that name blocks many times.
+  const int64_t most = kUnlimited / list.block_kv;
+  list.max_count = static_cast<int32_t>(std::min(indices.size(3), most));
 }
 
 void fill_topk(const std::string& op, const CallArguments& args, Pattern* pattern) {

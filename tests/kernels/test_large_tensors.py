@@ -216,3 +216,15 @@ def test_merge_of_more_than_two_to_the_31_elements(device, gpu):
     ends = [tensor[:, :, -64:] for tensor in (outs[0], lses[0], outs[1], lses[1])]
     want = sa.merge_states(*ends)
     assert all(torch.equal(got[:, :, -64:], end) for got, end in zip(merged, want, strict=True))
+
+
+@pytest.mark.parametrize("cpu_engine", ["naive", "tiled"])
+def test_keys_of_a_list_count_in_int32(cpu_engine):
+    """A list that names blocks many times ends with its key 2^30."""
+    query, key, value = Shape(1, 1, 1, 16, 64, 8).make("cpu")
+    for named, seen in ([-1, 0], True), ([-1, -1, 0], False):
+        indices = torch.tensor(named, dtype=torch.int32)[None, None, None]
+        counts = torch.full((1, 1, 1), len(named), dtype=torch.int32)
+        pattern = sa.BlockSparse(sa.BlockLayout._trusted(counts, indices, 16, 2**29, 1))
+        out = sa.sparse_attention(query, key, value, pattern, engine=cpu_engine)
+        assert out.any() == seen
