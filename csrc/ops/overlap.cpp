@@ -106,6 +106,12 @@ void check_no_overlap(const std::string& op, const char* name, const Tensor& out
       {"block_table", &args.block_table},
       {"counts", &args.counts},
       {"indices", &args.indices},
+      {"partial", &args.partial},
+      {"bits", &args.bits},
+      {"scores", &args.scores},
+      {"sketch_codes", &args.sketch_codes},
+      {"sketch_ranges", &args.sketch_ranges},
+      {"sketch_lengths", &args.sketch_lengths},
       {"global_tokens", &args.global_tokens},
       {"lse", &args.lse}};
   std::vector<NamedTensor> others;

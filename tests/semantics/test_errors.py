@@ -30,6 +30,18 @@ class Call:
         mask = torch.ones(batch, heads, num_q, num_kv, device=self.device).bool()
         return sa.BlockLayout.from_mask(mask, 16, 16)
 
+    def out_over_bits(self):
+        out, lists = self.ones(2, 4, 34, 64), self.layout()
+        bits = out.view(torch.int32).view(-1, 16, 1)
+        lists = (lists.counts, lists.indices, 16, 16, 5, lists.indices, bits)
+        layout = sa.BlockLayout._trusted(*lists)
+        return sa.block_sparse_attention(self.query, self.key, self.value, layout, out=out)
+
+    def out_over_scores(self):
+        out = self.ones(2, 4, 34, 64)
+        pattern = sa.BlockTopK(16, None, out[:, :, :3, :5], budget_blocks=1)
+        return sa.sparse_attention(self.query, self.key, self.value, pattern, out=out)
+
     def band(self, query=None, key=None, value=None, **common):
         tensors = [
             mine if given is None else given
@@ -175,6 +187,8 @@ WRONG = {
         lambda c: c.band(out=c.query.view(2, 34, 4, 64).transpose(1, 2)),
         "out that does not overlap query, got an overlapping out",
     ),
+    "out-over-bits": (Call.out_over_bits, "out that does not overlap bits"),
+    "out-over-scores": (Call.out_over_scores, "out that does not overlap scores"),
     "global-dtype": (
         lambda c: c.band(global_tokens=c.ones(3)),
         "global_tokens of an integer dtype, got float32",
