@@ -88,8 +88,9 @@ struct SketchPagesParams {
   /// Whether slot `at` of the list says where its group ends: none of that group is greater, and
   /// none before it in the list is equal.
   SPARSE_ATTN_HD bool ends_group_beside(int64_t at, int64_t other) const {
-    if (slots[other] / sketch.group != slots[at] / sketch.group || slots[other] < 0) return true;
-    return slots[other] < slots[at] || (slots[other] == slots[at] && other >= at);
+    const int64_t end = (slots[at] / sketch.group + 1) * sketch.group;
+    if (slots[other] == slots[at]) return other >= at;
+    return slots[other] < slots[at] || slots[other] >= end;
   }
 };
 
