@@ -1,4 +1,4 @@
-"""Names of a model's modules: those that `only` asks for, and those of cross attention."""
+"""A model's modules: those that `only` names, and those of cross attention, by name or lengths."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ._checks import check_kind, refuse
+import torch
 
-__all__ = ["CROSS_ATTENTION", "named_by"]
+from ._checks import check_kind, refuse
+from ._policy_parts import widened
+from ._warn import warn_once
+from .patterns import Pattern
+
+__all__ = ["CROSS_ATTENTION", "ask_about_keys", "named_by"]
 
 #: Names that a sentence lists.
 _SHOWN = 3
 
 #: Matches the paths of cross attention, as models of many families call it.
-CROSS_ATTENTION = r"cross|encoder_attn|encdec|encoder_decoder"
+CROSS_ATTENTION = r"cross|encoder_attn|encdec|encoder_decoder|token_to_image"
 
 
 def named_by(owner: str, what: str, only: Any, there: Sequence[str]) -> Sequence[str]:
@@ -39,3 +44,14 @@ def named_by(owner: str, what: str, only: Any, there: Sequence[str]) -> Sequence
         got = f"none; it has {len(there)}: {listed}"
         raise refuse(owner, f"{what} under the names {asked!r}", got)
     return [path for path in there if any(fnmatchcase(path, name) for name in names)]
+
+
+def ask_about_keys(what: str, pattern: Pattern, seq_q: int, seq_kv: int, swap: str) -> None:
+    """Warn once where a pattern runs between two lengths: a cache, or cross attention."""
+    if seq_q == seq_kv or torch.compiler.is_compiling() or widened(pattern) == pattern:
+        return
+    warn_once(
+        "cross attention",
+        f"{what} runs {pattern} with {seq_q} queries and {seq_kv} keys, as if the queries were the "
+        f"last tokens of the keys; is this cross attention? Then leave it out, by only= of {swap}",
+    )

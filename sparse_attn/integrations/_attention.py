@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._module_names import ask_about_keys
 from .._observe import attend_in
 from ..by_head import ByHead, attend_by_head
 from ..patterns import Full, Pattern
@@ -30,8 +31,11 @@ _HARMLESS = frozenset(
     {
         "cache_position",
         "deterministic",
+        "do_sample",  # what Kosmos-2's `generate` hands on to its vision tower
         "encoder_hidden_states",
+        "max_new_tokens",
         "mm_token_type_ids",
+        "num_beams",
         "num_items_in_batch",
         "output_attentions",
         "output_hidden_states",
@@ -140,6 +144,8 @@ def attention(
         attend, lengths = attend_rows, (query.shape[2], key.shape[2])
         common["attn_mask"] = attention_mask
     pattern = Full() if layer is None else layer.policy.choose(layer.number, *lengths)
+    if not is_causal and (note is None or note.causal is False):  # None: a mask that may be causal
+        ask_about_keys(f"sparse_attn: {place(module)}", pattern, *lengths, "apply")
     try:
         if isinstance(pattern, ByHead):
             out = attend_by_head(pattern, query, key, value, common, attend, not flattened)

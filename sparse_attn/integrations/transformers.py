@@ -77,10 +77,10 @@ def apply(
     layer is the model's own attention. Sinks, global tokens and strided columns count from each
     row's first token, past its left padding, also where a sliding cache has dropped keys; blocks
     lie on key positions. Layers are the self-attention modules in module order;
-    cross attention stays dense. Longformer and BigBird keep their own patterns: Longformer takes
-    bands that narrow its window, BigBird only ``Full()``. Of a model with several towers pass the
-    one that is meant, as ``model.language_model``. A model that has a policy may be given another;
-    `restore` undoes it.
+    cross attention, known by name, stays dense. Longformer and BigBird keep their own patterns:
+    Longformer takes bands that narrow its window, BigBird only ``Full()``. Of a model with several
+    towers pass the one that is meant, as ``model.language_model``. A model that has a policy may be
+    given another; `restore` undoes it.
 
     Parameters
     ----------

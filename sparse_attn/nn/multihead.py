@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from .._autocast import is_autocast_enabled
 from .._checks import check_dense, check_integer, check_kind, refuse
+from .._module_names import ask_about_keys
 from .._observe import attend_in
 from .._origins import text_arguments
-from .._policy_parts import widened
-from .._warn import warn_once
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 
@@ -256,8 +255,8 @@ class SparseMultiheadAttention(nn.Module):
         pattern: Pattern = Full()
         if self.layer is not None:
             pattern = self.policy.choose(self.layer, seq_q, seq_kv)
-        if seq_q != seq_kv and not torch.compiler.is_compiling():
-            self._ask_about_keys(pattern, seq_q, seq_kv)
+        what = f"sparse_attn.{_OWNER}: layer {self.layer}"
+        ask_about_keys(what, pattern, seq_q, seq_kv, "swap_attention")
         common |= text_arguments(pattern, padding, seq_q)
         out = attend_in(self.layer, query, key, value, pattern, **common)
         out = functional.linear(
@@ -266,17 +265,6 @@ class SparseMultiheadAttention(nn.Module):
         if not batched:
             return out[0], None
         return (out if self.batch_first else out.transpose(0, 1)), None
-
-    def _ask_about_keys(self, pattern: Pattern, seq_q: int, seq_kv: int) -> None:
-        """Warn once where a pattern runs between two lengths: a cache, or cross attention."""
-        if widened(pattern) == pattern:
-            return
-        warn_once(
-            "cross attention",
-            f"sparse_attn.SparseMultiheadAttention: layer {self.layer} runs {pattern} with "
-            f"{seq_q} queries and {seq_kv} keys, as if the queries were the last tokens of the "
-            "keys; is this cross attention? Then leave it out, by only= of swap_attention",
-        )
 
     def _project(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batched: bool
