@@ -59,6 +59,65 @@ def test_appending_is_sketching_anew(device, dtype, bits):
     assert at == 423 and sketch.lengths.tolist() == [423, 423]
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_cropped_sketch_is_that_of_the_keys_that_stay(device, dtype):
+    """Speculation: tokens are appended, some are rejected, others come in their places."""
+    query, key, value = Shape(2, 4, 2, 3, 700, 40).make(device, dtype)
+    sketch, at, held = sa.KeySketch(key[:, :, :100]), 100, key[:, :, :100]
+    for tokens, rejected in [
+        (8, 3),
+        (16, 16),
+        (90, 89),
+        (5, 0),
+        (70, 64),
+        (16, 15),
+        (1, 1),
+        (64, 40),
+    ]:
+        held = torch.cat([held, key[:, :, at : at + tokens]], 2)
+        sketch.append(key[:, :, at : at + tokens])
+        at += tokens
+        held = held[:, :, : held.shape[2] - rejected]
+        sketch.crop(held)
+        anew = sa.KeySketch(held)
+        length, groups = held.shape[2], anew.ranges.shape[2]
+        assert sketch.lengths.tolist() == [length] * 2
+        assert torch.equal(sketch.codes[:, :, :length], anew.codes[:, :, :length])
+        assert torch.equal(sketch.ranges[:, :, :groups], anew.ranges)
+        chosen = [
+            sa.BlockTopK(16, selector="sketch", budget_tokens=96, sketch=one)
+            for one in (sketch, anew)
+        ]
+        out, want = (
+            sa.sparse_attention(query, held, value[:, :, :length], one, is_causal=True)
+            for one in chosen
+        )
+        assert torch.equal(out, want)
+
+
+def test_wrong_crops(device):
+    key = torch.randn(2, 1, 80, 16, device=device)
+    sketch = sa.KeySketch(key, capacity=128)
+    for wrong, words in {
+        torch.randn(
+            2, 1, 81, 16, device=device
+        ): r"KeySketch.crop: expected .* up to 80, got \(2, 1, 81",
+        key[0]: "KeySketch.crop: expected key of shape",
+        key[:, :, :70].half(): "a sketch of key's dtype float16",
+        key[:1, :, :70]: "a sketch of key's shape",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            sketch.crop(wrong)
+    with pytest.raises(TypeError, match="KeySketch.crop: expected key to be a tensor, got int"):
+        sketch.crop(70)
+    assert sketch.lengths.tolist() == [80, 80] and sketch._tokens == 80
+    paged = sa.KeySketch(torch.randn(4, 16, 1, 16, device=device), paged=True)
+    with pytest.raises(
+        ValueError, match="KeySketch.crop: expected a sketch that is not paged, got"
+    ):
+        paged.crop(key)
+
+
 def test_entries_may_differ_in_length(device):
     """A length on the device says where an entry's next token goes."""
     _, key, _ = Shape(2, 1, 1, 1, 100, 16).make(device)
