@@ -283,7 +283,7 @@ class KeySketch:
         ops.call("append_to_sketch", (key, *held), {}, written=held)
         self._tokens = tokens
 
-    def crop(self, key: torch.Tensor) -> None:
+    def crop(self, key: torch.Tensor, key_scale: torch.Tensor | None = None) -> None:
         """Give up the tokens past the end of `key`, in place: those that a draft proposed in vain.
 
         A paged sketch needs no such call: what is written anew into a slot replaces what was there.
@@ -293,28 +293,29 @@ class KeySketch:
         key : Tensor
             The keys that stay ``(B, Hkv, n, D)``, as many in each entry. Those of the last group
             are read.
+        key_scale : Tensor, optional
+            As in `append`.
 
         Raises
         ------
         TypeError, ValueError
             An argument of a wrong kind, shape, dtype or device; more tokens than are held; a paged
             sketch.
-        NotImplementedError
-            Keys of float8_e4m3fn.
         """
         owner = f"{_OWNER}.crop"
-        _check_keys(owner, key)
+        check_dense(owner, "key", key)
         if self.paged:
             raise refuse(owner, "a sketch that is not paged", repr(self))
         if key.dim() != 4 or key.shape[2] > self._tokens:
             what = f"key of shape (batch, heads, length, D) with a length up to {self._tokens}"
             raise refuse(owner, what, tuple(key.shape))
         whole = key.shape[2] // GROUP * GROUP  # tokens of groups that stay as they are
-        self.append(key[:, :, :0])  # refuses other keys while nothing has changed
+        # Refuses other keys while nothing has changed.
+        self.append(key[:, :, :0], key_scale=key_scale)
         assert self.lengths is not None
         self.lengths.clamp_(max=whole)
         self._tokens = whole
-        self.append(key[:, :, whole:])
+        self.append(key[:, :, whole:], key_scale=key_scale)
 
     def _grow(self, tokens: int) -> None:
         """Make room for `tokens`, twice of what there is at least."""

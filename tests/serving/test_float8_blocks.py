@@ -105,6 +105,8 @@ def test_sketches_of_tensors(device, dtype, bits, by):
     sketch = sa.KeySketch(codes[:, :, :131], bits, capacity=300, key_scale=scale, dtype=dtype)
     sketch.append(codes[:, :, 131:], key_scale=scale)
     want = sa.KeySketch(numbers, bits, capacity=300)
+    sketch.crop(codes[:, :, :201], key_scale=scale)
+    sketch.append(codes[:, :, 201:], key_scale=scale)
     assert torch.equal(sketch.codes, want.codes) and torch.equal(sketch.ranges, want.ranges)
     chosen = []
     for own, keys in ((sketch, codes), (want, numbers), (None, codes), (None, numbers)):

@@ -32,6 +32,7 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   if (params.keys.dtype == Dtype::kFloat8) {
     using Codes = Config<HalfOfEitherKind, HEAD_DIM, kFragmentRows>;
     if (kind == Kind::kSequences) return launch_kernel<Codes, Kind::kSequences>(params, plan);
+    if (kind == Kind::kListed) return launch_kernel<Codes, Kind::kListed>(params, plan);
     return launch_kernel<Codes, Kind::kGeneral>(params, plan);
   }
   if (kind == Kind::kStrided) return launch_kernel<Flat, Kind::kStrided>(params, plan);

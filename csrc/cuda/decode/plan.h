@@ -118,7 +118,7 @@ constexpr int32_t most_chunks(int32_t keys) {
 enum class Kind {
   kPlain,      // a window on keys that all exist, scores that need no more than their scale
   kSequences,  // the same of sequences that differ in length or lie in pages
-  kListed,     // lists of whole blocks, of 16-bit keys and scores as plain
+  kListed,     // lists of whole blocks, scores as plain
   kGeneral,    // all but strided views
   kStrided,
 };
@@ -137,10 +137,9 @@ inline Kind kind_of(const AttentionParams& params) {
   if (is_strided(pattern)) return Kind::kStrided;
   constexpr Features kPlain = Features::of(Feature::kWindow, Feature::kQueryOffsets,
                                            Feature::kSinkLogits, Feature::kValueDim);
-  constexpr Features kListed = kPlain.with(
-      Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kList));
   constexpr Features kSequences = kPlain.with(
       Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys));
+  constexpr Features kListed = kSequences.with(Features::of(Feature::kList));
   if (params.features.has(Feature::kList)) {
     return params.features.within(kListed) ? Kind::kListed : Kind::kGeneral;
   }
