@@ -184,7 +184,9 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
   AttentionParams& params = prepared.call.params;
   // Where only rows past the sequences are, or no sequence is, nothing is written.
   if (out.numel() == 0 || params.problem.seq_q == 0 || params.problem.batch == 0) return;
-  if (params.problem.seq_kv == 0) {
+  // Which packed rows are of a sequence the engines of the CPU know.
+  const bool sees_starts = params.sequences.packed() && args.query->is_cpu();
+  if (params.problem.seq_kv == 0 && !sees_starts) {
     torch::stable::zero_(out);
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());
     return;

@@ -162,6 +162,19 @@ def test_rows_past_the_last_sequence_are_not_written(varlen, device, ragged, any
     assert (out[-5:] == 7).all() and (out[:-5] != 7).any(-1).all()
 
 
+@pytest.mark.parametrize("cpu_engine", ["naive", "tiled"])
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_rows_of_no_sequence_are_not_written_without_keys(cpu_engine, tokens):
+    query, key = torch.randn(6, 2, 8), torch.randn(tokens, 1, 8)
+    out, lse = torch.full_like(query, 7.0), torch.full((2, 6), 7.0)
+    starts = torch.tensor([0, 2, 4]).int(), torch.zeros(3).int()
+    torch.ops.sparse_attn.varlen_out(
+        query, key, key, *starts, 2, 0, engine=cpu_engine, out=out, lse=lse
+    )
+    assert (out[:4] == 0).all() and (lse[:, :4] == -torch.inf).all()
+    assert (out[4:] == 7).all() and (lse[:, 4:] == 7).all()
+
+
 def test_lengths_a_thousandfold_apart(varlen, engine, device, any_dtype):
     ragged = Ragged((1, 1100, 2, 1), (1100, 1100, 3, 1), 2, 1, 32)
     sequences = ragged.sequences(device, any_dtype)
