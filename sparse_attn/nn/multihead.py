@@ -350,15 +350,18 @@ def _attended(
         return None
     check_dense(_OWNER, name, mask)
     batch, heads, seq_q, seq_kv = sizes
-    shapes = {(seq_q, seq_kv), (batch * heads, seq_q, seq_kv)}
+    # By their ranks: sizes of a graph are in no set, and are compared with no others.
+    shapes: dict[int, tuple[int, ...]]
+    shapes = {2: (seq_q, seq_kv), 3: (batch * heads, seq_q, seq_kv)}
     if name == "key_padding_mask":
-        shapes = {(batch, seq_kv)} | ({(seq_kv,)} if batch == 1 else set())
-    if tuple(mask.shape) not in shapes or not (
-        mask.dtype == torch.bool or mask.is_floating_point()
-    ):
+        shapes = {2: (batch, seq_kv)}
+        if mask.dim() == 1 and batch == 1:
+            shapes = {1: (seq_kv,)} | shapes
+    fits = mask.shape == shapes.get(mask.dim())
+    if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise ValueError(
             f"sparse_attn.SparseMultiheadAttention: expected {name} bool or additive of shape "
-            f"{' or '.join(map(str, sorted(shapes, key=len)))}, got {mask.dtype} of shape "
+            f"{' or '.join(map(str, shapes.values()))}, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
     shared = mask.dim() < 3 and name == "attn_mask"

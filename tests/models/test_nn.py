@@ -378,6 +378,39 @@ def test_a_shared_module_is_one_layer():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+@pytest.mark.parametrize("mask", ["none", "bool", "heads"])
+def test_exports_with_masks_of_all_lengths(mask, strict):
+    _, ours = twins(batch_first=True)
+    ours.policy = sa.Policy(sa.Band((2, 0)), dense_below=0)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = ours
+
+        def forward(self, x, pad, blocked=None):
+            options = dict(key_padding_mask=pad, attn_mask=blocked, need_weights=False)
+            return self.attend(x, x, x, **options)[0]
+
+    def inputs(batch, length):
+        blocked = attn_mask(mask, length, length, batch)
+        tensors = tokens(batch, length, EMBED), padding("bool", length, batch)
+        return tensors if blocked is None else (*tensors, blocked)
+
+    layer, example = Layer().eval(), inputs(3, LENGTH)
+    free = torch.export.Dim.DYNAMIC
+    shapes = [{0: free, 1: free}] * 2
+    if mask != "none":
+        shapes.append(dict.fromkeys(range(example[2].dim()), free))
+    program = torch.export.export(
+        layer, example, dynamic_shapes=tuple(shapes), strict=strict
+    ).module()
+    for batch, length in [(3, LENGTH), (2, 41), (5, 7)]:
+        close(program(*inputs(batch, length)), layer(*inputs(batch, length)))
+
+
+@torch.no_grad()
 def test_compiles_to_one_graph():
     torch._dynamo.reset()
     _, ours = twins(batch_first=True)
