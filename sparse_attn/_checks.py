@@ -294,8 +294,13 @@ def _check_side(owner: str, name: str, side: str, value: Any) -> int | None:
 
 
 def clamped(number: Any) -> Any:
-    """Return `number` where the ops can take it, -LARGE or LARGE beyond; None stays None."""
-    if number is None or (type(number) is int and -LARGE <= number <= LARGE):
+    """Return `number` where the ops can take it, -LARGE or LARGE beyond; None stays None.
+
+    So does a size of a graph, which fits: AOTInductor takes no limits of one as an op's argument.
+    """
+    if number is None or isinstance(number, torch.SymInt):
+        return number
+    if type(number) is int and -LARGE <= number <= LARGE:
         return number
     return max(min(number, LARGE), -LARGE)
 

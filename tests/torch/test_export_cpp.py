@@ -53,3 +53,35 @@ def test_layer_runs_in_cpp(device, tmp_path, monkeypatch):
     run = subprocess.run(["bash", "-ec", command], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     assert torch.equal(torch.load("out.pt"), want)
+
+
+def test_blocks_of_packed_sequences_of_all_lengths(device, tmp_path):
+    """Bounds that a graph takes from shapes reach the ops as they are."""
+    if device != "cpu":
+        pytest.skip("examples make CPU tensors")
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler found")
+    pattern = sa.BlockTopK(16, mass=0.6, local_blocks=1)
+
+    class Packed(torch.nn.Module):
+        def forward(self, query, key, value, starts):
+            bounds = query.shape[0], key.shape[0]
+            return sa.varlen_attention(
+                query, key, value, starts, starts, *bounds, pattern=pattern, is_causal=True
+            )
+
+    def texts(*lengths):
+        starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
+        query, key, value = (torch.randn(sum(lengths), heads, 32) for heads in (4, 2, 2))
+        return query, key, value, starts
+
+    free = {0: torch.export.Dim.DYNAMIC}
+    with torch.no_grad(), torch._inductor.config.patch(QUICKLY):
+        program = torch.export.export(Packed(), texts(30, 5, 61), dynamic_shapes=[free] * 4)
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "packed.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(package)
+        for lengths in [(30, 5, 61), (7, 100), (200, 1, 3, 4)]:
+            inputs = texts(*lengths)
+            assert torch.equal(loaded(*inputs), Packed()(*inputs))
