@@ -71,6 +71,12 @@ class Serving:
             pytest.skip(str(error))
 
 
+def watched(names, *chosen):
+    """Parameters of a test, of which the sanitizers run the chosen ones."""
+    marks = {True: [pytest.mark.sanitizer], False: []}
+    return [pytest.param(name, marks=marks[name in chosen], id=str(name)) for name in names]
+
+
 def malformed(device, sentence):
     """Wrong contents: refused where the host sees them; a GPU runs, and reads nothing outside."""
     if device == "cpu":

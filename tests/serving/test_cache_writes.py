@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ragged import watched
 from reference import DTYPES
 
 import sparse_attn as sa
@@ -70,7 +71,7 @@ def test_rows_land_in_their_slots(device, dtype, layout, value_dim):
         assert torch.equal(cache, want) and int((want != 0).any(-1).sum()) == 5 * HEADS
 
 
-@pytest.mark.parametrize("scales", ["none", "tensor", "head"])
+@pytest.mark.parametrize("scales", watched(["none", "tensor", "head"], "head"))
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_float8_caches(device, dtype, layout, scales):

@@ -15,6 +15,7 @@ from ragged import (
     ragged_for,
     split,
     split_lse,
+    watched,
 )
 from reference import DTYPES
 from selection import SELECTORS
@@ -240,7 +241,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("name", watched(MALFORMED, "beyond"))
 def test_malformed_lengths_and_tables_stay_inside_the_tensors(device, name, selection):
     """Lists stay inside the sequences that remain, and the next call is right."""
     ragged, pattern = Ragged((70, 1, 33), (150, 64, 140)), SELECTIONS[selection]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ragged import Ragged, Serving
+from ragged import Ragged, Serving, watched
 from reference import Shape
 from test_chosen_blocks import PAGE_SIZES, SELECTIONS, Batch
 from test_float8 import HALF, assert_close
@@ -53,7 +53,7 @@ def test_outputs_by_the_lists_of_what_codes_stand_for(attend, engine, device, dt
     assert_close(out, query, key, value, tuple(scales.values()), listed, is_causal=True)
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("page_size", watched(PAGE_SIZES, 16))
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_lists_of_ragged_sequences(device, name, page_size):
     ragged, pattern = Ragged((3, 0, 170, 1, 33, 70), (5, 9, 350, 64, 0, 216)), SELECTIONS[name]
@@ -124,7 +124,7 @@ def test_sketches_of_tensors(device, dtype, bits, by):
 
 
 @pytest.mark.parametrize("by", [None, (), (2,)], ids=["none", "tensor", "head"])
-@pytest.mark.parametrize("page_size", [16, 48, 64])
+@pytest.mark.parametrize("page_size", watched([16, 48, 64], 48))
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 def test_sketches_of_pages_come_with_the_cache(device, dtype, page_size, by):
     """The sketch is of what the cache holds, and so are the lists that it makes."""

@@ -179,6 +179,7 @@ def test_packed_keys_choose_by_a_sketch_of_the_call(device):
         first += count
 
 
+@pytest.mark.sanitizer
 def test_malformed_tables_and_slots_read_and_write_nothing_outside(device):
     key_cache, value_cache, table, _, sketch = whole(device, 64)
     before = sketch.codes.clone()

@@ -78,6 +78,12 @@ __global__ void __launch_bounds__(kEncodeThreads)
   const T* first = static_cast<const T*>(params.keys.key.data);
   auto row_of = [&](int32_t j) { return first + params.key_at(batch, head, j); };
   encode_group<T>(sketch, batch, head, own.begin, own.end, row_of, ranges);
+  // Rows without a key are read with their group, and are worth nothing.
+  uint32_t* codes = sketch.codes + sketch.codes_at(batch, head, begin);
+  const int32_t words = sketch.row_words();
+  for (int32_t at = threadIdx.x; at < sketch.group * words; at += kEncodeThreads) {
+    if (!own.contains(begin + at / words)) codes[at] = 0;
+  }
 }
 
 template <typename T>
