@@ -34,11 +34,13 @@ from .digests import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ENGINES = tuple(engine_names(True))
-SECONDS = 300
+SECONDS = 400
 PRINTED = 5000
 LISTED = 40
 
 UNSUPPORTED = ("Device not supported", "Unable to find", "not supported on this")
+#: How tests are marked: all cases of one, or those that tests/ragged.py's `watched` names.
+_MARKS = re.compile(r"mark\.sanitizer|\bwatched\(")
 _BANNERS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Target application")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)s?\b(?! were)")
 
@@ -66,7 +68,7 @@ def _program() -> str | None:
 def _files() -> list[str]:
     """Return the files with marked tests: collecting all takes longer than running these."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(file) for file in files if "mark.sanitizer" in file.read_text()]
+    return [str(file) for file in files if _MARKS.search(file.read_text())]
 
 
 def _run_one(tool: str, engine: str) -> dict[str, Any]:

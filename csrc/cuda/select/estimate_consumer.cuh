@@ -300,7 +300,7 @@ struct Consumer {
       if (storage.item < 0) break;
       begin_and_walk();
       const Unit unit(args, storage.item, consumer);  // again, to hold nothing while it walks
-      arrive(storage.item_empty);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.item_empty));
       if (args.parts > 1) ptx::sync_cluster();  // all have their segments' sums
       write_lse();
       if (args.parts > 1) ptx::sync_cluster();  // and nobody reads them any more

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = kConsumers * kWarpgroup / 32;
     ptx::mbarrier_init(ptx::shared_address(&storage.item_full), 1);
-    ptx::mbarrier_init(ptx::shared_address(&storage.item_empty), kWarps);
+    ptx::mbarrier_init(ptx::shared_address(&storage.item_empty), kConsumers * kWarpgroup);
     for (int i = 0; i < C::kStages; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&storage.key_full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&storage.key_empty[i]), kWarps);

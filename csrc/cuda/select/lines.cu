@@ -251,18 +251,14 @@ __global__ void __launch_bounds__(kLineThreads)
                 int64_t num_slashes, float* shares) {
   __shared__ float warps[2][kLineThreads / 32];
   __shared__ HullStorage hull;
-  __shared__ bool poisoned;
   const int64_t index = blockIdx.x / params.num_q;
   const int32_t query_block = static_cast<int32_t>(blockIdx.x % params.num_q);
   const int64_t batch = index / params.problem.heads_q, head = index % params.problem.heads_q;
   const LineSums sums(params, lines, index);
-  if (threadIdx.x == 0) poisoned = false;
   const Interval keys =
       hull_of_rows(params, batch, head, 1, params.rows_of_block(batch, query_block), hull);
   const Interval visible = SelectParams::blocks_of(keys, params.block_kv);
-  if (threadIdx.x < kLastRows && isnan(lines.lse[index * kLastRows + threadIdx.x])) {
-    poisoned = true;
-  }
+  const bool is_nan = threadIdx.x < kLastRows && isnan(lines.lse[index * kLastRows + threadIdx.x]);
   auto column = [&](int32_t j) { return static_cast<float>(sums.columns[j]); };
   auto slash = [&](int32_t j) {
     const int64_t keys = int64_t{params.num_kv - j} * params.block_kv;
@@ -280,7 +276,7 @@ __global__ void __launch_bounds__(kLineThreads)
     }
     if (threadIdx.x % 32 == 0) warps[side][threadIdx.x / 32] = totals[side];
   }
-  __syncthreads();
+  const bool poisoned = __syncthreads_or(is_nan);
   for (int side = 0; side < 2; ++side) {
     totals[side] = 0.0f;
     for (int warp = 0; warp < kLineThreads / 32; ++warp) totals[side] += warps[side][warp];

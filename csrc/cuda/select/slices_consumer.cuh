@@ -188,8 +188,7 @@ struct Consumer {
       const int slot = turn % kItems;
       ptx::mbarrier_wait(ptx::shared_address(&storage.item_full[slot]), turn / kItems % 2);
       tile = storage.item[slot];
-      __syncwarp();
-      arrive(storage.item_empty[slot]);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.item_empty[slot]));
       if (__shfl_sync(~0u, tile.head, 0) < 0) return;
       begin();
       Scores scores;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kItems; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&storage.item_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&storage.item_empty[i]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&storage.item_empty[i]), kConsumers * kWarpgroup);
     }
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&storage.full[i]), 1);
