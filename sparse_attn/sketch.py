@@ -52,9 +52,13 @@ def _dequantized(
             got = str(key.dtype).removeprefix("torch.")
             raise refuse(owner, "key_scale beside keys of dtype float8_e4m3fn", got)
         return key
+    if key.dim() != 4:
+        return key  # which the op refuses
     if key_scale is None:
         return key.to(dtype)
     batch, heads = key.shape[:2]
+    if key_scale.device != key.device:
+        raise refuse(owner, f"key_scale on key's device {key.device}", key_scale.device)
     if key_scale.dtype != torch.float32 or key_scale.shape not in ((), (heads,), (batch, heads)):
         what = f"key_scale of dtype float32 and shape (), ({heads}) or ({batch}, {heads})"
         got = f"{str(key_scale.dtype).removeprefix('torch.')} {tuple(key_scale.shape)}"
@@ -87,7 +91,7 @@ class KeySketch:
     block_table, seqused_k : Tensor, optional
         As in `paged_attention`: what a paged cache holds already.
     key_scale : Tensor, optional
-        What keys of float8_e4m3fn are multiplied by, as in the attention functions; 1 by default.
+        What keys of float8_e4m3fn are multiplied by, as in `append`.
     dtype : torch.dtype, optional
         Of the ranges, which is that of the queries to come: float16 or bfloat16 (the default)
         beside keys of float8_e4m3fn, else key's.
@@ -262,8 +266,10 @@ class KeySketch:
         """
         owner = f"{_OWNER}.append"
         check_dense(owner, "key", key)
-        check_kind(owner, "key_scale", key_scale, (torch.Tensor, type(None)), "a tensor or None")
         key = key.detach()
+        if key_scale is not None:
+            check_dense(owner, "key_scale", key_scale)
+            key_scale = key_scale.detach()
         if self.paged:
             check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
@@ -292,7 +298,7 @@ class KeySketch:
         ----------
         key : Tensor
             The keys that stay ``(B, Hkv, n, D)``, as many in each entry. Those of the last group
-            are read.
+            are read. Tokens that replays of a CUDA graph took in are not counted among those held.
         key_scale : Tensor, optional
             As in `append`.
 

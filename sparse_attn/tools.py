@@ -127,8 +127,8 @@ def with_lists(
     placing: Any = {name: value for name, value in common.items() if name in _PLACING}
     layout = select_blocks(query, key, blocks, **placing)
     if blocks._by_sketch and placing.get("block_table") is not None:
-        # No key of a page is missing in its sketch, so that no list exceeds the budget; engines cut
-        # their work by the width.
+        # No key of a page is missing in its sketch, so that no list exceeds the budget but where a
+        # score is NaN, of which the first blocks stay; engines cut their work by the width.
         rows = placing["max_q"] if placing.get("cu_seq_q") is not None else query.shape[2]
         indices = layout.indices[..., : blocks._most_blocks(rows)]
         layout = BlockLayout._trusted(layout.counts, indices, *blocks._blocks, layout.num_kv_blocks)

@@ -53,13 +53,15 @@ def test_outputs_by_the_lists_of_what_codes_stand_for(attend, engine, device, dt
     assert_close(out, query, key, value, tuple(scales.values()), listed, is_causal=True)
 
 
+@pytest.mark.parametrize("by", [(2,), (6, 2)], ids=["head", "entry"])
 @pytest.mark.parametrize("page_size", watched(PAGE_SIZES, 16))
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_lists_of_ragged_sequences(device, name, page_size):
+def test_lists_of_ragged_sequences(device, name, page_size, by):
     ragged, pattern = Ragged((3, 0, 170, 1, 33, 70), (5, 9, 350, 64, 0, 216)), SELECTIONS[name]
     codes = [(q, k.to(FLOAT8), v) for q, k, v in ragged.sequences(device, torch.bfloat16)]
-    scale = torch.tensor([0.4, 1.7], device=device)
-    numbers = [(q, dequantized(k, scale, q.dtype), v) for q, k, v in codes]
+    scale = scale_of(by, device)
+    own = scale.expand(6, 2)
+    numbers = [(q, dequantized(k, own[b], q.dtype), v) for b, (q, k, v) in enumerate(codes)]
     lists = Batch(ragged, codes, page_size).lists(pattern, is_causal=True, key_scale=scale)
     want = Batch(ragged, numbers, page_size).lists(pattern, is_causal=True)
     assert torch.equal(lists.counts, want.counts) and torch.equal(lists.indices, want.indices)
@@ -181,6 +183,19 @@ def test_a_sketch_keeps_its_dtype_when_it_grows_and_is_copied(device):
     assert torch.equal(sketch.codes[:, :, :held], want.codes)
 
 
+def test_a_scale_that_requires_grad_counts_as_a_number(device):
+    codes = torch.randn(1, 2, 48, 16, device=device).to(FLOAT8)
+    pages, slots = codes.transpose(1, 2), torch.tensor([47], device=device)
+    scale = torch.rand(2, device=device) + 0.3
+    for given in (scale, scale.clone().requires_grad_()):
+        sketch = sa.KeySketch(codes, key_scale=given)
+        paged = sa.KeySketch(pages, paged=True)
+        paged.append(pages, slots, given)
+        assert not sketch.ranges.requires_grad and not paged.ranges.requires_grad
+        numbers = dequantized(codes, scale, torch.bfloat16)
+        assert torch.equal(sketch.ranges, sa.KeySketch(numbers).ranges)
+
+
 WRONG = {
     "dtype": (
         lambda codes: sa.KeySketch(codes, dtype=torch.float32),
@@ -201,6 +216,14 @@ WRONG = {
     "shape": (
         lambda codes: sa.KeySketch(codes.transpose(1, 2), key_scale=torch.ones(3)),
         "key_scale of dtype float32 and shape (), (2) or (2, 2), got float32 (3,)",
+    ),
+    "device": (
+        lambda codes: sa.KeySketch(codes, key_scale=torch.ones(16, device="meta")),
+        "KeySketch.append: expected key_scale on key's device cpu, got meta",
+    ),
+    "rank": (
+        lambda codes: sa.KeySketch(codes).append(codes[0, 0, 0], key_scale=torch.ones(())),
+        "expected key of shape (batch, heads, length, head_dim), got shape (16)",
     ),
     "query": (
         lambda codes: sa.select_blocks(
