@@ -208,6 +208,34 @@ def test_selection_of_more_than_two_to_the_31_block_pairs(device, gpu):
     assert torch.equal(layout.indices[:, :, -10:], last.indices)
 
 
+@pytest.mark.parametrize("selector", ["mean", "minmax", "sketch"])
+@pytest.mark.parametrize("packed", [False, True], ids=["one-length", "packed"])
+def test_selection_of_keys_that_are_copied_in_turns(device, gpu, packed, selector):
+    """Each batch entry of 8-bit keys takes more than half of the memory that copies get."""
+    batch, heads, length, dim, rows = 3, 8, 65536, 256, 9
+    query = torch.randn(batch, 2 * heads, rows, dim, device=device, dtype=torch.bfloat16)
+    key = torch.randn(batch, heads, length, dim, device=device, dtype=torch.bfloat16)
+    key = key.to(torch.float8_e4m3fn)
+    scale = torch.rand(batch, heads, device=device) + 0.3
+    origin = torch.tensor([5, 0, 700], dtype=torch.int32, device=device)
+    pattern = sa.BlockTopK(64, selector=selector, mass=0.3)
+    if packed:
+        ends = [torch.arange(batch + 1, device=device).int() * n for n in (rows, length)]
+        tensors = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key)]
+        bounds = dict(
+            zip(("cu_seq_q", "cu_seq_k", "max_q", "max_k"), (*ends, rows, length), strict=True)
+        )
+        layout = sa.select_blocks(*tensors, pattern, key_scale=scale, key_origin=origin, **bounds)
+    else:
+        layout = sa.select_blocks(query, key, pattern, key_scale=scale, key_origin=origin)
+    for b in range(batch):
+        one = slice(b, b + 1)
+        numbers = (key[one].float() * scale[one, :, None, None]).bfloat16()
+        want = sa.select_blocks(query[one], numbers, pattern, key_origin=origin[one])
+        assert torch.equal(layout.counts[one], want.counts)
+        assert torch.equal(layout.indices[one], want.indices)
+
+
 def test_merge_of_more_than_two_to_the_31_elements(device, gpu):
     rows = 2**25 + 64
     outs = [torch.randn(1, 1, rows, 64, device=device, dtype=torch.bfloat16) for _ in range(2)]

@@ -63,6 +63,28 @@ def test_queries_of_one_length_over_pages(device):
         assert torch.equal(out[b : b + 1], sa.sparse_attention(*sequence, pattern, is_causal=True))
 
 
+@pytest.mark.parametrize("by", [(3,), (6, 3)], ids=["head", "entry"])
+def test_scales_of_8_bit_pages_go_with_their_heads(device, by):
+    codes = [
+        (q, k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))
+        for q, k, v in RAGGED.sequences(device, torch.float16)
+    ]
+    batch, pattern = Batch(RAGGED, codes, 16), PATTERNS["chosen"]
+    key_scale, value_scale = torch.rand(2, *by, device=device) + 0.3
+
+    def call(query, key, value, pattern, heads):
+        scales = {"key_scale": key_scale[..., heads], "value_scale": value_scale[..., heads]}
+        return sa.paged_attention(query, key, value, pattern=pattern, **batch.placing, **scales)
+
+    out = call(batch.query, batch.key, batch.value, pattern, slice(None))
+    written = slice(sum(RAGGED.rows))
+    for head in range(RAGGED.Hkv):
+        rows, own = slice(2 * head, 2 * head + 2), slice(head, head + 1)
+        parts = batch.query[:, rows], batch.key[:, :, own], batch.value[:, :, own]
+        want = call(*parts, pattern.of(head), own)
+        assert torch.equal(out[written, rows], want[written])
+
+
 def test_compiled_calls(device):
     ragged = Ragged((4, 30), (70, 33), 4, 2)
     queries, keys, values = zip(*ragged.sequences(device, torch.float32), strict=True)
