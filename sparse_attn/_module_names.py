@@ -46,12 +46,13 @@ def named_by(owner: str, what: str, only: Any, there: Sequence[str]) -> Sequence
     return [path for path in there if any(fnmatchcase(path, name) for name in names)]
 
 
-def ask_about_keys(what: str, pattern: Pattern, seq_q: int, seq_kv: int, swap: str) -> None:
+def ask_about_keys(what: str, pattern: Pattern, seq_q: int, seq_kv: int, function: str) -> None:
     """Warn once where a pattern runs between two lengths: a cache, or cross attention."""
-    if seq_q == seq_kv or torch.compiler.is_compiling() or widened(pattern) == pattern:
+    if torch.compiler.is_compiling() or seq_q == seq_kv or widened(pattern) == pattern:
         return
     warn_once(
         "cross attention",
         f"{what} runs {pattern} with {seq_q} queries and {seq_kv} keys, as if the queries were the "
-        f"last tokens of the keys; is this cross attention? Then leave it out, by only= of {swap}",
+        "last tokens of the keys; is this cross attention? Then leave it out, by only= of "
+        f"{function}",
     )

@@ -411,6 +411,27 @@ def test_exports_with_masks_of_all_lengths(mask, strict):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+def test_an_exported_cross_attention_takes_equal_lengths_too(strict):
+    _, ours = twins(batch_first=True)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = ours
+
+        def forward(self, x, memory):
+            return self.attend(x, memory, memory, need_weights=False)[0]
+
+    layer, free = Layer().eval(), {1: torch.export.Dim.DYNAMIC}
+    example = tokens(2, 20, EMBED), tokens(2, 50, EMBED)
+    program = torch.export.export(layer, example, dynamic_shapes=(free, free), strict=strict)
+    for lengths in [(20, 50), (33, 33), (50, 20)]:
+        inputs = [tokens(2, length, EMBED) for length in lengths]
+        close(program.module()(*inputs), layer(*inputs))
+
+
+@torch.no_grad()
 def test_compiles_to_one_graph():
     torch._dynamo.reset()
     _, ours = twins(batch_first=True)
