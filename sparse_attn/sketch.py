@@ -319,7 +319,8 @@ class KeySketch:
         # Refuses other keys while nothing has changed.
         self.append(key[:, :, :0], key_scale=key_scale)
         assert self.lengths is not None
-        self.lengths.clamp_(max=whole)
+        with torch.inference_mode():  # wherever the sketch was made
+            self.lengths.clamp_(max=whole)
         self._tokens = whole
         self.append(key[:, :, whole:], key_scale=key_scale)
 

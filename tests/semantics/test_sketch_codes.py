@@ -95,6 +95,25 @@ def test_a_cropped_sketch_is_that_of_the_keys_that_stay(device, dtype):
         assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("made", [True, False], ids=["made-in-inference", "made-in-grad-mode"])
+@pytest.mark.parametrize("cropped", [True, False], ids=["inference", "grad-mode"])
+def test_crops_in_every_mode(device, made, cropped):
+    key = torch.randn(1, 1, 80, 16, device=device)
+    with torch.inference_mode(made):
+        sketch = sa.KeySketch(key)
+    with torch.inference_mode(cropped):
+        sketch.crop(key[:, :, :70])
+    assert sketch.lengths.tolist() == [70]
+
+
+def test_compiled_crops(device):
+    key = torch.randn(1, 1, 80, 16, device=device)
+    sketch = sa.KeySketch(key)
+    torch.compile(sketch.crop, backend="aot_eager", fullgraph=True)(key[:, :, :70])
+    assert sketch.lengths.tolist() == [70]
+    assert torch.equal(sketch.codes[:, :, :70], sa.KeySketch(key[:, :, :70]).codes[:, :, :70])
+
+
 def test_wrong_crops(device):
     key = torch.randn(2, 1, 80, 16, device=device)
     sketch = sa.KeySketch(key, capacity=128)
