@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "call_features.h"
@@ -23,27 +24,29 @@ constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 class Gatherer {
  public:
   Gatherer(const AttentionParams& params, const Sequence& sequence, int64_t b)
-      : params_(params), sequence_(sequence), b_(b), unscaled_(params.problem.dtype, 1.0f) {}
+      : params_(params), sequence_(sequence), b_(b) {
+    if (params.keys.dtype == Dtype::kFloat8) unscaled_.emplace(params.problem.dtype, 1.0f);
+  }
 
   void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
             char* target) const {
-    copy(tensor, columns, head, rows, unscaled_, target);
+    copy(tensor, columns, head, rows, unscaled_ ? &*unscaled_ : nullptr, target);
   }
   void copy_scaled_keys(int32_t head, Interval rows, char* target) const {
     const float scale = params_.keys.key_scale.of_key_head(b_, head);
     const Float8Numbers scaled(params_.problem.dtype, scale);
-    copy(params_.keys.key, params_.problem.head_dim, head, rows, scaled, target);
+    copy(params_.keys.key, params_.problem.head_dim, head, rows, &scaled, target);
   }
 
  private:
   void copy(const TensorView& tensor, int32_t columns, int32_t head, Interval rows,
-            const Float8Numbers& numbers, char* target) const {
+            const Float8Numbers* numbers, char* target) const {
     const int64_t size = sparse_attn::size_of(params_.keys.dtype);
     for (int32_t j = rows.begin; j < rows.end; ++j) {
       const char* row = static_cast<const char*>(tensor.data) +
                         params_.keys.locate(tensor, sequence_, b_, head, j) * size;
-      if (params_.keys.dtype == Dtype::kFloat8) {
-        numbers.write(row, columns, target);
+      if (numbers != nullptr) {
+        numbers->write(row, columns, target);
         target += columns * sizeof(uint16_t);
       } else {
         std::memcpy(target, row, columns * size);
@@ -55,7 +58,7 @@ class Gatherer {
   const AttentionParams& params_;
   const Sequence& sequence_;
   int64_t b_;
-  Float8Numbers unscaled_;
+  std::optional<Float8Numbers> unscaled_;  // of keys of 8 bits
 };
 
 /// Rows that see no keys are zero, with lse -inf.

@@ -163,9 +163,9 @@ Status sketch_pages(const SketchPagesParams& params) {
       uint16_t keys[kSketchGroup * kMaxHeadDim];
       auto key = [&](int32_t j) { return keys + int64_t{j - first} * sketch.head_dim; };
       for (int32_t j = first; j <= row; ++j) {
-        const int64_t at =
+        const int64_t place =
             page * params.cache.stride_b + head * params.cache.stride_h + j * params.cache.stride_s;
-        numbers.write(static_cast<const char*>(params.cache.data) + at, sketch.head_dim, key(j));
+        numbers.write(static_cast<const char*>(params.cache.data) + place, sketch.head_dim, key(j));
       }
       sketch_group(sketch, params.dtype, page, head, first, row + 1, key);
     }

@@ -84,7 +84,9 @@ void launch_rows(const SelectParams& params, int32_t first, const SelectParams& 
   const TensorView& from = kKeys ? params.keys.key : params.query;
   const int32_t element = size_of(params.problem.dtype);
   const int64_t chunks = entries.problem.batch * to.stride_b * element / kChunkBytes;
-  const bool aligned = begins_at_16_bytes(from, kKeys ? size_of(params.keys.dtype) : element);
+  const bool codes = kKeys && params.keys.dtype == Dtype::kFloat8;
+  const bool aligned =
+      codes ? begins_at(kCodesOfChunk, from, 1) : begins_at(kChunkBytes, from, element);
   gather_rows<kKeys>
       <<<grid_for(chunks, kGatherThreads), kGatherThreads, 0, to_stream(params.stream)>>>(
           params, first, entries, static_cast<int32_t>(to.stride_h / to.stride_s), aligned,

@@ -44,11 +44,14 @@ struct SelectWorkspace {
   float* tile_masses = nullptr;  // sketch: [B, Hq, Sq, tiles of kSketchTile keys]
 };
 
-/// Whether every row of the view begins at 16 bytes.
-inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
-  auto whole = [&](int64_t stride) { return stride * element_size % 16 == 0; };
-  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && whole(view.stride_b) &&
+/// Whether every row of the view begins at a multiple of so many bytes.
+inline bool begins_at(int64_t bytes, const TensorView& view, int32_t element_size) {
+  auto whole = [&](int64_t stride) { return stride * element_size % bytes == 0; };
+  return reinterpret_cast<uintptr_t>(view.data) % bytes == 0 && whole(view.stride_b) &&
          whole(view.stride_h) && whole(view.stride_s);
+}
+inline bool begins_at_16_bytes(const TensorView& view, int32_t element_size) {
+  return begins_at(16, view, element_size);
 }
 
 /// Whether some row of the batch entry may see key j.

@@ -146,11 +146,11 @@ __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPages
       static_cast<const Element*>(cache.data) + page * cache.stride_b + head * cache.stride_h;
   const float scale = params.scale.of_key_head(0, head);
   auto row_of = [&](int32_t j) {
-    const Element* at = first + j * cache.stride_s;
+    const Element* own = first + j * cache.stride_s;
     if constexpr (kFloat8) {
-      return DequantizedRow<T>{at, scale};
+      return DequantizedRow<T>{own, scale};
     } else {
-      return at;
+      return own;
     }
   };
   encode_group<T>(sketch, page, head, row / sketch.group * sketch.group, row + 1, row_of, ranges);
