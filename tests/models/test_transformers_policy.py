@@ -174,13 +174,18 @@ def sam():
 
 
 def kosmos2():
+    """A model whose image is projected to a few tokens."""
     vision = dict(num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8)
     text = dict(layers=1, ffn_dim=64, attention_heads=4, max_position_embeddings=128)
-    return transformers.Kosmos2Config(
+    config = transformers.Kosmos2Config(
         text_config=dict(**text, vocab_size=97, embed_dim=64),
         vision_config=dict(**vision, hidden_size=64, intermediate_size=64),
         latent_query_num=6,
     )
+    model = build(config, cls=transformers.Kosmos2ForConditionalGeneration)
+    # transformers 5.17 calls the projection causal, which its eager attention does not ask about.
+    model.image_to_text_projection.x_attn.is_causal = False
+    return model
 
 
 def test_the_tokens_of_a_mask_decoder_that_look_at_the_image_stay_dense():
@@ -195,11 +200,10 @@ def test_a_pattern_across_two_lengths_warns_once(monkeypatch):
     pixels, place = torch.randn(1, 3, 32, 32), torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0, 0, 0]])
     ids, _ = text(batch=1, length=10)
     inputs = dict(input_ids=ids, pixel_values=pixels, image_embeds_position_mask=place)
-    make = transformers.Kosmos2ForConditionalGeneration
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        expected = output(build(kosmos2(), cls=make), **inputs)
-        ours = apply(build(kosmos2(), cls=make))
+        expected = output(kosmos2(), **inputs)
+        ours = apply(kosmos2())
         assert_same(output(ours, **inputs), expected)
         apply(ours, sa.Band(2), only="*layers*")
         output(ours, **inputs)
@@ -215,10 +219,9 @@ def test_what_generate_hands_on_to_a_tower_is_accepted():
     pixels, place = torch.randn(1, 3, 32, 32), torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0, 0, 0]])
     ids, _ = text(batch=1, length=10)
     inputs = dict(input_ids=ids, pixel_values=pixels, image_embeds_position_mask=place)
-    make = transformers.Kosmos2ForConditionalGeneration
     chosen = dict(max_new_tokens=3, do_sample=False, num_beams=2)
-    expected = build(kosmos2(), cls=make).generate(**inputs, **chosen)
-    assert torch.equal(apply(build(kosmos2(), cls=make)).generate(**inputs, **chosen), expected)
+    expected = kosmos2().generate(**inputs, **chosen)
+    assert torch.equal(apply(kosmos2()).generate(**inputs, **chosen), expected)
 
 
 @pytest.mark.parametrize(
