@@ -1,0 +1,78 @@
+"""Models that look at images: queries of one length that meet keys of another."""
+
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from tiny_models import assert_same, build, output, text
+
+import sparse_attn as sa
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+apply = sa.integrations.transformers.apply
+
+
+def sam():
+    sizes = dict(num_hidden_layers=1, num_attention_heads=2, mlp_dim=32)
+    image = dict(image_size=64, patch_size=8)
+    vision = dict(hidden_size=32, output_channels=32, window_size=4, num_pos_feats=16)
+    return transformers.SamConfig(
+        vision_config=dict(**sizes, **image, **vision, global_attn_indexes=[0]),
+        prompt_encoder_config=dict(hidden_size=32, **image),
+        mask_decoder_config=dict(**sizes, hidden_size=32, iou_head_hidden_dim=32),
+    )
+
+
+def kosmos2():
+    """A model whose image is projected to a few tokens."""
+    vision = dict(num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8)
+    text = dict(layers=1, ffn_dim=64, attention_heads=4, max_position_embeddings=128)
+    config = transformers.Kosmos2Config(
+        text_config=dict(**text, vocab_size=97, embed_dim=64),
+        vision_config=dict(**vision, hidden_size=64, intermediate_size=64),
+        latent_query_num=6,
+    )
+    model = build(config, cls=transformers.Kosmos2ForConditionalGeneration)
+    # transformers 5.17 calls the projection causal, which its eager attention does not ask about.
+    model.image_to_text_projection.x_attn.is_causal = False
+    return model
+
+
+def test_the_tokens_of_a_mask_decoder_that_look_at_the_image_stay_dense():
+    ours = apply(build(sam(), cls=transformers.SamModel), sa.Band(1))
+    paths = [path for path, module in ours.named_modules() if hasattr(module, "_sparse_attn")]
+    assert paths and not any("token" in path for path in paths), paths
+
+
+def test_a_pattern_across_two_lengths_warns_once(monkeypatch):
+    """A projection of an image to a few tokens has a name that says nothing of cross attention."""
+    monkeypatch.setattr("sparse_attn._warn._given", set())
+    pixels, place = torch.randn(1, 3, 32, 32), torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0, 0, 0]])
+    ids, _ = text(batch=1, length=10)
+    inputs = dict(input_ids=ids, pixel_values=pixels, image_embeds_position_mask=place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = output(kosmos2(), **inputs)
+        ours = apply(kosmos2())
+        assert_same(output(ours, **inputs), expected)
+        apply(ours, sa.Band(2), only="*layers*")
+        output(ours, **inputs)
+    apply(ours, sa.Band(2))
+    with pytest.warns(UserWarning, match="x_attn.* 6 queries and 23 keys.*only= of apply"):
+        output(ours, **inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output(ours, **inputs)
+
+
+def test_what_generate_hands_on_to_a_tower_is_accepted():
+    pixels, place = torch.randn(1, 3, 32, 32), torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0, 0, 0]])
+    ids, _ = text(batch=1, length=10)
+    inputs = dict(input_ids=ids, pixel_values=pixels, image_embeds_position_mask=place)
+    chosen = dict(max_new_tokens=3, do_sample=False, num_beams=2)
+    expected = kosmos2().generate(**inputs, **chosen)
+    assert torch.equal(apply(kosmos2()).generate(**inputs, **chosen), expected)
