@@ -84,6 +84,8 @@ def append_to_cache(
     if sketch is not None and not sketch.paged:
         raise refuse("append_to_cache", "a paged sketch", repr(sketch))
     tensors["slot_mapping"] = as_int64("append_to_cache", "slot_mapping", slot_mapping)
+    if sketch is not None:  # one that does not fit is refused while nothing is written
+        sketch.append(key_cache, slot_mapping.new_empty(0, dtype=torch.int64), key_scale)
     arguments = (*tensors.values(), key_scale, value_scale)
     try:
         ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))

@@ -248,6 +248,21 @@ def test_wrong_calls(device):
         sa.KeySketch(key_cache[:, :24], paged=True)
 
 
+def test_a_sketch_that_does_not_fit_leaves_the_cache_as_it_is(device):
+    key_cache, value_cache, _, news, _ = whole(device, 64)
+    before = key_cache.clone(), value_cache.clone()
+    key, value = news[0]
+    slots = torch.arange(len(key), device=device)
+    for other in (key_cache[:5], key_cache.bfloat16(), key_cache[:, :, :1]):
+        with pytest.raises(ValueError, match="expected a sketch of key_cache's"):
+            sa.append_to_cache(
+                *(key, value, key_cache, value_cache, slots),
+                sketch=sa.KeySketch(other.contiguous(), paged=True),
+            )
+    for cache, kept in zip((key_cache, value_cache), before, strict=True):
+        torch.testing.assert_close(cache, kept, rtol=0, atol=0, equal_nan=True)
+
+
 def test_opcheck(device):
     key_cache, value_cache, table, _, sketch = whole(device, 64)
     slots = slots_of(table, 0, range(290, 300), 64)
