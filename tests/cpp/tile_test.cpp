@@ -74,6 +74,13 @@ void test_two_blocks_a_multiprocessor() {
   }
 }
 
+/// Five thread blocks of lists of 32 rows share one with 228 KB, of which each takes whole lines.
+void test_five_blocks_of_low_tiles() {
+  constexpr int32_t kLine = 128;
+  const int32_t bytes = tile_shape(KernelKind::kDense32, 128).smem_bytes();
+  CHECK(5 * (ceil_div(bytes, kLine) * kLine + (1 << 10)) <= 228 << 10, std::to_string(bytes));
+}
+
 }  // namespace
 
 int main() {
@@ -89,5 +96,6 @@ int main() {
   }
   test_tuned_tiles();
   test_two_blocks_a_multiprocessor();
+  test_five_blocks_of_low_tiles();
   return check::summary();
 }

@@ -81,7 +81,8 @@ struct QueryTile {
         state(*reinterpret_cast<State*>(smem + Config::kShape.tile_bytes())),
         work(state.work),
         aligned(aligned) {
-    static_assert(sizeof(State) <= kStateBytes, "the state has its room after the tiles");
+    static_assert(sizeof(State) <= Config::kShape.state_bytes(),
+                  "the state has its room after the tiles");
   }
 
   __device__ __forceinline__ Interval row_bounds(int32_t r) const {

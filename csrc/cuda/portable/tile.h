@@ -8,9 +8,6 @@
 
 namespace sparse_attn::cuda::portable {
 
-/// Room for a TileState.
-constexpr int32_t kStateBytes = 544;
-
 /// A shape of tile: rows of queries and keys, warps, and key or value tiles held at once.
 struct TileShape {
   int32_t head_dim = 0;  // at most; smaller ones are padded with zeros
@@ -32,8 +29,11 @@ struct TileShape {
   SPARSE_ATTN_HD constexpr int32_t tile_bytes() const {
     return (query_registers ? 0 : query_bytes()) + slots * slot_bytes();
   }
-  /// The tiles, and after them what else a thread block shares (TileState).
-  SPARSE_ATTN_HD constexpr int32_t smem_bytes() const { return tile_bytes() + kStateBytes; }
+  /// Room for a TileState. No more than that: of 32 rows five thread blocks share a multiprocessor
+  /// with a hundred bytes to spare.
+  SPARSE_ATTN_HD constexpr int32_t state_bytes() const { return 416 + 16 * warps; }
+  /// The tiles, and after them what else a thread block shares.
+  SPARSE_ATTN_HD constexpr int32_t smem_bytes() const { return tile_bytes() + state_bytes(); }
   constexpr bool fits(int32_t smem_limit) const { return smem_bytes() <= smem_limit; }
 };
 

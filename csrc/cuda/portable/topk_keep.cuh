@@ -47,7 +47,8 @@ struct KeptScores {
  private:
   /// [BLOCK_Q], after the tile's state.
   __device__ __forceinline__ static float* least(const QueryTile<Config>& tile) {
-    return reinterpret_cast<float*>(reinterpret_cast<char*>(&tile.state) + kStateBytes);
+    return reinterpret_cast<float*>(reinterpret_cast<char*>(&tile.state) +
+                                    Config::kShape.state_bytes());
   }
 
   __device__ __forceinline__ Threshold threshold(const QueryTile<Config>& tile, int r) const {
