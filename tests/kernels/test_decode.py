@@ -161,6 +161,28 @@ def test_bits_of_a_row_are_its_own(split, device, name, Sq):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
+@pytest.mark.parametrize("name", ["full", "band"])
+@pytest.mark.parametrize("Sq, Skv", [(5, 1000), (3, 20003), (12, 20003)])
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
+def test_bits_of_a_row_on_codes_are_its_own(split, device, head_dim, Sq, Skv, name):
+    """Alone a head has a tile of 16 rows, beside others one of 32, or two."""
+    shape = Shape(2, 16, 2, Sq, Skv, head_dim)
+    query, key, value = shape.make(device, torch.bfloat16)
+    key, value = (tensor.to(torch.float8_e4m3fn) for tensor in (key, value))
+    scales = {
+        name: torch.rand(2, 2, device=device) + 0.5 for name in ("key_scale", "value_scale")
+    }
+    pattern = LONG[name](shape, device)
+    common = dict(is_causal=True, return_lse=True)
+    out, lse = split(query, key, value, pattern, **common, **scales)
+    for b, h in ((0, 0), (1, 13)):
+        kv = slice(h // 8, h // 8 + 1)
+        own = (query[b : b + 1, h : h + 1], key[b : b + 1, kv], value[b : b + 1, kv])
+        its = {name: scale[b : b + 1, kv] for name, scale in scales.items()}
+        one = split(*own, pattern, **common, **its)
+        assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
+
+
 @pytest.mark.parametrize("Sq", [1, 12])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("Skv", [5003, 20003])
@@ -267,12 +289,13 @@ def test_uneven_sequences_of_other_head_dims(split, device, head_dim, value_dim,
     check_uneven(split, device, "full", 48, UNEVEN, coarse, head_dim, value_dim)
 
 
+@pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks"])
 @pytest.mark.parametrize("rows", [6, 11])
-def test_uneven_sequences_of_several_queries(split, device, rows, name, head_dim):
+def test_uneven_sequences_of_several_queries(split, device, rows, name, head_dim, coarse):
     """Whose heads have a tile of 32 rows, or two; at head dim 256 tiles of 16."""
-    check_uneven(split, device, name, 64, UNEVEN, False, head_dim, head_dim, rows)
+    check_uneven(split, device, name, 64, UNEVEN, coarse, head_dim, head_dim, rows)
 
 
 @pytest.mark.parametrize("page_size", [16, 48])

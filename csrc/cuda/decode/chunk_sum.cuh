@@ -29,6 +29,27 @@ struct ChunkSum {
     for (int i = 0; i < 4 * Config::DT * MT; ++i) rO[i % MT][i / MT / 4][i / MT % 4] = 0.0f;
   }
 
+  /// Takes the scores of steps that are multiplied at once, as those of one wide step.
+  __device__ __forceinline__ void update(typename Config::Scores (&rS)[Config::kAtOnce],
+                                         Exponent exponent, float (&factor)[MT][2]) {
+    if constexpr (Config::kAtOnce == 1) {
+      softmax.update(rS[0], exponent, factor);
+    } else {
+      constexpr int NT = Config::NT, kScores = 4 * MT * NT * Config::kAtOnce;
+      float wide[MT][Config::kAtOnce * NT][4];
+      auto each = [&](auto&& function) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+          const int step = i / 4 / NT / MT, mt = i / 4 / NT % MT, nt = i / 4 % NT;
+          function(wide[mt][step * NT + nt][i % 4], rS[step][mt][nt][i % 4]);
+        }
+      };
+      each([](float& joined, float own) { joined = own; });
+      softmax.update(wide, exponent, factor);
+      each([](float joined, float& own) { own = joined; });
+    }
+  }
+
   __device__ __forceinline__ void rescale(const float (&factor)[MT][2]) {
     // Once the maxima have settled there is nothing to do; a factor of 1 changes no bit.
     bool changed = false;

@@ -6,6 +6,9 @@
 //   lane 4 g + t      key g and g + 8: channels t D/4 .. (t + 1) D/4 - 1, four for each mma
 //                     keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of the values: channels g D/8 and on, of
 //                     which fragment dt of the output has one
+//
+// Of MT fragments of rows each code becomes a number once. The queries of one are held in registers;
+// those of several lie in shared memory, as the lanes of all warps take them.
 #pragma once
 
 #include "../common/key_rows.cuh"
@@ -47,25 +50,71 @@ struct CodeWords {
   }
 };
 
-template <int HEAD_DIM, int kPitch>
+template <int HEAD_DIM, int MT, int kPitch>
 struct CodeProducts {
   static constexpr int kSteps = HEAD_DIM / 16;
   static constexpr int DT = HEAD_DIM / 8;
   static constexpr int kLaneColumns = HEAD_DIM / 4;
   static constexpr int NT = 2;
+  static constexpr int kFragmentBytes = 16 * kPitch;  // as many as rows of queries take
+  static constexpr int kLaneBytes = 16;               // of a step's fragment
+  static_assert(kFragmentBytes == kSteps * 32 * kLaneBytes, "fragments take the place of rows");
   using Tile = CodeTile<HEAD_DIM>;
-  using Slice = uint32_t[1][4];  // P, float16
+  using Slice = uint32_t[MT][4];  // P, float16
+  static constexpr int kHeldSteps = MT == 1 ? kSteps : 1;
+  uint4 rQ[kHeldSteps];  // of one fragment of rows
+  float2 rUnit;
+  uint32_t sQ;  // where the lane's parts of several lie, and after them its rows' units
 
-  uint32_t rQ[kSteps][4];
-  float unit[2];  // of the queries of rows g and g + 8
-
-  /// Takes the queries from swizzled rows of float16, if they are `half`, or of bfloat16; they may
-  /// be overwritten afterwards.
+  /// Takes the queries from swizzled rows of float16, if they are `half`, or of bfloat16. They may
+  /// be overwritten afterwards if there is one fragment of rows; of several, warp i has loaded the
+  /// i-th, and the thread block calls it.
   __device__ __forceinline__ void start(uint32_t query, bool half) {
+    if constexpr (MT == 1) {
+      rUnit = convert(rQ, query, half);
+    } else {
+      const int warp = threadIdx.x / 32;
+      sQ = query + threadIdx.x % 32 * kLaneBytes;
+      if (warp < MT) {
+        uint4 own[kSteps];
+        const float2 unit = convert(own, query + warp * kFragmentBytes, half);
+        __syncwarp();  // the rows have been read
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          ptx::store_shared_16(part_of(warp, step), own[step]);
+        }
+        ptx::store_shared_8(unit_of(warp), {__float_as_uint(unit.x), __float_as_uint(unit.y)});
+      }
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ uint32_t part_of(int mt, int step) const {
+    return sQ + mt * kFragmentBytes + step * 32 * kLaneBytes;
+  }
+  __device__ __forceinline__ uint32_t unit_of(int mt) const { return part_of(MT, 0) + mt * 8; }
+
+  /// The lane's part of a step of a fragment of rows.
+  __device__ __forceinline__ uint4 query_at(int mt, int step) const {
+    if constexpr (MT == 1) return rQ[step];
+    return ptx::load_shared_16(part_of(mt, step));
+  }
+  /// What products of rows g and g + 8 are multiples of.
+  __device__ __forceinline__ float2 unit_at(int mt) const {
+    if constexpr (MT == 1) return rUnit;
+    const uint2 unit = ptx::load_shared_8(unit_of(mt));
+    return {__uint_as_float(unit.x), __uint_as_float(unit.y)};
+  }
+
+  /// Turns rows of queries into the lane's fragments, relative to the units that are returned.
+  __device__ __forceinline__ static float2 convert(uint4 (&fragments)[kSteps], uint32_t query,
+                                                   bool half) {
     auto numbers = [half](uint32_t pair) {
       return half ? unpack<__half>(pair) : unpack<__nv_bfloat16>(pair);
     };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float unit[2];
+    uint2 pairs[2][kSteps];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float4 q[kSteps];
@@ -87,44 +136,69 @@ struct CodeProducts {
       const float inverse = __int_as_float((254 - exponent) << 23);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        rQ[step][h] = pack<__half>(q[step].x * inverse, q[step].y * inverse);
-        rQ[step][2 + h] = pack<__half>(q[step].z * inverse, q[step].w * inverse);
+        pairs[h][step] = {pack<__half>(q[step].x * inverse, q[step].y * inverse),
+                          pack<__half>(q[step].z * inverse, q[step].w * inverse)};
       }
     }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      fragments[step] = {pairs[0][step].x, pairs[1][step].x, pairs[0][step].y, pairs[1][step].y};
+    }
+    return {unit[0], unit[1]};
   }
 
-  /// S = Q K^T of N steps side by side, since a product waits for the one before it in its sums.
-  /// All codes are read first: loads and products keep the order in which they stand.
+  /// S = Q K^T of N steps: side by side, since a product waits for the one before it in its sums,
+  /// or one after the other where several fragments of rows lie side by side. All codes of what is
+  /// side by side are read first: loads and products keep the order in which they stand.
   template <int N>
-  __device__ __forceinline__ void scores(float (&rS)[N][1][NT][4], const uint32_t (&sK)[N]) const {
+  __device__ __forceinline__ void scores(float (&rS)[N][MT][NT][4], const uint32_t (&sK)[N]) const {
     constexpr int kLoads = kLaneColumns / Tile::kChunk;
+    constexpr int kBeside = MT == 1 ? N : 1;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    CodeWords<Tile::kChunk / 4> codes[N][NT][kLoads];
 #pragma unroll
-    for (int i = 0; i < N * NT * kLoads; ++i) {
-      const int step = i / NT / kLoads, nt = i % NT, at = i / NT % kLoads;
-      codes[step][nt][at].load(sK[step] +
-                               Tile::place(g + 8 * nt, t * kLaneColumns + at * Tile::kChunk));
-    }
+    for (int first = 0; first < N; first += kBeside) {
+      CodeWords<Tile::kChunk / 4> codes[kBeside][NT][kLoads];
 #pragma unroll
-    for (int e = 0; e < N * NT * 4; ++e) rS[e / 4 / NT][0][e / 4 % NT][e % 4] = 0.0f;
+      for (int i = 0; i < kBeside * NT * kLoads; ++i) {
+        const int step = i / NT / kLoads, nt = i % NT, at = i / NT % kLoads;
+        const int column = t * kLaneColumns + at * Tile::kChunk;
+        codes[step][nt][at].load(sK[first + step] + Tile::place(g + 8 * nt, column));
+      }
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
+      for (int i = 0; i < kBeside * MT * NT * 4; ++i) {
+        rS[first + i / 4 / NT / MT][i / 4 / NT % MT][i / 4 % NT][i % 4] = 0.0f;
+      }
 #pragma unroll
-      for (int i = 0; i < N * NT; ++i) {
-        const uint2 pairs = widen<__half>(codes[i / NT][i % NT][k / 4].word[k % 4]);
-        ptx::mma_16x8x16<__half>(rS[i / NT][0][i % NT], rQ[k], pairs.x, pairs.y);
+      for (int k = 0; k < kSteps; ++k) {
+        uint4 q[MT];
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt) q[mt] = query_at(mt, k);
+#pragma unroll
+        for (int i = 0; i < kBeside * NT; ++i) {
+          const uint2 pairs = widen<__half>(codes[i / NT][i % NT][k / 4].word[k % 4]);
+#pragma unroll
+          for (int mt = 0; mt < MT; ++mt) {
+            const uint32_t rows[4] = {q[mt].x, q[mt].y, q[mt].z, q[mt].w};
+            ptx::mma_16x8x16<__half>(rS[first + i / NT][mt][i % NT], rows, pairs.x, pairs.y);
+          }
+        }
       }
     }
 #pragma unroll
-    for (int e = 0; e < N * NT * 4; ++e) rS[e / 4 / NT][0][e / 4 % NT][e % 4] *= unit[e % 4 / 2];
+    for (int mt = 0; mt < MT; ++mt) {
+      const float2 unit = unit_at(mt);
+#pragma unroll
+      for (int i = 0; i < N * NT * 4; ++i) {
+        rS[i / 4 / NT][mt][i / 4 % NT][i % 4] *= i % 4 < 2 ? unit.x : unit.y;
+      }
+    }
   }
 
-  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[1][NT][4], int) {
+  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[MT][NT][4], int) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const float* pair = &rS[0][r / 2][r % 2 * 2];
-      rP[0][r] = pack<__half>(pair[0], pair[1]);
+    for (int r = 0; r < MT * 4; ++r) {
+      const float* pair = &rS[r / 4][r % 4 / 2][r % 2 * 2];
+      rP[r / 4][r % 4] = pack<__half>(pair[0], pair[1]);
     }
   }
 
@@ -153,7 +227,7 @@ struct CodeProducts {
 
   /// O += P V.
   template <typename Prepare>
-  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Slice (&rP)[1],
+  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Slice (&rP)[1],
                                          const Values& values, const Prepare&) const {
 #pragma unroll
     for (int dt = 0; dt < DT; dt += 2) {
@@ -165,8 +239,11 @@ struct CodeProducts {
             __byte_perm(values.word(key, from), values.word(key + 1, from), order));
       };
       const uint2 first = pairs(0), second = pairs(2);
-      ptx::mma_16x8x16<__half>(rO[0][dt], rP[0][0], first.x, second.x);
-      ptx::mma_16x8x16<__half>(rO[0][dt + 1], rP[0][0], first.y, second.y);
+#pragma unroll
+      for (int mt = 0; mt < MT; ++mt) {
+        ptx::mma_16x8x16<__half>(rO[mt][dt], rP[0][mt], first.x, second.x);
+        ptx::mma_16x8x16<__half>(rO[mt][dt + 1], rP[0][mt], first.y, second.y);
+      }
     }
   }
 

@@ -30,6 +30,8 @@ struct Config {
   // Steps that a warp multiplies at once. Codes take half of the memory, so a warp has half of the
   // time for a step, which is a chain of waits: of two at once it is hardly longer.
   static constexpr int kAtOnce = kFloat8 && HEAD_DIM <= 128 ? 2 : 1;
+  // Whether values are read before the softmax, beside which tall tiles have no room for codes.
+  static constexpr bool kValuesAhead = !kFloat8 || MT == 1;
   // Narrow heads have short steps, a chain of waits each: more warps run side by side, each with
   // fewer of them under way.
   static constexpr bool kManyBlocks = HEAD_DIM <= 64 && MT == 1 && !kFloat8;
@@ -37,12 +39,13 @@ struct Config {
   // Tall tiles take longer for a step, and leave room for sums that are kept: two steps of 128
   // columns, or four of 64.
   static constexpr int kStages =
-      MT > 1 ? 128 / HEAD_DIM * 2 : (HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
+      (MT > 1 ? 128 / HEAD_DIM * 2 : HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values
   static constexpr int kRingBytes = kStages * kSlotBytes;
-  static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * kPitch;
+  static constexpr int kUnitBytes = kFloat8 ? 16 : 0;  // for a row of queries (code_products.cuh)
+  static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * (kPitch + kUnitBytes);
   static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
   // Rows of a tile whose sums of a group of chunks a thread block keeps behind the rings: as many
   // as leave the multiprocessor its other thread blocks.
@@ -55,7 +58,7 @@ struct Config {
   static constexpr int DT = HEAD_DIM / 8;
 
   using Products =
-      std::conditional_t<kFloat8, CodeProducts<HEAD_DIM, kPitch>,
+      std::conditional_t<kFloat8, CodeProducts<HEAD_DIM, MT, kPitch>,
                          TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>>;
   using Scores = float[MT][NT][4];
   using Output = float[MT][DT][4];
@@ -64,12 +67,6 @@ struct Config {
   __device__ __forceinline__ static void leave_out(Scores& scores) {
 #pragma unroll
     for (int i = 0; i < 4 * MT * NT; ++i) scores[i / 4 / NT][i / 4 % NT][i % 4] = -INFINITY;
-  }
-  /// The scores of steps that are multiplied at once, as those of one wide step.
-  using JoinedScores = float[MT][kAtOnce * NT][4];
-  __device__ __forceinline__ static JoinedScores& joined(Scores (&scores)[kAtOnce]) {
-    static_assert(kAtOnce == 1 || MT == 1, "rows would come before steps");
-    return reinterpret_cast<JoinedScores&>(scores);
   }
 
   static_assert(kPitch % 128 == 0, "the swizzle permutes chunks of 128-byte lines");

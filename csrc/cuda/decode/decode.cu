@@ -46,7 +46,8 @@ SplitGrid grid_of(const AttentionParams& params) {
     device.flat = float8 ? room(Codes()) : room(Shape());
     if constexpr (has_tall_tiles(Shape::HEAD_DIM)) {
       using Tall = Config<typename Shape::T, Shape::HEAD_DIM, kTallRows>;
-      if (params.pattern.topk == 0) device.tall = room(Tall());
+      using TallCodes = Config<HalfOfEitherKind, Shape::HEAD_DIM, kTallRows>;
+      if (params.pattern.topk == 0) device.tall = float8 ? room(TallCodes()) : room(Tall());
     }
     return plan_grid(params, device);
   });

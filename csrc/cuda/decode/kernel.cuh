@@ -170,7 +170,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
     if (loaded < kStages) {
       if (loaded < kStages - 1) continue;
       ptx::cp_async_wait<kStages - 1>();  // the queries have landed, after them come the first keys
-      if constexpr (Config::kQueryRegisters) {
+      if constexpr (Config::kQueryRegisters || Config::kFloat8) {
         __syncwarp();
       } else {
         __syncthreads();
@@ -225,16 +225,21 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       }
     }
     typename Config::Products::Values values[kAtOnce];
+    if constexpr (Config::kValuesAhead) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
+      for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
+    }
     float rescale[Config::MT][2];
-    sum.softmax.update(Config::joined(rS), exponent, rescale);
+    sum.update(rS, exponent, rescale);
     typename Config::Products::Slice rP[kAtOnce][1];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
     sum.rescale(rescale);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) products.output(sum.rO, rP[i], values[i], [](int) {});
+    for (int i = 0; i < kAtOnce; ++i) {
+      if constexpr (!Config::kValuesAhead) values[i] = Config::Products::values_at(value_slots[i]);
+      products.output(sum.rO, rP[i], values[i], [](int) {});
+    }
     slot = after(slot);
     if (kAtOnce > 1 && both) slot = after(slot);
   }

@@ -31,6 +31,12 @@ Status launch(const AttentionParams& params, const LaunchPlan& plan) {
   const Kind kind = kind_of(params);
   if (params.keys.dtype == Dtype::kFloat8) {
     using Codes = Config<HalfOfEitherKind, HEAD_DIM, kFragmentRows>;
+    if constexpr (has_tall_tiles(HEAD_DIM)) {
+      using TallCodes = Config<HalfOfEitherKind, HEAD_DIM, kTallRows>;
+      if (plan.grid.tile_rows == kTallRows) {
+        return launch_kernel<TallCodes, Kind::kSequences>(params, plan);
+      }
+    }
     if (kind == Kind::kSequences) return launch_kernel<Codes, Kind::kSequences>(params, plan);
     if (kind == Kind::kListed) return launch_kernel<Codes, Kind::kListed>(params, plan);
     return launch_kernel<Codes, Kind::kGeneral>(params, plan);

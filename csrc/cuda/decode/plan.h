@@ -263,8 +263,11 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
                                       : ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;
   const bool float8 = params.keys.dtype == Dtype::kFloat8;
-  const bool tall = device.tall.at_once > 0 && rows > kFragmentRows;
-  plan.tile_rows = tall && !is_strided(pattern) && !float8 ? kTallRows : kFragmentRows;
+  // Kinds that have kernels of tall tiles.
+  const Kind kind = kind_of(params);
+  const bool has_tall = float8 ? kind == Kind::kSequences : kind != Kind::kStrided;
+  const bool tall = has_tall && device.tall.at_once > 0 && rows > kFragmentRows;
+  plan.tile_rows = tall ? kTallRows : kFragmentRows;
   plan.row_tiles = ceil_div(rows, plan.tile_rows);
   plan.tiles = params.problem.group() / plan.heads_packed * plan.classes * plan.row_tiles;
 
