@@ -26,15 +26,18 @@ from .tools import merge_states
 __all__ = ["sharded_attention"]
 
 OWNER = "sharded_attention"
-#: Common arguments that speak of all keys, or of tensors that one rank does not hold.
-_UNSERVED = (
-    "attn_mask",
-    "key_bounds",
-    "query_offset",
-    "key_origin",
-    "key_scale",
-    "value_scale",
-    "out",
+#: Common arguments that mean the same on the keys of one rank; others speak of all keys, or of
+#: tensors that one rank does not hold.
+_SERVED = (
+    "dropout_p",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+    "softcap",
+    "sink_logits",
+    "alibi_slopes",
+    "return_lse",
+    "engine",
 )
 Keys = tuple[int, int]  # [begin, end) of the whole sequence
 Part = tuple[int, torch.Tensor, torch.Tensor]  # where its keys begin, keys, values
@@ -98,7 +101,7 @@ def sharded_attention(
     pattern = Full() if pattern is None else pattern
     check_pattern(OWNER, pattern)
     calls: dict[str, Any] = {n: a for n, a in common.items() if a is not None}
-    unserved = [name for name in _UNSERVED if name in calls]
+    unserved = [name for name in Common.__annotations__ if name in calls and name not in _SERVED]
     if unserved:
         raise NotImplementedError(f"sparse_attn.{OWNER}: not served: {unserved[0]} over shards")
     _check_served(pattern)
@@ -120,7 +123,8 @@ def sharded_attention(
         )
         out, lse = merge_states(out, lse, part[0].float(), part[1])
     if sinks is not None:  # they join the denominator alone
-        out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None]
+        share = torch.sigmoid(lse - sinks.float()[:, None])
+        out = out * share.masked_fill(lse == -torch.inf, 0)[..., None]  # of a sink of -inf too
     out = out.to(query.dtype)
     return (out, lse) if with_lse else out
 

@@ -32,13 +32,20 @@ COMMON = {
         "is_causal": True,
         "scale": 0.3,
         "softcap": 5.0,
-        "sink_logits": torch.tensor([0.5, -1.0, 2.0, 0.0]),
+        "sink_logits": torch.tensor([0.5, -1.0, 2.0, -torch.inf]),
         "alibi_slopes": torch.tensor([0.1, 0.2, 0.0, 0.4]),
     },
 }
-#: Queries and keys of each rank: even, uneven, ranks without any, more keys than queries.
+#: Queries and keys of each rank: even, uneven, ranks without any, more keys than queries, and more
+#: queries than keys, of which the first see none under causal.
 SHARDS = {
-    2: [([32, 32], [32, 32]), ([7, 41], [20, 28]), ([0, 24], [33, 0]), ([1, 0], [40, 25])],
+    2: [
+        ([32, 32], [32, 32]),
+        ([7, 41], [20, 28]),
+        ([0, 24], [33, 0]),
+        ([1, 0], [40, 25]),
+        ([40, 20], [12, 20]),
+    ],
     3: [([20, 9, 19], [16, 16, 16]), ([30, 0, 1], [5, 40, 0])],
 }
 
