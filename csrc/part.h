@@ -18,7 +18,31 @@ inline int64_t size_of(MaskKind kind) {
   return kind == MaskKind::kBool ? 1 : kind == MaskKind::kFloat32 ? 4 : 2;
 }
 
-/// The call on batch entries `entries` and key heads `heads` alone.
+/// Names every field of a call, so that one more does not compile until it is named here, and moved
+/// in part_of() where it differs between batch entries or heads.
+inline void name_fields(const AttentionParams& params) {
+  [[maybe_unused]] const auto& [problem, sequences, query, keys, scores, pattern, outputs, features,
+                                global_tokens, num_global_tokens, workspace, stream, device] =
+      params;
+  [[maybe_unused]] const auto& [rows, most_keys, query_offset, query_offsets, key_origins,
+                                first_rows, first_keys, used_keys, packed_rows, packed_keys] =
+      sequences;
+  [[maybe_unused]] const auto& [key, value, dtype, key_scale, value_scale, lead_key, lead_value,
+                                table, table_stride, table_pages, page_size, num_pages] = keys;
+  [[maybe_unused]] const auto& [scale, softcap, sink_logits, alibi, mask, bounds] = scores;
+  [[maybe_unused]] const auto& [left, right, dilation, causal, lead, lead_keys, num_lead_keys,
+                                global_count, global_bits, global_tiles, num_global_tiles, list,
+                                topk] = pattern;
+  [[maybe_unused]] const auto& [counts, indices, count_stride_b, count_stride_h, index_stride_b,
+                                index_stride_h, index_stride_q, block_q, block_kv, num_q, num_kv,
+                                max_count, heads_per_list, expected, partial, bits, num_bits] =
+      list;
+  [[maybe_unused]] const auto& [out, lse, lse_stride_b, lse_stride_h, lse_stride_s, out_rows] =
+      outputs;
+}
+
+/// The call on batch entries `entries` and key heads `heads` alone. It has no lists yet that an
+/// engine makes for itself: gathered keys, bits of global tokens.
 inline AttentionParams part_of(const AttentionParams& params, Interval entries, Interval heads) {
   const int32_t group = params.problem.group();
   const int64_t b = entries.begin, head_kv = heads.begin, head = head_kv * group;
