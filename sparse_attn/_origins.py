@@ -11,20 +11,23 @@ from typing import Any
 import torch
 
 from .by_head import ByHead
-from .patterns import Band, BlockTopK, Dilated, Pattern, Strided
+from .patterns import Band, BlockSparse, Dilated, Full, Pattern
 
 __all__ = ["counts_from_origin", "first_tokens", "text_arguments"]
 
 
 def counts_from_origin(pattern: Pattern) -> bool:
-    """Whether a pattern names positions of the text, beside distances from the query."""
+    """Whether a pattern names positions of the text, beside distances from the query.
+
+    One of a kind that is not known here is taken to.
+    """
     if isinstance(pattern, ByHead):
         return any(map(counts_from_origin, (*pattern.patterns.values(), pattern.rest)))
     if isinstance(pattern, Band):
         return pattern.sinks > 0 or pattern.global_tokens is not None
     if isinstance(pattern, Dilated):
         return pattern.sinks > 0
-    return isinstance(pattern._region, (Strided, BlockTopK))
+    return not isinstance(pattern._region, (Full, BlockSparse))
 
 
 def first_tokens(tokens: torch.Tensor) -> torch.Tensor:

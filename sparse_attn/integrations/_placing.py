@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._origins import counts_from_origin
-from ..patterns import Band, BlockSparse, BlockTopK, Dilated, Full, Pattern, Strided
+from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error
 from ._masks import Note, is_intervals
 from ._positions import has_origin, narrowed_mask, origin_of, query_positions
@@ -131,7 +131,7 @@ def _masked(
     else:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
-    by_position = isinstance(pattern._region, (Band, BlockTopK, Dilated, Strided))
+    by_position = not isinstance(pattern._region, (Full, BlockSparse))
     if by_position and is_causal and seq_q < key.shape[2]:
         common["query_offset"] = query_positions(mask, batch, seq_q)
     if isinstance(pattern._region, BlockTopK):
