@@ -1,7 +1,7 @@
 """can_use: which engine serves a call, and why `auto` skips faster ones.
 
-The op itself judges the call, with an output that stops it before anything is computed. The engine
-comes from the capability table that the ops obey (``_info``, a compiled module, maybe missing).
+The form ``<op>_engine`` of the op checks the call as the op would and answers from the capability
+table that the ops obey; nothing is computed.
 """
 
 from __future__ import annotations
