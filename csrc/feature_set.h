@@ -70,4 +70,12 @@ class Features {
   uint64_t bits_ = 0;
 };
 
+/// Under these alone a row sees keys of its window and no others: they say where tensors lie, place
+/// rows, hide keys or change scores. With others, also later ones, it may see any key.
+constexpr Features kWindowsAlone = Features::of(
+    Feature::kFloat32, Feature::kUnaligned, Feature::kMask, Feature::kKeyBounds,
+    Feature::kQueryOffsets, Feature::kSoftcap, Feature::kOddScale, Feature::kSinkLogits,
+    Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kTopK, Feature::kValueDim,
+    Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
+
 }  // namespace sparse_attn

@@ -218,6 +218,16 @@ void test_hopper_takes_sequences() {
   }
 }
 
+/// Keys past all windows are left out where rows see their windows alone: never under a feature
+/// that shows others, nor under one that nobody has listed.
+void test_rows_see_more_than_windows_unless_a_list_says() {
+  for (Feature feature :
+       {Feature::kKeyOrigins, Feature::kLead, Feature::kColumns, Feature::kGlobalRows,
+        Feature::kGlobalIndices, Feature::kList, Feature::kPartialBlocks, static_cast<Feature>(60)})
+    CHECK(!Features::of(feature).within(kWindowsAlone), std::to_string(static_cast<int>(feature)));
+  CHECK(Features::of(Feature::kWindow, Feature::kDilation).within(kWindowsAlone), "windows");
+}
+
 }  // namespace
 
 int main() {
@@ -231,5 +241,6 @@ int main() {
   test_hopper_takes_biases();
   test_small_says_what_it_leaves();
   test_hopper_takes_sequences();
+  test_rows_see_more_than_windows_unless_a_list_says();
   return check::summary();
 }

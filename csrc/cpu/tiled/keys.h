@@ -220,9 +220,7 @@ class Packer {
 
   /// The keys that the windows of the batch entry's rows reach; all where some row sees others.
   Interval reached_keys(int32_t batch) const {
-    bool windows_only = !pattern_.list.present() && !pattern_.has_lead() &&
-                        params_.global_tokens == nullptr && pattern_.global_count == 0;
-    if (!windows_only) return {0, params_.problem.seq_kv};
+    if (!params_.features.within(kWindowsAlone)) return {0, params_.problem.seq_kv};
     int64_t left = pattern_.left, right = pattern_.last_tap(), keys = params_.problem.seq_kv;
     // Tiles for BLAS are widened to whole multiples of 16 keys.
     int64_t wider = cut_.panels ? 0 : 16;
