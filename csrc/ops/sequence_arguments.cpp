@@ -164,9 +164,16 @@ Tensor view_of_output(bool packed, const Tensor& output) {
 Problem problem_of(const std::string& op, const CallArguments& args) {
   const Tensor& query = *args.query;
   const Tensor& key = *args.key;
+  const int64_t batch = args.cu_seq_q ? args.cu_seq_q->size(0) - 1 : query.size(0);
+  const int64_t heads = query.size(1);
+  // So that int32 numbers them; entries and heads may be broadcast, which takes no memory.
+  if (batch > kMaxLength || heads > kMaxLength || batch * heads > kMaxLength) {
+    fail_expected(op, text("up to ", kMaxLength, " query heads in all batch entries"),
+                  text(batch, " times ", heads));
+  }
   Problem problem;
-  problem.batch = static_cast<int32_t>(args.cu_seq_q ? args.cu_seq_q->size(0) - 1 : query.size(0));
-  problem.heads_q = static_cast<int32_t>(query.size(1));
+  problem.batch = static_cast<int32_t>(batch);
+  problem.heads_q = static_cast<int32_t>(heads);
   problem.heads_kv = static_cast<int32_t>(key.size(1));
   problem.seq_q = static_cast<int32_t>(query.size(2));
   if (args.cu_seq_q) problem.seq_q = check_bound(op, "max_q", args.max_q, problem.seq_q);

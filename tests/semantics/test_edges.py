@@ -39,6 +39,13 @@ def test_single_keys_and_queries(attend, device, name, Sq, Skv):
     assert_close_to_reference(result, query, key, value, pattern, is_causal=True)
 
 
+@pytest.mark.parametrize("batch, heads", [(2**32 + 1, 1), (1, 2**32), (2**20, 2**12)], ids=str)
+def test_more_heads_than_int32_numbers_are_refused(device, batch, heads):
+    tensor = torch.zeros(1, 1, 1, 16, device=device).expand(batch, heads, 1, 16)
+    answer = sa.can_use(tensor, tensor, tensor)
+    assert not answer and "query heads in all batch entries" in answer.reasons[0]
+
+
 EMPTY = {
     "bounds": lambda rows: {"key_bounds": torch.tensor([40, 40]).int().expand(2, 1, rows, 2)},
     "inverted-bounds": lambda rows: {
