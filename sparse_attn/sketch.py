@@ -292,7 +292,7 @@ class KeySketch:
     def crop(self, key: torch.Tensor, key_scale: torch.Tensor | None = None) -> None:
         """Give up the tokens past the end of `key`, in place: those that a draft proposed in vain.
 
-        A paged sketch needs no such call: what is written anew into a slot replaces what was there.
+        A paged sketch needs no such call: tokens written to a slot replace what was there.
 
         Parameters
         ----------

@@ -134,7 +134,8 @@ class Band(Pattern):
         Also every key ``j < sinks``, for all rows (StreamingLLM, Xiao et al. 2023).
     global_tokens : int or Tensor, optional
         Positions seen by all rows and whose rows see every key: the first g, or an index
-        tensor ``(tokens,)`` in any order, of which a copy is kept. Those of no key are left out.
+        tensor ``(tokens,)`` in any order, of which a copy is kept. Positions without a key are
+        ignored.
 
     Raises
     ------

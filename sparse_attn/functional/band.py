@@ -142,8 +142,8 @@ def band_attention(
     sinks : int
         Also every key ``j < sinks``.
     global_tokens : int or Tensor, optional
-        Positions that see and are seen by all: the first g, or an index tensor ``(tokens,)``. Those
-        of no key are left out.
+        Positions that see and are seen by all: the first g, or an index tensor ``(tokens,)``.
+        Positions without a key are ignored.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.

@@ -118,7 +118,7 @@ def test_nor_do_those_of_which_the_device_alone_knows(attend, device, known, Sq,
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 208, 256])
 @pytest.mark.parametrize("Sq, keys", [(9, 4000), (60, 4000), (600, 4000), (700, 17000)])
 def test_bits_do_not_depend_on_who_knows_where_queries_stand(attend, device, Sq, keys, head_dim):
-    """The host or the device alone: kernels differ, as keys behind the queries may be any."""
+    """The host or the device alone: kernels differ, as keys past the queries may be any."""
     keys = 800 if device == "cpu" else keys
     query, key, value = Shape(2, 4, 2, Sq, keys, head_dim).make(device, attend.dtype)
     offset = keys - Sq - 130

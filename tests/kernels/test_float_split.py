@@ -74,7 +74,7 @@ def test_every_pattern(portable, device, name, Sq, is_causal):
 
 
 def bounds_of_rows(Sq, device):
-    """Keys of one chunk, of a few, of those far behind, of none, in turn."""
+    """Keys of one chunk, of a few, of those far after, of none, in turn."""
     each = [(600, 700), (3000, 4900), (0, 4000), (20, 20), (255, 257), (512, 768), (4990, 5003)]
     rows = [each[i % len(each)] for i in range(Sq)]
     return torch.tensor(rows, dtype=torch.int32, device=device).view(1, 1, Sq, 2)

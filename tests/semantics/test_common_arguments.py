@@ -150,7 +150,7 @@ def test_key_origin(attend, device, name, origins):
     "name", [n for n in PATTERNS if n != "band-scattered" and "blocks" not in n]
 )
 def test_padded_equals_alone(attend, device, name, queries, dtype):
-    """Rows behind 64 pads, which bounds hide, against the rows alone; no layouts and indices."""
+    """Rows after 64 pads, which bounds hide, against the rows alone; no layouts and indices."""
     pads, length = 64, 330
     shape = Shape(1, 4, 2, queries, length, 64)
     query, key, value = shape.make(device, dtype)

@@ -260,7 +260,7 @@ def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):
 
 
 @pytest.mark.parametrize("offset", [30, torch.tensor([25, 60], dtype=torch.int32)], ids=type)
-def test_rows_behind_the_keys_are_of_no_token(attend, device, offset):
+def test_rows_past_the_keys_are_no_tokens(attend, device, offset):
     tensors = Shape(2, 2, 1, 70, 60, 64).make(device, attend.dtype)
     tokens = torch.tensor([3, 50, 75, 2**40], device=device)
     offset = offset.to(device) if isinstance(offset, torch.Tensor) else offset
