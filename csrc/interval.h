@@ -50,6 +50,11 @@ struct View {
   int32_t length = 0;
   /// The axis position of the view's element u.
   SPARSE_ATTN_HD constexpr int32_t at(int32_t u) const { return offset + u * step; }
+  /// The same of an element that may lie past the view, cut to `last`: int32 may not hold it.
+  SPARSE_ATTN_HD constexpr int32_t at_most(int32_t u, int32_t last) const {
+    const int64_t x = offset + int64_t{u} * step;
+    return x < last ? static_cast<int32_t>(x) : last;
+  }
   /// How many of the view's elements lie before axis position x, whatever x is.
   SPARSE_ATTN_HD constexpr int32_t before(int32_t x) const {
     if (x <= offset) return 0;

@@ -315,6 +315,20 @@ void test_division() {
   }
 }
 
+/// Elements of a tile past the end of a view with a huge step, whose keys int32 does not hold.
+void test_keys_past_a_view() {
+  const int32_t last = 1023;
+  for (int32_t step : {1, 3, 1 << 24, 1 << 28, 1 << 30}) {
+    const sparse_attn::View view = sparse_attn::residue_class(5, step, last + 1);
+    for (int32_t u = 0; u < 512; ++u) {
+      const int64_t key = 5 + int64_t{u} * step;
+      const int32_t wanted = key < last ? static_cast<int32_t>(key) : last;
+      const std::string text = "element " + std::to_string(u) + " by " + std::to_string(step);
+      CHECK(view.at_most(u, last) == wanted, text);
+    }
+  }
+}
+
 static_assert(sparse_attn::make_slice({}, 0, {4, 6, 2}).shift == 2,
               "slices are constant expressions");
 static_assert(sparse_attn::residue_class(2, 3, 9).at(2) == 8, "views are constant expressions");
@@ -324,6 +338,7 @@ static_assert(sparse_attn::residue_class(2, 3, 9).at(2) == 8, "views are constan
 int main(int argc, char** argv) {
   long cases = argc > 1 ? std::atol(argv[1]) : 2000;
   test_division();
+  test_keys_past_a_view();
   test_bounds();
   test_untrusted_lists();
   test_every_small_band();

@@ -246,6 +246,19 @@ def test_windows_beyond_32_bits_are_simply_large(attend, device):
         torch.testing.assert_close(attend(sa.TopK(large), query, key, value, is_causal=True), full)
 
 
+@pytest.mark.parametrize("step", [2**25, 2**28, 2**29 - 1], ids=str)
+def test_masks_beside_steps_past_all_keys(attend, device, step):
+    """A tile's other keys would lie past 32 bits, where no mask is read."""
+    shape = attend.fit(Shape(1, 2, 2, 40, 100, 64))
+    tensors = shape.make(device, attend.dtype)
+    common = {"attn_mask": torch.rand(shape.Sq, shape.Skv, device=device) < 0.5}
+    taps = sa.Dilated(1, step)
+    assert_close_to_reference(attend(taps, *tensors, **common), *tensors, taps, **common)
+    columns = sa.Strided(2, step)  # one of which is key 5
+    common["key_origin"] = torch.tensor([6 - step], dtype=torch.int32, device=device)
+    assert_close_to_reference(attend(columns, *tensors, **common), *tensors, columns, **common)
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("far", [2**31 - 1, -(2**31)])
 def test_offset_tensors_at_the_ends_of_32_bits(attend, device, dtype, far):

@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_mask(typename Config::Scores& bias,
     of_row[row] = work.batch * mask.stride_b + own.head * mask.stride_h + own.query * mask.stride_q;
   }
   for_each_score<Config>(bias, [&](float& term, int row, int column) {
-    const int32_t j = imin(view.at(step.start + column), params.problem.seq_kv - 1);
+    const int32_t j = view.at_most(step.start + column, params.problem.seq_kv - 1);
     term = load(of_row[row] + j * mask.stride_k);
   });
 }

@@ -32,6 +32,12 @@ class TileKeys {
     const int32_t box = 8 * eight >> (31 - __clz(box_rows_));  // a power of 2
     return box_keys_[box] + (8 * eight & (box_rows_ - 1));
   }
+  /// That of a column from there on, cut to `last`: int32 may not hold keys that do not exist.
+  __device__ __forceinline__ int32_t at_most(int eight, int32_t column, int32_t last) const {
+    if constexpr (C::kListed) return imin(at(eight) + column, last);
+    const int64_t key = key_ + int64_t{8 * eight + column} * step_;
+    return key < last ? static_cast<int32_t>(key) : last;
+  }
   /// Whether the tile ends within so many keys that follow each other, or each box of a list does.
   __device__ __forceinline__ bool end_within(int32_t keys) const {
     return (C::kListed ? box_keys_[last_box_] + box_rows_ : key_ + C::BLOCK_KV) <= keys;
@@ -148,9 +154,9 @@ class ScoreBias {
       }
 #pragma unroll
       for (int c = 0; c < C::BLOCK_KV / 4; ++c) {
-        const int32_t key = keys.at(c / 2) + (column + c % 2) * keys.step();
+        const int32_t key = keys.at_most(c / 2, column + c % 2, num_keys - 1);
         float& score = s[c / 2 * 4 + 2 * r + c % 2];
-        score = fmaf(score, rate, bias_of(load(of_row + imin(key, num_keys - 1) * mask.stride_k)));
+        score = fmaf(score, rate, bias_of(load(of_row + key * mask.stride_k)));
       }
     }
   }

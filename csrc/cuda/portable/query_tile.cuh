@@ -185,10 +185,13 @@ struct QueryTile {
     return step.template element<kGranule>(params.pattern.list.present(), c);
   }
 
-  /// Position of that element on the key axis.
+  /// Position of that element on the key axis, and the key that may be read in its place where it
+  /// may not exist.
   __device__ __forceinline__ int32_t key_position(const Step& step, int c) const {
-    const View& view = step.lead() ? work.slice.lead.view : work.slice.keys;
-    return view.at(element(step, c));
+    return view_of(step).at(element(step, c));
+  }
+  __device__ __forceinline__ int32_t readable_key(const Step& step, int c) const {
+    return view_of(step).at_most(element(step, c), params.problem.seq_kv - 1);
   }
 
   /// Steps of the walk, and of a range the keys of one.
@@ -205,6 +208,10 @@ struct QueryTile {
   }
 
  private:
+  __device__ __forceinline__ const View& view_of(const Step& step) const {
+    return step.lead() ? work.slice.lead.view : work.slice.keys;
+  }
+
   /// Whether rows that exist can be loaded without a look at each.
   __device__ __forceinline__ bool runs_load() const {
     return (!Config::kGeneral || aligned) && params.problem.head_dim == Config::HEAD_DIM &&

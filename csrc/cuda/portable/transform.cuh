@@ -51,8 +51,7 @@ __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
     float bias[2 * Config::NT];  // all on their way at once
 #pragma unroll
     for (int k = 0; k < 2 * Config::NT; ++k) {
-      int32_t j = imin(tile.key_position(step, lane_column(k)), tile.params.problem.seq_kv - 1);
-      bias[k] = load(row_base + j * mask.stride_k);
+      bias[k] = load(row_base + tile.readable_key(step, lane_column(k)) * mask.stride_k);
     }
 #pragma unroll
     for (int k = 0; k < 2 * Config::NT; ++k) {
