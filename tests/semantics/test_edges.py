@@ -290,3 +290,11 @@ def test_global_tokens_just_before_the_first_window(attend, device, dtype):
     common = {"is_causal": True, "query_offset": 62}
     out = attend(pattern, query, key, value, **common)
     assert_close_to_reference(out, query, key, value, pattern, **common)
+
+
+def test_blocks_far_higher_than_the_queries(attend, device):
+    """Tiles of theirs that hold no query are none, however many heads there are."""
+    tensors = attend.fit(Shape(19, 27, 27, 3, 48, 64)).make(device, attend.dtype)
+    mask = torch.tensor([[True, False, True]], device=device)
+    pattern = sa.BlockSparse(sa.BlockLayout.from_mask(mask, 2**29 - 128, 16))
+    assert_close_to_reference(attend(pattern, *tensors), *tensors, pattern)

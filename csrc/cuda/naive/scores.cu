@@ -66,9 +66,13 @@ struct ScoreGrid {
 
   __host__ __device__ static ScoreGrid of(const AttentionParams& params) {
     const BlockList& list = params.pattern.list;
-    if (list.present()) return {list.num_q, ceil_div(list.block_q, kProductTile), 1};
-    return {1, ceil_div(params.problem.seq_q, kProductTile),
-            ceil_div(params.problem.seq_kv, kProductTile)};
+    const int32_t seq_q = params.problem.seq_q;
+    if (!list.present()) {
+      return {1, ceil_div(seq_q, kProductTile), ceil_div(params.problem.seq_kv, kProductTile)};
+    }
+    // A list may have more rows, and blocks be higher, than there are queries.
+    return {imin(list.num_q, ceil_div(seq_q, list.block_q)),
+            ceil_div(imin(list.block_q, seq_q), kProductTile), 1};
   }
   __host__ __device__ int64_t blocks() const { return int64_t{rows} * tiles_q * tiles_kv; }
 };
