@@ -47,7 +47,7 @@ struct Config {
   static constexpr int kUnitBytes = kFloat8 ? 16 : 0;  // for a row of queries (code_products.cuh)
   static constexpr int kQueryBytes = kQueryRegisters ? 0 : TILE_ROWS * (kPitch + kUnitBytes);
   static constexpr int kSmemBytes = kWarps * kRingBytes + kQueryBytes;
-  // Rows of a tile whose sums of a group of chunks a thread block keeps behind the rings: as many
+  // Rows of a tile whose sums of a group of chunks a thread block keeps after the rings: as many
   // as leave the multiprocessor its other thread blocks.
   static constexpr int kKeptRows = MT > 1 ? TILE_ROWS : kManyBlocks || HEAD_DIM > 128 ? 8 : 16;
   static constexpr int kKeptBytes = kKeptRows * (HEAD_DIM / 4) * static_cast<int>(sizeof(KeptSum));

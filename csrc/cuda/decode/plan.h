@@ -155,7 +155,7 @@ constexpr Features kTilesOnDevice =
 
 /// Thread blocks that share the `chunks` of each of `blocks` row tiles: as many as take the time of
 /// two waves of them, or of another number whose waves take a tenth less, as a last wave that is
-/// mostly empty does not; the fewest of those, since each begins anew. Measured best, see
+/// mostly empty does not; the fewest of those, since each has to start. Measured best, see
 /// docs/kernels/decode.md.
 inline int32_t count_splits(int64_t blocks, int32_t chunks, int32_t resident) {
   constexpr int64_t kWaves = 2, kMostWaves = 4;

@@ -32,7 +32,7 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
     longest = imax(longest, __shfl_xor_sync(~0u, longest, step));
   }
   // Where the longest sequence has up to 5/4 of the mean, half as many parts end evenly too, and
-  // each begins anew.
+  // each has to start.
   if (int64_t{longest} * batch * 4 <= keys * 5) shares = ceil_div(shares, 2);
   keys = keys / shares + 1;  // of a part
   const int32_t each = keys < kMaxLength ? static_cast<int32_t>(keys) : kMaxLength;

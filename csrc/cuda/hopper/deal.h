@@ -16,7 +16,7 @@
 #include "../../visited_tiles.h"
 #include "key_split.h"
 
-// Before loops of a few turns: a call fetches the code of its kernels anew.
+// Before loops of a few turns: every call fetches the code of its kernels again.
 #ifdef __CUDA_ARCH__
 #define SPARSE_ATTN_ROLLED _Pragma("unroll 1")
 #else

@@ -37,7 +37,7 @@ class Planner {
     for (int32_t tile = blockIdx.x; tile < num_tiles; tile = next_tile(tile)) {
       Work work = decode(tile);
       Interval rows = {work.first_row, imin(work.first_row + C::BLOCK_Q, work.slice.rows.length)};
-      // Behind the end of a short class, or split over its keys.
+      // Past the end of a short class, or split over its keys.
       if (rows.empty() || (C::kSplits && !C::kFewQueries && work.chunk < 0 && is_split(work))) {
         continue;
       }

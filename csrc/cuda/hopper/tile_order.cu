@@ -3,7 +3,7 @@
 // in length are sorted by their keys in the same way. One thread block; each warp counts the
 // classes in its stretch of items, a prefix sum over (class, warp) says where its items go. The
 // kernel after it waits, so what counts is how often threads wait for memory, for each other and
-// for code, which a call fetches anew: loops of a few turns are not unrolled.
+// for code, which every call fetches again: loops of a few turns are not unrolled.
 #include "../common/block_sums.cuh"
 #include "../common/launch.cuh"
 #include "../common/ptx/grid.cuh"

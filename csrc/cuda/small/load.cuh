@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_queries(uint32_t to, const AttentionParams&
   }
 }
 
-/// Loads a unit's keys to `to` and its values behind them, of which those in `valid` exist.
+/// Loads a unit's keys to `to` and its values after them, of which those in `valid` exist.
 template <typename Config>
 __device__ __forceinline__ void load_keys(uint32_t to, const AttentionParams& params,
                                           const Grid& grid, const Work& work, Interval valid) {

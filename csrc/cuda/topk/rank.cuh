@@ -1,9 +1,9 @@
 // The ranking pass of token top-k over an engine's score tiles: per row the k-th highest q.k and
 // the last key that an exact tie still admits.
 //   1 sample   the spread of two tiles' scores, then a histogram of some thousand keys
-//   2 bracket  bins that hold the k-th score with high probability, each with few of the row's
-//   scores 3 count    one walk over all tiles; rows whose bin holds many scores divide it again 4
-//   choose   one more walk gathers the bin's scores, which are ranked one by one
+//   2 bracket  bins that hold the k-th score with high probability, few scores of the row in each
+//   3 count    one walk over all tiles; rows whose bin holds many scores divide it again
+//   4 choose   one more walk gathers the bin's scores, which are ranked one by one
 // Counts are exact, so that a poor sample costs time and nothing else.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 namespace sparse_attn::cuda::ptx {
 
-/// blockIdx.x, read anew: what is computed from it takes no registers across a loop.
+/// blockIdx.x, read again: what is computed from it takes no registers across a loop.
 __device__ __forceinline__ uint32_t block_number() {
   uint32_t number;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
