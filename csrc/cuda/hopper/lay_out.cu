@@ -35,10 +35,9 @@ __device__ __forceinline__ NeededRows needed_rows(const AttentionParams& params,
                                                   const Sequence& sequence) {
   const Pattern& pattern = params.pattern;
   const Interval all = {0, params.num_keys(sequence)};
-  const bool strided = pattern.dilation > 1 || pattern.lead.step > 1;
-  const bool globals = pattern.global_count > 0 || params.num_global_tokens > 0;
-  const bool moves = params.sequences.key_origins != nullptr;
-  if (strided || globals || moves || pattern.list.present()) return {{}, all};
+  constexpr Features kWindowsAndSinks =
+      kWindowsAlone.without(Features::of(Feature::kDilation)).with(Features::of(Feature::kLead));
+  if (!params.features.within(kWindowsAndSinks)) return {{}, all};
   const int32_t left = imin(pattern.left, kMaxLength), right = imin(pattern.right, kMaxLength);
   const int32_t lead = pattern.has_lead() ? pattern.lead.offset + pattern.lead.length : 0;
   NeededRows needed;
