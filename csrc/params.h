@@ -88,13 +88,9 @@ struct ScaleView {
   const float* data = nullptr;
   int64_t stride_b = 0, stride_h = 0;
 
-  /// The factor of a query head, `group` of which share a key head.
-  SPARSE_ATTN_HD float at(int64_t b, int32_t head, int32_t group) const {
-    return data[b * stride_b + int64_t{head / group} * stride_h];
-  }
-  /// That of a key head, 1 where none is given.
-  SPARSE_ATTN_HD float of_key_head(int64_t b, int64_t head) const {
-    return data == nullptr ? 1.0f : data[b * stride_b + head * stride_h];
+  /// The factor of a key head, 1 where none is given.
+  SPARSE_ATTN_HD float at(int64_t b, int64_t key_head) const {
+    return data == nullptr ? 1.0f : data[b * stride_b + key_head * stride_h];
   }
 };
 
@@ -176,12 +172,10 @@ struct AttentionParams {
 
   /// The factor of a query head's products q.k, and that of its output.
   SPARSE_ATTN_HD float score_scale(int64_t b, int32_t head) const {
-    if (keys.key_scale.data == nullptr) return scores.scale;
-    return scores.scale * keys.key_scale.at(b, head, problem.group());
+    return scores.scale * keys.key_scale.at(b, head / problem.group());
   }
   SPARSE_ATTN_HD float value_scale(int64_t b, int32_t head) const {
-    if (keys.value_scale.data == nullptr) return 1.0f;
-    return keys.value_scale.at(b, head, problem.group());
+    return keys.value_scale.at(b, head / problem.group());
   }
   /// How many keys of a sequence may be read.
   SPARSE_ATTN_HD int32_t num_keys(const Sequence& sequence) const {

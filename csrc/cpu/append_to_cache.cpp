@@ -34,7 +34,7 @@ void write_row(const AppendParams& params, const CacheRows& part, int64_t token,
     std::memcpy(static_cast<char*>(part.cache) + place * size, row, part.head_dim * size);
     return;
   }
-  float scale = part.scale.of_key_head(0, head);
+  float scale = part.scale.at(0, head);
   quantize(vector_math(), static_cast<Element>(params.dtype), row, scale, part.head_dim,
            static_cast<uint8_t*>(part.cache) + place);
 }

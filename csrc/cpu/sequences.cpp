@@ -33,7 +33,7 @@ class Gatherer {
     copy(tensor, columns, head, rows, unscaled_ ? &*unscaled_ : nullptr, target);
   }
   void copy_scaled_keys(int32_t head, Interval rows, char* target) const {
-    const float scale = params_.keys.key_scale.of_key_head(b_, head);
+    const float scale = params_.keys.key_scale.at(b_, head);
     const Float8Numbers scaled(params_.problem.dtype, scale);
     copy(params_.keys.key, params_.problem.head_dim, head, rows, &scaled, target);
   }

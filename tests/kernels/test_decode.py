@@ -169,9 +169,7 @@ def test_bits_of_a_row_on_codes_are_its_own(split, device, head_dim, Sq, Skv, na
     shape = Shape(2, 16, 2, Sq, Skv, head_dim)
     query, key, value = shape.make(device, torch.bfloat16)
     key, value = (tensor.to(torch.float8_e4m3fn) for tensor in (key, value))
-    scales = {
-        name: torch.rand(2, 2, device=device) + 0.5 for name in ("key_scale", "value_scale")
-    }
+    scales = {name: torch.rand(2, 2, device=device) + 0.5 for name in ("key_scale", "value_scale")}
     pattern = LONG[name](shape, device)
     common = dict(is_causal=True, return_lse=True)
     out, lse = split(query, key, value, pattern, **common, **scales)

@@ -159,7 +159,7 @@ Status sketch_pages(const SketchPagesParams& params) {
                      [&](int32_t j) { return strided(keys, j, 1).data; });
         continue;
       }
-      const Float8Numbers numbers(params.dtype, params.scale.of_key_head(0, head));
+      const Float8Numbers numbers(params.dtype, params.scale.at(0, head));
       uint16_t keys[kSketchGroup * kMaxHeadDim];
       auto key = [&](int32_t j) { return keys + int64_t{j - first} * sketch.head_dim; };
       for (int32_t j = first; j <= row; ++j) {

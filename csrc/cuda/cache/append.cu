@@ -25,7 +25,7 @@ __device__ __forceinline__ void copy_row(const AppendParams& params, const Cache
   const T* row =
       static_cast<const T*>(part.rows) + token * part.row_stride_t + head * part.row_stride_h;
   Stored* target = static_cast<Stored*>(part.cache) + place;
-  float scale = part.scale.of_key_head(0, head);
+  float scale = part.scale.at(0, head);
   for (int32_t d = threadIdx.x % 32 * N; d < part.head_dim; d += 32 * N) {
     auto source = *reinterpret_cast<const Elements<T, N>*>(row + d);
     Elements<Stored, N> result;

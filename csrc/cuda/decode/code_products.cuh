@@ -7,8 +7,8 @@
 //                     keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of the values: channels g D/8 and on, of
 //                     which fragment dt of the output has one
 //
-// Of MT fragments of rows each code becomes a number once. The queries of one are held in registers;
-// those of several lie in shared memory, as the lanes of all warps take them.
+// Of MT fragments of rows each code becomes a number once. The queries of one are held in
+// registers; those of several lie in shared memory, as the lanes of all warps take them.
 #pragma once
 
 #include "../common/key_rows.cuh"

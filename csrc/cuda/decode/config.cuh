@@ -37,9 +37,10 @@ struct Config {
   static constexpr bool kManyBlocks = HEAD_DIM <= 64 && MT == 1 && !kFloat8;
   static constexpr int kBlocksPerSm = kManyBlocks ? 4 : 2;
   // Tall tiles take longer for a step, and leave room for sums that are kept: two steps of 128
-  // columns, or four of 64.
-  static constexpr int kStages =
-      (MT > 1 ? 128 / HEAD_DIM * 2 : HEAD_DIM > 64 || kManyBlocks ? 3 : 6) * (kFloat8 ? 2 : 1);
+  // columns, or four of 64. Codes take half of the room.
+  static constexpr int kWideStages =
+      MT > 1 ? 256 / HEAD_DIM : (HEAD_DIM > 64 || kManyBlocks ? 3 : 6);
+  static constexpr int kStages = kFloat8 ? 2 * kWideStages : kWideStages;
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values

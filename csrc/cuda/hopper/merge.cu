@@ -157,7 +157,7 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
     if (!exists) continue;
     float inverse = inverse_of(m[r], all[r].l, call.sink_logits, strip.head);
     if (call.value_scale.data != nullptr) {
-      inverse *= call.value_scale.at(strip.batch, strip.head, call.group);
+      inverse *= call.value_scale.at(strip.batch, strip.head / call.group);
     }
     T* to = static_cast<T*>(out.out.data) + strip.batch * out.out.stride_b +
             strip.head * out.out.stride_h + row * out.out.stride_s + i * 8 + lane % 4 * 2;

@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kGatherThreads)
       if (kKeys && params.keys.dtype == Dtype::kFloat8) {
         const auto* from = reinterpret_cast<const uint8_t*>(data + place + chunk * kCodesOfChunk);
         const uint2 codes = aligned ? *reinterpret_cast<const uint2*>(from) : bytes_at(from);
-        bits = dequantized(codes, params.problem.dtype,
-                           params.keys.key_scale.of_key_head(first + b, head));
+        bits = dequantized(codes, params.problem.dtype, params.keys.key_scale.at(first + b, head));
       } else {
         const auto* from =
             reinterpret_cast<const uint16_t*>(data + place * element + chunk * kChunkBytes);

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPages
   using Element = std::conditional_t<kFloat8, uint8_t, T>;
   const Element* first =
       static_cast<const Element*>(cache.data) + page * cache.stride_b + head * cache.stride_h;
-  const float scale = params.scale.of_key_head(0, head);
+  const float scale = params.scale.at(0, head);
   auto row_of = [&](int32_t j) {
     const Element* own = first + j * cache.stride_s;
     if constexpr (kFloat8) {
