@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import ops
 from ._autocast import is_autocast_enabled
 from ._autograd import is_tracked
-from ._checks import check_integer, check_kind, check_length, is_dense, refuse
+from ._checks import as_given, check_integer, check_kind, check_length, is_dense, refuse
+from ._common import Common, op_arguments
 from ._pattern import check_pattern
 from ._tiles import TileRun
-from .ops import empty_output
 from .patterns import BlockSparse, BlockTopK, Pattern
 from .windows import DENSE
 
@@ -295,6 +296,8 @@ def attend_by_head(
     attend: Callable[..., Any],
     joins: bool = True,
     layout: Layout = PLAIN,
+    op: str = "fused",
+    placing: Mapping[str, Any] | None = None,
 ) -> Any:
     """Run ``attend(query, key, value, pattern, **common)`` for every run of equal heads.
 
@@ -304,6 +307,10 @@ def attend_by_head(
         As in `parts_of`; few queries never join, since a decode call takes no lists of tiles.
     attend : callable
         As `sparse_attention`.
+    op : str
+        What judges the caller's `out` beside the tensors of all heads.
+    placing : mapping, optional
+        What that op needs besides: where sequences and pages lie.
 
     Returns
     -------
@@ -312,8 +319,10 @@ def attend_by_head(
     """
     given = {name: argument for name, argument in common.items() if argument is not None}
     have_heads = _have_heads(query, key, value, layout)
-    if have_heads and "out" not in given and not _joins(query, key, value):
-        given["out"] = empty_output(query, value)
+    if "out" in given:
+        check_out(op, query, key, value, {**given, **(placing or {})})
+    elif have_heads and not _joins((query, key, value), given):
+        given["out"] = ops.empty_output(query, value)
     # A traced length is asked about only where the answer matters: to ask would narrow the graph.
     joins = joins and have_heads and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
     parts = parts_of(pattern, query, key, value, given, joins, layout)
@@ -325,6 +334,25 @@ def attend_by_head(
         return torch.cat(results, 1) if whole is None else whole
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, 1) if whole is None else whole, torch.cat(lses, -2)
+
+
+def check_out(
+    op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
+) -> None:
+    """Raise where the whole of ``out`` does not fit the whole call.
+
+    The calls of single runs see parts: one may write what another is still to read. Where nothing
+    is computed (meta and fake tensors, tracing) there is nothing to judge, as in the ops.
+    """
+    if torch.compiler.is_compiling() or query.is_meta or torch._C._len_torch_dispatch_stack():
+        return
+    placed = {name: given[name] for name in given.keys() - Common.__annotations__.keys()}
+    shared = {name: given[name] for name in given.keys() - placed.keys() - {"return_lse"}}
+    arguments = {"query": query, "key": key, "value": value, **placed}
+    try:
+        ops.ask_engine(op, arguments | op_arguments(op, shared))
+    except ValueError as error:
+        raise as_given(error, given) from None
 
 
 def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, heads_kv: int) -> Any:
@@ -349,10 +377,10 @@ def _have_heads(
     return all(is_dense(t) and t.dim() == n for t, n in zip(tensors, dims, strict=True))
 
 
-def _joins(*tensors: torch.Tensor) -> bool:
+def _joins(tensors: tuple[torch.Tensor, ...], common: dict[str, Any]) -> bool:
     """Whether outputs are joined: grad mode, autocast and tracing take no ``out=`` of views."""
     return (
         torch.compiler.is_compiling()
-        or is_tracked(tensors, {})
+        or is_tracked(tensors, common)
         or is_autocast_enabled(tensors[0].device.type)
     )

@@ -18,7 +18,7 @@ from ._autocast import autocast
 from ._checks import check_tensors, is_dense
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
-from .by_head import ByHead, parts_of
+from .by_head import ByHead, check_out, parts_of
 from .layout import BlockLayout
 from .patterns import BlockTopK, Full, Pattern, TopK
 
@@ -131,8 +131,10 @@ def can_use(
     check_pattern("can_use", pattern)
     if isinstance(pattern, ByHead):
         try:
+            if common.get("out") is not None:
+                check_out("fused", query, key, value, common)
             parts = parts_of(pattern, query, key, value, dict(common))
-        except ValueError as error:
+        except (ValueError, NotImplementedError) as error:
             return Capability(None, (str(error),), False)
         return _of_all([can_use(*part.tensors, part.pattern, **part.common) for part in parts])
     calls: dict[str, Any] = {"query": query, "key": key, "value": value, **common}

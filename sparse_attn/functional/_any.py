@@ -36,7 +36,9 @@ def attend_any(
         def of_heads(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
             return attend_any(owner, own, q, k, v, part, op)
 
-        return attend_by_head(pattern, query, key, value, common, of_heads)
+        return attend_by_head(
+            pattern, query, key, value, common, of_heads, op="fused" if op is None else op
+        )
     if op == "naive" or isinstance(pattern, (ListsByHead, TopK)):
         pattern = with_lists(pattern, query, key, common)
     return attend(owner, pattern, query, key, value, common, op)

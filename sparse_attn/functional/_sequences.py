@@ -96,4 +96,4 @@ def _attend_by_head(
         return attend_sequences(op, own, q, k, v, sequences, part)
 
     layout = PACKED if op == "varlen" else PACKED_ON_PAGES if "cu_seq_q" in sequences else PAGED
-    return attend_by_head(pattern, query, key, value, common, attend, False, layout)
+    return attend_by_head(pattern, query, key, value, common, attend, False, layout, op, sequences)

@@ -133,6 +133,26 @@ def test_out_is_written_and_returned(device):
     assert torch.equal(out, want) and not buffer[..., 32:].any()
 
 
+@pytest.mark.parametrize("run", [sa.sparse_attention, sa.naive_attention], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("overlapped", ["query", "key", "itself"])
+def test_out_that_meets_other_heads_is_refused(device, run, overlapped):
+    """Each run of heads sees its part alone, in which nothing overlaps."""
+    heads = torch.randn(1, 6, 20, 16, device=device)
+    query, key, value = torch.randn(3, 1, 4, 20, 16, device=device)
+    tensors = {"query": query, "key": key, "value": value}
+    if overlapped != "itself":
+        tensors[overlapped] = heads[:, :4]
+    out = heads[:, :1].expand(1, 4, 20, 16) if overlapped == "itself" else heads[:, 2:]
+    pattern = sa.ByHead({0: BAND, 2: BAND})
+    sentence = "without overlapping" if overlapped == "itself" else f"does not overlap {overlapped}"
+    before = heads.clone()
+    with pytest.raises(ValueError, match=f"expected out .*{sentence}"):
+        run(**tensors, pattern=pattern, out=out)
+    assert torch.equal(heads, before)
+    assert not sa.can_use(**tensors, pattern=pattern, out=out)
+    assert sa.can_use(**tensors, pattern=pattern, out=torch.empty_like(query))
+
+
 def test_naive_attention_takes_it(device):
     tensors = SHAPE.make(device)
     pattern = PATTERNS["alternating"](device)
@@ -168,6 +188,23 @@ def test_grad_mode_and_autocast(device):
         out.sum().backward()
     with torch.autocast(device, torch.bfloat16):
         assert sa.sparse_attention(query, key, value, pattern).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["sink_logits", "alibi_slopes", "attn_mask"])
+@pytest.mark.parametrize("pattern", ["alternating", "lists"])
+def test_parameters_beside_query_that_require_grad(device, pattern, name):
+    """Learned sinks are a parameter of the model, which its other tensors need not be."""
+    tensors, pattern = SHAPE.make(device), PATTERNS[pattern](device)
+    shape = (2, 8, 70, 70) if name == "attn_mask" else (8,)
+    parameter = torch.rand(shape, device=device, requires_grad=True)
+    out, lse = sa.sparse_attention(*tensors, pattern, return_lse=True, **{name: parameter})
+    with torch.no_grad():
+        want = sa.sparse_attention(*tensors, pattern, return_lse=True, **{name: parameter})
+    assert torch.equal(out, want[0]) and torch.equal(lse, want[1]) and out.requires_grad
+    with pytest.raises(RuntimeError, match="got a backward pass"):
+        out.sum().backward()
+    with pytest.raises(ValueError, match=f"expected out= under .*, got {name} that requires grad"):
+        sa.sparse_attention(*tensors, pattern, out=torch.empty_like(out), **{name: parameter})
 
 
 def test_compiles_to_one_graph(device):

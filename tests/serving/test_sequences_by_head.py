@@ -115,3 +115,22 @@ def test_wrong_calls(device):
         sa.varlen_attention(
             query, query, query, starts, starts, 4, 4, pattern=pattern, sink_logits=logits
         )
+
+
+def test_out_that_meets_other_heads_is_refused(device):
+    heads = torch.randn(20, 6, 16, device=device)
+    keys, values = torch.randn(2, 32, 2, 16, device=device)
+    starts = torch.tensor([0, 20], dtype=torch.int32, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    placing = {
+        "varlen": (keys, values, starts, starts, 20, 20),
+        "paged": (keys[None], values[None], table, starts[1:]),
+    }
+    packed_on_pages = {"cu_seq_q": starts, "max_q": 20}
+    for name, function in (("varlen", sa.varlen_attention), ("paged", sa.paged_attention)):
+        common = {"pattern": PATTERNS["windows"], **(packed_on_pages if name == "paged" else {})}
+        with pytest.raises(ValueError, match=f"{name}: expected out that does not overlap query"):
+            function(heads[:, :4], *placing[name], out=heads[:, 2:], **common)
+        want = function(heads[:, :4], *placing[name], **common)
+        out = torch.empty_like(want)
+        assert torch.equal(function(heads[:, :4], *placing[name], out=out, **common), want)
