@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -233,9 +232,15 @@ def parts_of(
 
 def _joined_runs(runs: list[tuple[Pattern, slice]]) -> list[tuple[Pattern, slice]]:
     """Join neighbouring runs of block top-k of one block size, whose lists one call takes."""
+    neighbours: list[list[tuple[Pattern, slice]]] = []
+    for run in runs:  # torch.compile follows no itertools.groupby by tuples
+        blocks = _lists_of(run[0])
+        if neighbours and blocks is not None and blocks == _lists_of(neighbours[-1][0][0]):
+            neighbours[-1].append(run)
+        else:
+            neighbours.append([run])
     found: list[tuple[Pattern, slice]] = []
-    for _, together in groupby(runs, key=lambda run: _lists_of(run[0]) or run[1].start):
-        same = list(together)
+    for same in neighbours:
         if len(same) == 1:
             found += same
             continue

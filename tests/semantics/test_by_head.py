@@ -207,11 +207,17 @@ def test_parameters_beside_query_that_require_grad(device, pattern, name):
         sa.sparse_attention(*tensors, pattern, out=torch.empty_like(out), **{name: parameter})
 
 
-def test_compiles_to_one_graph(device):
+@pytest.mark.parametrize(
+    ("pattern", "dynamic"), [("alternating", None), ("lists", True), ("lists-beside", True)]
+)
+def test_compiles_to_one_graph(device, pattern, dynamic):
+    """With ``dynamic=True`` the block sizes of a pattern that is handed over stay open too."""
     torch._dynamo.reset()
     tensors = SHAPE.make(device)
-    pattern = PATTERNS["alternating"](device)
-    compiled = torch.compile(sa.sparse_attention, fullgraph=True, backend="aot_eager")
+    pattern = PATTERNS[pattern](device)
+    compiled = torch.compile(
+        sa.sparse_attention, fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
     assert torch.equal(compiled(*tensors, pattern), sa.sparse_attention(*tensors, pattern))
 
 
