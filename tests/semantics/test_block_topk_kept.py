@@ -32,7 +32,10 @@ def test_a_nan_in_a_key_keeps_what_it_reaches(device):
     key[:, :, 40] = torch.nan
     for selector in ("mixed", "mean", "antidiagonal", "vertical_slash"):
         pattern = pattern_of(selector, mass=0.01, sink_blocks=0)
-        assert sa.select_blocks(query, key, pattern).to_mask()[..., 40 // BLOCK].all()
+        kept = sa.select_blocks(query, key, pattern).to_mask()
+        assert kept[..., 40 // BLOCK].all() and kept.all() == (selector != "mean")
+    clean = sa.select_blocks(query, key.nan_to_num(0), pattern_of("minmax", mass=0.01))
+    assert sa.select_blocks(query, key, pattern_of("minmax", mass=0.01)) == clean
 
 
 def test_bounds_of_queries_that_are_no_numbers_change_no_other_block(device):
