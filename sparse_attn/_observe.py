@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ._origins import rankable
 from .functional import sparse_attention
 from .patterns import Pattern
 
@@ -78,6 +79,8 @@ def attend_in(
     **common: Any,
 ) -> torch.Tensor:
     """Call `sparse_attention` for a model's layer; None is a call that no policy numbers."""
+    if "attn_mask" in common:
+        common["attn_mask"] = rankable(pattern, common["attn_mask"])
     if _watchers and layer is not None:
         given = {name: argument for name, argument in common.items() if name != "out"}
         call = Attended(layer, query, key, value, pattern, given)

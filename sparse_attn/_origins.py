@@ -1,7 +1,8 @@
 """Where texts begin and end in a padded batch, for patterns that count from there.
 
 Sinks, first global tokens, strided columns and first blocks count from a text's first token, and
-block top-k chooses among the keys that there are.
+block top-k chooses among the keys that there are. Models forbid a key by -inf or by the lowest
+number of their mask's type; the ops know -inf alone, which matters where keys are ranked.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 
 from .by_head import ByHead
-from .patterns import Band, BlockSparse, Dilated, Full, Pattern
+from .patterns import Band, BlockSparse, Dilated, Full, Pattern, TopK
 
-__all__ = ["counts_from_origin", "first_tokens", "text_arguments"]
+__all__ = ["allowed_keys", "counts_from_origin", "first_tokens", "rankable", "text_arguments"]
 
 
 def counts_from_origin(pattern: Pattern) -> bool:
@@ -28,6 +29,27 @@ def counts_from_origin(pattern: Pattern) -> bool:
     if isinstance(pattern, Dilated):
         return pattern.sinks > 0
     return not isinstance(pattern._region, (Full, BlockSparse))
+
+
+def allowed_keys(mask: torch.Tensor) -> torch.Tensor:
+    """View a dense mask, bool or additive, as bool: true where a key may be seen."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def rankable(pattern: Pattern, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a model's mask with -inf at the keys that it forbids, for patterns that rank keys.
+
+    A finite number, however low, takes no part in token top-k's choice.
+    """
+    if mask is None or not mask.is_floating_point() or not _ranks(pattern):
+        return mask
+    return mask.masked_fill(~allowed_keys(mask), -torch.inf)
+
+
+def _ranks(pattern: Pattern) -> bool:
+    if isinstance(pattern, ByHead):
+        return any(map(_ranks, (*pattern.patterns.values(), pattern.rest)))
+    return isinstance(pattern, TopK)
 
 
 def first_tokens(tokens: torch.Tensor) -> torch.Tensor:
@@ -50,9 +72,7 @@ def text_arguments(pattern: Pattern, padding: torch.Tensor | None, seq_q: int) -
     """
     if padding is None or not counts_from_origin(pattern):
         return {}
-    tokens = padding[:, 0, 0]
-    if tokens.dtype != torch.bool:
-        tokens = tokens > torch.finfo(tokens.dtype).min / 2
+    tokens = allowed_keys(padding[:, 0, 0])
     first, end = first_tokens(tokens), tokens.shape[1] - first_tokens(tokens.flip(1))
     bounds = torch.stack([first, end], -1)[:, None, None].expand(-1, 1, seq_q, 2)
     return {"key_origin": first.int(), "key_bounds": bounds.int()}

@@ -148,6 +148,8 @@ class TopK(Pattern):
     ----------
     k : int
         Keys kept for each query, at least 1; ties go to the lower key; a row with fewer takes all.
+        Numbers of an additive mask take no part: -inf forbids a key, -10000 does not. In models the
+        lowest number of the mask's type forbids too.
     inside : BlockTopK, BlockSparse or BlockLayout, optional
         Rank the keys of these blocks alone: only they are read.
 

@@ -135,7 +135,8 @@ def topk_attention(
     value : Tensor
         ``(B, Hkv, Skv, Dv)`` of key's dtype; Dv may differ from D, with the same limits.
     k : int
-        Keys kept of the row's allowed keys by ``scale * q.k``; ties go to the lower key.
+        Keys kept of the row's allowed keys by ``scale * q.k``; ties go to the lower key. Numbers of
+        an additive mask take no part: -inf forbids a key, -10000 does not.
     inside : BlockTopK, BlockSparse or BlockLayout, optional
         Rank the keys of these blocks alone; those of a `BlockTopK` are chosen first.
     attn_mask : Tensor, optional

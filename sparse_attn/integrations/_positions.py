@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._origins import allowed_keys
 from ..patterns import Pattern
 from ._masks import Note, is_intervals
 
@@ -35,13 +36,8 @@ def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch
         low, high = mask.unbind(-1)
         first = torch.where(low < high, low, high.amax()).amin((1, 2))
     else:
-        first = _allowed(mask).any(1).any(1).int().argmax(-1)
+        first = allowed_keys(mask).any(1).any(1).int().argmax(-1)
     return first.to(torch.int32).expand(batch).contiguous()
-
-
-def _allowed(mask: torch.Tensor) -> torch.Tensor:
-    """View a dense mask, bool or additive, as bool."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def _slides(module: nn.Module) -> bool:
@@ -80,7 +76,7 @@ def query_positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
     if is_intervals(mask):
         last = mask[..., 1] - 1
     else:
-        allowed = _allowed(mask)
+        allowed = allowed_keys(mask)
         index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
         last = (allowed * index).amax(-1) - 1
     row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._origins import allowed_keys
 from ..functional import naive_attention, sparse_attention
 from ..patterns import BlockSparse, Pattern, TopK
 from ..tools import with_lists
@@ -44,7 +45,7 @@ def row_counts(
     placing = {name: common[name] for name in _PLACING if name in common}
     mask = common.get("attn_mask")
     if mask is not None:
-        placing["attn_mask"] = mask if mask.dtype == torch.bool else mask > _lowest(mask)
+        placing["attn_mask"] = allowed_keys(mask)
     by_head = isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1
     by_head |= _heads(placing.get("key_bounds")) > 1 or _heads(placing.get("attn_mask")) > 1
     batch, heads_q, seq_q, _ = query.shape
@@ -53,11 +54,6 @@ def row_counts(
     keys = key.new_zeros((batch, key.shape[1] if by_head else 1, key.shape[2], _HEAD_DIM))
     _, lse = attend(rows, keys, keys, pattern, **placing)
     return lse.double().exp().round()
-
-
-def _lowest(mask: torch.Tensor) -> float:
-    """Additive masks mark a forbidden key by -inf or by the lowest number of their type."""
-    return torch.finfo(mask.dtype).min / 2
 
 
 def _heads(tensor: torch.Tensor | None) -> int:
