@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
     eager_mask,
+    is_tracing,
     sdpa_mask,
 )
 
@@ -120,7 +121,7 @@ def attention_mask(
         use_vmap=use_vmap,
         device=device,
     )
-    compiling = torch.compiler.is_compiling()
+    compiling = _in_graph()
     dense = Note(None, None, kv_length, kv_offset, None, False)
     if not compiling:
         origin = _origin(attention_mask, batch_size, kv_offset, device)
@@ -146,6 +147,11 @@ def attention_mask(
     return _noted(mask, dense._replace(causal=band.causal, sides=band.sides() if plain else None))
 
 
+def _in_graph() -> bool:
+    """Whether a graph is made of the call, which must hold for other padding than the example's."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
     """Return tokens and padding of each text, of one row for all texts too; refuse other shapes."""
     owner, got = "integrations.transformers", f"shape {tuple(tokens.shape)}"
@@ -160,7 +166,7 @@ def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
 
 
 def _noted(mask: torch.Tensor, note: Note) -> torch.Tensor:
-    if not torch.compiler.is_compiling():
+    if not _in_graph():
         setattr(mask, _NOTE, note)
     return mask
 
@@ -182,7 +188,7 @@ def is_intervals(mask: torch.Tensor) -> bool:
 
 def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
     """Return the note on a mask of `kv_length` keys, when it has one."""
-    if mask is None or torch.compiler.is_compiling():
+    if mask is None or _in_graph():
         return None
     note: Note | None = getattr(mask, _NOTE, None)
     return note if note is not None and note.kv_length == kv_length else None
@@ -273,7 +279,7 @@ def _token_run(tokens: torch.Tensor | None, kv_length: int, kv_offset: int) -> _
     """Find the run of tokens; None where there are holes, or values cannot be read."""
     if tokens is None:
         return _Run(0, kv_length, True)
-    if torch.compiler.is_compiling():
+    if is_tracing(tokens):  # or a stream is captured, which waits for nothing
         return None
     tokens = tokens[:, kv_offset : kv_offset + kv_length]
     tokens = pad(tokens, (0, kv_length - tokens.shape[1]))
