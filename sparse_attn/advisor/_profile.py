@@ -137,7 +137,11 @@ class Profile:
             if length is None:
                 lines.append(f"{name}: not faster than dense at the longest of these lengths.")
             else:
-                lines.append(f"{name}: faster than dense attention from {length} positions on.")
+                times = sum(longest.layers.values()) / longest.patterns[name]
+                lines.append(
+                    f"{name}: faster than dense attention from {length} positions on, {times:.2f} "
+                    f"times as fast at {longest.length}."
+                )
         for name, length in self.pays_from.items():
             found = "at no length that was tried" if length is None else f"from {length} keys on"
             kind = "causal" if self.is_causal else "not causal"

@@ -38,10 +38,22 @@ def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, A
     if any(isinstance(part, Number) for part in parts):
         got = f"{kind_of(inputs)} of numbers; torch.tensor makes ids of them"
         raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
+    _check_ids(owner, name, parts)
     calls = [call for part in parts for call in as_inputs(owner, part, name)]
     if not calls:
         raise refuse(owner, name, "none")
     return calls
+
+
+def _check_ids(owner: str, name: str, parts: list[Any]) -> None:
+    """Refuse a mask beside the ids that it belongs to: tensors of a list are texts."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    tensors = [part for part in tensors if not part.is_floating_point() and part.numel()]
+    for mask in tensors:
+        alike = [ids for ids in tensors if ids is not mask and ids.shape == mask.shape]
+        if alike and mask.min() >= 0 and mask.max() <= 1 < max(ids.max() for ids in alike):
+            got = "a mask of 0 and 1; {'input_ids': ids, 'attention_mask': mask} has both"
+            raise refuse(owner, f"{name} that are token ids, each of texts of its own", got)
 
 
 def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:

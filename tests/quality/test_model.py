@@ -13,6 +13,7 @@ import sparse_attn as sa
 from sparse_attn.quality import _figures
 
 BAND = sa.Band((5, 0), sinks=2)
+IDS = torch.arange(3, 11)[None]
 BARRED = torch.arange(90, 97)
 
 
@@ -228,6 +229,8 @@ def test_seconds_have_the_same_decimals(seconds, told):
         ([[1, 2, 3]], BAND, "inputs to be .* got list of numbers; torch.tensor makes ids of them"),
         ({"input_ids": [[1, 2, 3]]}, BAND, "input_ids to be a tensor, got list; .* return_tensors"),
         (torch.arange(9), BAND, r"inputs of shape \(batch, length\), got .* ids\[None\]"),
+        ((IDS, IDS > 3), BAND, "got a mask of 0 and 1; {'input_ids': ids, 'attention_mask': mask}"),
+        ([IDS, (IDS > 3).long()], BAND, "ids, each of texts of its own, got a mask of 0 and 1"),
         ([], BAND, "expected inputs, got none"),
         (3, BAND, "inputs to be"),
     ],

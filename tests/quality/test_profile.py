@@ -134,7 +134,9 @@ def test_profile_says_when_it_is_not_worth_it():
     assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)
     faster = sa.Profile((row(64, 0.96, 0.05, 0.04),), "Model")
     assert "not worth it at these lengths, even where it is faster than dense." in str(faster)
-    assert "band: faster than dense attention from 64 positions on." in str(faster)
+    said = "band: faster than dense attention from 64 positions on, 1.25 times as fast at 64."
+    assert said in str(faster)
+    assert "from 128 positions on, 3.20 times as fast at 256." in str(large)
 
 
 def test_times_of_a_column_have_the_same_decimals():
