@@ -58,7 +58,7 @@ def attend_flattened(
     extras : dict
         The call's arguments, those of FLATTENED among them.
     common : dict
-        Keywords of `varlen_attention`.
+        Keywords of `varlen_attention`; ``out`` as the queries lie.
 
     Returns
     -------
@@ -68,5 +68,7 @@ def attend_flattened(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     starts_q, starts_k = extras["cu_seq_lens_q"].int(), extras["cu_seq_lens_k"].int()
     longest = q.shape[0], k.shape[0]  # bounds: larger ones than the lengths change no bit
+    if common.get("out") is not None:  # heads of a larger output
+        common = {**common, "out": common["out"][0].transpose(0, 1)}
     out = varlen_attention(q, k, v, starts_q, starts_k, *longest, pattern=pattern, **common)
     return cast(torch.Tensor, out).transpose(0, 1)[None]

@@ -43,6 +43,17 @@ def test_texts_equal_themselves_alone(name, pattern):
     torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
 
 
+def test_heads_of_a_policy():
+    """Each run of heads writes its part of the output."""
+    policy = sa.Policy(sa.Band((3, 0), sinks=1), heads={0: {1: sa.TopK(3)}}, dense_below=0)
+    model = apply(build(CONFIGS["llama"]()), policy)
+    row, texts = flattened()
+    with torch.no_grad():
+        logits = model(**row, use_cache=False).logits
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_texts_that_positions_alone_tell_apart(name):
     """Transformers makes a dense mask of them, which does not place sinks in later texts."""
