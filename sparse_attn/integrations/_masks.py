@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.functional import pad
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -149,7 +150,8 @@ def attention_mask(
 
 def _in_graph() -> bool:
     """Whether a graph is made of the call, which must hold for other padding than the example's."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return tracing or get_proxy_mode() is not None  # make_fx
 
 
 def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
@@ -279,7 +281,7 @@ def _token_run(tokens: torch.Tensor | None, kv_length: int, kv_offset: int) -> _
     """Find the run of tokens; None where there are holes, or values cannot be read."""
     if tokens is None:
         return _Run(0, kv_length, True)
-    if is_tracing(tokens):  # or a stream is captured, which waits for nothing
+    if _in_graph() or is_tracing(tokens):  # or a stream is captured, which waits for nothing
         return None
     tokens = tokens[:, kv_offset : kv_offset + kv_length]
     tokens = pad(tokens, (0, kv_length - tokens.shape[1]))

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 import transformers
 from tiny_models import COMMON, CONFIGS, assert_same, build, output, text
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparse_attn as sa
 
@@ -39,6 +40,17 @@ def test_traced_without_padding(name, padding):
     for length in (24, 13):
         ids, mask = text(padding, length=length)
         assert_same(traced(ids, mask), output(eager, input_ids=ids, attention_mask=mask), mask)
+
+
+@torch.no_grad()
+def test_made_into_a_graph_without_padding():
+    """By make_fx; BERT's own mask reads values there, Llama's does not."""
+    config = CONFIGS["llama"]()
+    config.use_cache = False
+    eager, ours = (build(config, engine) for engine in ("eager", "sparse_attn"))
+    graph = make_fx(Hidden(ours))(*text())
+    ids, mask = text("left")
+    assert_same(graph(ids, mask), output(eager, input_ids=ids, attention_mask=mask), mask)
 
 
 def bert():
