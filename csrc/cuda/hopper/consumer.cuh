@@ -108,7 +108,9 @@ class Consumer {
   /// One key tile. The code for scores that are more than scaled would lie in the way of the rest.
   template <bool kMasked, bool kTransforms = false>
   __device__ __forceinline__ void step() {
-    wait_key();
+    constexpr bool kReadsLate = C::kPingPong && !kMasked;  // not in a turn, which others wait for
+    rings_.wait_key();
+    if constexpr (!kReadsLate) info_ = rings_.take_info();
     rings_.take_turn();
     pin_all();
     ptx::wgmma_fence();
@@ -118,6 +120,7 @@ class Consumer {
     rings_.wait_value();
     issue_pv();
     rings_.pass_turn();
+    if constexpr (kReadsLate) info_ = rings_.take_info();
     if constexpr (kMasked) take_mask();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
@@ -369,7 +372,10 @@ class Consumer {
   // ---- Steps ------------------------------------------------------------------------------------
 
   /// Waits for K of the next step, and reads what is to be known of it.
-  __device__ __forceinline__ void wait_key() { info_ = rings_.wait_key(); }
+  __device__ __forceinline__ void wait_key() {
+    rings_.wait_key();
+    info_ = rings_.take_info();
+  }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
     return info_.follows == Follows::kWhole && !transforms();

@@ -33,12 +33,13 @@ class ConsumerRings {
       ptx::mbarrier_arrive(ptx::shared_address(&smem_.event[kFirstKey]));
   }
 
-  /// Waits for K of the next step; returns what is to be known of it.
-  __device__ __forceinline__ StepInfo wait_key() {
+  /// Waits for K of the next step.
+  __device__ __forceinline__ void wait_key() const {
     ptx::mbarrier_wait(ptx::shared_address(&smem_.key_full[key.index]), key.parity);
-    return smem_.info[steps_++ % kInfoSlots];
   }
-  /// The slot of what wait_key returned last.
+  /// What is to be known of that step; read before its K is released.
+  __device__ __forceinline__ StepInfo take_info() { return smem_.info[steps_++ % kInfoSlots]; }
+  /// The slot of what take_info returned last.
   __device__ __forceinline__ int32_t info_slot() const { return (steps_ - 1) % kInfoSlots; }
   __device__ __forceinline__ void release_key() {
     arrive_warp(&smem_.key_empty[key.index]);
