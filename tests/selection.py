@@ -114,7 +114,7 @@ def of_scores(head, scores):
         seen = head.visible(index)
         if (seen & ~unordered & (row > -math.inf)).any():
             shares[index] = softmax_by(row.masked_fill(unordered, -math.inf), seen, 1)
-        shares[index][unordered] = math.nan
+        shares[index][unordered & seen] = math.nan  # of what the head sees
     return shares
 
 

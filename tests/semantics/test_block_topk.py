@@ -190,3 +190,18 @@ def test_own_scores_that_are_no_numbers_keep_their_blocks(device):
     check_selection(pattern_of(scores, mass=0.3), query, key)
     check_selection(pattern_of(torch.full_like(scores, -torch.inf)), query, key)
     check_selection(pattern_of(torch.full_like(scores, torch.nan)), query, key)
+
+
+def test_own_scores_of_heads_that_do_not_see_a_block_say_nothing(device):
+    """In a list of two heads, of which one sees the first block alone and has no number beyond."""
+    query, key, _ = Shape(1, 2, 1, BLOCK, 4 * BLOCK, 32).make(device)
+    bounds = torch.tensor([[0, BLOCK], [0, 4 * BLOCK]], dtype=torch.int32, device=device)
+    bounds = bounds[None, :, None].expand(1, 2, BLOCK, 2).contiguous()
+    for number in (torch.nan, torch.inf):
+        scores = torch.zeros(1, 2, 1, 4, device=device)
+        scores[0, 0, 0, 2] = number
+        pattern = sa.BlockTopK(
+            BLOCK, selector=scores, mass=0.5, group="kv", sink_blocks=0, local_blocks=0
+        )
+        kept = check_selection(pattern, query, key, key_bounds=bounds)
+        assert kept.flatten().tolist() == [True, False, False, True]
