@@ -153,6 +153,7 @@ class Loader {
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);
       const Interval there = C::kLeads && step.lead ? keys.there.lead : keys.there.main;
+      if (kKeys && first) wait_for_inputs();
       if (kClears && args_.raw && holds_no_keys(step, there)) {
         load_cleared(keys, place, step, entry, there);
       } else {
@@ -343,6 +344,12 @@ class Loader {
     return {source.existing_page(entry), key - page_number(key) * source.page_size};
   }
 
+  /// Waits until the kernel in front has written what is copied, if the planner has not; past the
+  /// first tile it has ended. The loader of V waits for the first K.
+  __device__ __forceinline__ void wait_for_inputs() const {
+    if (plans_early<C>(args_)) ptx::wait_for_primary();
+  }
+
   /// All blocks begin at once, and memory serves them all: what the first product does not need
   /// waits until what it needs has come.
   __device__ __forceinline__ void wait_first_key() const {
@@ -363,6 +370,7 @@ class Loader {
       const uint32_t tile = ptx::shared_address(smem_.query[query_.index][consumer]);
       const ViewPlace at =
           view_place(work.slice.rows, args_.params.pattern.dilation, work.sequence_row);
+      wait_for_inputs();
 #pragma unroll 1
       for (int32_t slab = 0; slab < args_.at.query_copies; ++slab) {
         ptx::tma_load(

@@ -25,7 +25,8 @@ class Planner {
   __device__ __forceinline__ void run() {
     int32_t num_tiles = args_.num_tiles;
     // All else in the block waits for a plan. The kernel that writes the counter has waited itself.
-    if (C::kRagged || args_.counter == nullptr) ptx::wait_for_primary();
+    const bool early = plans_early<C>(args_);
+    if (C::kRagged || (args_.counter == nullptr && !early)) ptx::wait_for_primary();
     if constexpr (C::kDeals) {
       num_tiles = imin(__ldcg(args_.deal.counts) * args_.deal.by_width.divisor, num_tiles);
     } else if constexpr (C::kRagged) {
@@ -61,6 +62,7 @@ class Planner {
       wait_turn(work);
     }
     publish(Work{}, {});
+    if (early) ptx::wait_for_primary();  // where there was no tile to load
     ptx::launch_dependents();
   }
 

@@ -51,6 +51,14 @@ __device__ __forceinline__ bool claims_late(const Arguments& args) {
   return C::kClaimsLate && (C::kListed || C::kDeals || args.params.pattern.left != kUnlimited);
 }
 
+/// Whether a thread block's first plan follows from the launch's parameters alone: it is then made
+/// while the kernel in front still runs, and the loaders wait for that one.
+template <class C>
+__device__ __forceinline__ bool plans_early(const Arguments& args) {
+  return C::kPlain && !C::kRagged && args.counter == nullptr &&
+         args.params.sequences.query_offsets == nullptr;
+}
+
 /// Key tiles in whose time the next query tile is claimed and planned.
 constexpr int32_t kPlanningTiles = 4;
 
