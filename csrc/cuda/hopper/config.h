@@ -88,6 +88,10 @@ struct Config {
   static constexpr bool kPingPong =
       kConsumers > 1 && !kWide &&
       (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries || kColumnsAlone));
+  // Where three consumers take turns one finishes its rows past its turn; elsewhere that is done
+  // under QK, where it takes no time.
+  static constexpr bool kFinishesLate = kConsumers == 3 && HEAD_DIM <= 64;
+  static_assert(!kFinishesLate || !kScaled, "the scale of keys would be the next tile's");
   static constexpr int kValueStages = 2;
   // Half tiles have half the room, and V is held longer.
   static constexpr int kHalfBytes = kQueryBytes + (2 + kValueStages) * kKeyBytes;

@@ -14,10 +14,8 @@
 #include "consumer_rings.cuh"
 #include "epilogue.cuh"
 #include "products.cuh"
-#include "row_masks.cuh"
-#include "score_bias.cuh"
 #include "softmax.cuh"
-#include "topk_keep.cuh"
+#include "tile_scores.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -31,13 +29,10 @@ class Consumer {
       : args_(args),
         smem_(smem),
         epilogue_(args, maps, smem, consumer),
-        bias_(args, smem),
-        masks_(args, smem, consumer),
+        scores_(args, smem, consumer),
         rings_(smem, consumer),
         products_(smem, consumer),
-        consumer_(consumer),
-        warp_(threadIdx.x / kWarp % 4),
-        lane_(threadIdx.x % kWarp) {}
+        consumer_(consumer) {}
 
   __device__ __forceinline__ void run() {
     if (C::kPingPong && consumer_ == 0) rings_.pass_turn_to(0);
@@ -47,7 +42,7 @@ class Consumer {
     for (;;) {
       while (info_.follows >= Follows::kWhole) {
         while (info_.follows >= Follows::kWhole && !plain_follows()) {
-          transforms() ? step<true, true>() : step<true>();
+          scores_.transform() ? step<true, true>() : step<true>();
         }
         while (plain_follows()) step<false>();
       }
@@ -91,7 +86,7 @@ class Consumer {
     ptx::pin(s_);
     ptx::wgmma_fence();
     issue_qk();
-    masks_.ask(info_, tile_row(), rings_.info_slot());
+    ask_for_mask();
     take_mask();
     take_rows();
     ptx::wgmma_wait<0>();
@@ -115,7 +110,7 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
-    if constexpr (kMasked) masks_.ask(info_, tile_row(), rings_.info_slot());
+    if constexpr (kMasked) ask_for_mask();
     if constexpr (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     issue_pv();
@@ -126,7 +121,7 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     float high[2];
-    if (C::kSmallCaps && kTransforms && scores_are_small(high)) {
+    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work(), high)) {
       small_softmax_behind_pv(high);
     } else {
       if constexpr (kMasked) prepare_scores<kTransforms>();
@@ -152,7 +147,7 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(few);
     rings_.release_key();
-    mask_scores<C::kListed>(few, masks_.visible());
+    scores_.hide_unseen(few);
     update_maxima<false, true>(few, state_, scale_log2());
     end_pv();
     exponentiate(few, state_, scale_log2());
@@ -170,8 +165,8 @@ class Consumer {
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
-    masks_.ask(info_, tile_row(), rings_.info_slot());
-    finish_rows();
+    ask_for_mask();
+    keep_rows();
     rings_.wait_value();
     issue_last_pv();
     rings_.pass_turn();
@@ -190,7 +185,12 @@ class Consumer {
     find_maxima<kFirst, kMasked, kTransforms>();
     keep_top();
     end_pv();
-    exponentiate(s_, state_, scale_log2());
+    if constexpr (C::kFinishesLate) {  // in this order the compiler makes a faster loop of it
+      exponentiate<1>(s_, state_, scale_log2());
+      exponentiate<0>(s_, state_, scale_log2());
+    } else {
+      exponentiate(s_, state_, scale_log2());
+    }
   }
 
   /// The same under softcap, where scores are small beside it and all are seen.
@@ -201,17 +201,12 @@ class Consumer {
     exponentiate_small<1>(s_, state_, args_.small_cap);
   }
 
-  __device__ __forceinline__ bool scores_are_small(float (&high)[2]) const {
-    if (!args_.capped || info_.mask != TileMask::kNone) return false;
-    return are_small(s_, args_.small_cap, rows_that_count(), high);
-  }
-
   __device__ __forceinline__ void finish_products() {
     if constexpr (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     pin_all();
     issue_last_pv();
-    finish_rows();
+    keep_rows();
     end_pv();
   }
 
@@ -248,98 +243,26 @@ class Consumer {
 
   // ---- Scores -----------------------------------------------------------------------------------
 
-  /// The first of this thread's two rows, in the query tile; where heads share it, in that of its
-  /// head: all heads see the same.
-  __device__ __forceinline__ int32_t tile_row() const {
-    const int32_t row = consumer_ * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
-    return C::kPacks ? args_.packing.row(row) : row;
+  /// The plan of the query tile that runs.
+  __device__ __forceinline__ const hopper::Work& work() const {
+    return smem_.work[rings_.work.index];
   }
-
-  /// Finds what this thread's rows see of the tile whose QK runs, if it needs a mask.
+  __device__ __forceinline__ void ask_for_mask() { scores_.ask(info_, rings_.info_slot()); }
   __device__ __forceinline__ void take_mask() {
-    if (info_.mask == TileMask::kNone) return;
-    masks_.take(info_, tile_row(), smem_.work[rings_.work.index], rings_.info_slot());
+    scores_.take_mask(info_, work(), rings_.info_slot());
   }
+  __device__ __forceinline__ void take_rows() { scores_.begin(work()); }
 
   template <bool kTransforms>
   __device__ __forceinline__ void prepare_scores() {
-    const bool adds = kTransforms && bias_.adds();
-    if constexpr (kTransforms) {
-      if (args_.transform && (!adds || args_.capped)) transform_scores();
-    }
-    if constexpr (C::kBiased && kTransforms) {
-      if (adds) {
-        const float rate = args_.transform && !args_.capped ? score_rate() : 1.0f;
-        const TileKeys<C> keys(args_, info_, smem_, rings_.info_slot());
-        bias_.add(s_, rate, smem_.work[rings_.work.index], keys, tile_row(), 2 * (lane_ % 4));
-      }
-    }
-    if (info_.mask != TileMask::kNone) mask_scores<C::kListed>(s_, masks_.visible());
+    scores_.template prepare<kTransforms>(s_, info_, work(), rings_.info_slot());
   }
-
-  __device__ __forceinline__ void transform_scores() {
-    const float rate = score_rate();
-#pragma unroll
-    for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= rate;
-    if (!args_.capped) return;
-    const bool whole = info_.mask == TileMask::kNone;
-    cap_scores<!C::kEarlyRescale && !C::kBiased>(s_, whole, rows_that_count());
-    if constexpr (C::kBiased) {
-      const float unit = args_.biased ? args_.cap_unit : 1.0f;
-#pragma unroll
-      for (int i = 0; i < C::BLOCK_KV / 2; ++i) s_[i] *= unit;
-    }
-  }
-
-  /// Where sequences are apart zeros follow the last row, whose scores are small.
-  __device__ __forceinline__ auto rows_that_count() const {
-    if constexpr (C::kRagged) {
-      const hopper::Work& work = smem_.work[rings_.work.index];
-      return OwnRows{work.slice.rows.length - work.first_row - tile_row()};
-    } else {
-      return AllRows{};
-    }
-  }
-
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima() {
-    if constexpr (kTransforms) {
-      if (args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
-        return take_maxima_off<kFirst>(s_, state_, scale_log2());
-      }
-    }
-    update_maxima<kFirst, kMasked, !C::kHalf>(s_, state_, scale_log2());
+    scores_.template find_maxima<kFirst, kMasked, kTransforms>(s_, state_);
   }
-
-  /// What a score is multiplied by before anything else.
-  __device__ __forceinline__ float score_rate() const {
-    return ptx::clamp(args_.score_rate * key_scale(), FLT_MAX);
-  }
-  /// The factor of the keys of the query tile that begins or runs.
-  __device__ __forceinline__ float key_scale() const {
-    return scale_of(args_.params.keys.key_scale, smem_.work[rings_.work.index]);
-  }
-  /// What makes exponents of 2 of its scores.
-  __device__ __forceinline__ float scale_log2() const {
-    return C::kScaled ? scale_log2_ : args_.scale_log2;
-  }
-
-  /// What is to be known of the rows of the query tile that begins.
-  __device__ __forceinline__ void take_rows() {
-    if (C::kScaled) scale_log2_ = args_.scale_log2 * (args_.transform ? 1.0f : key_scale());
-    const hopper::Work& work = smem_.work[rings_.work.index];
-    if constexpr (C::kBiased) bias_.begin(work);
-    if constexpr (C::kTop) {
-      const int64_t head = int64_t{work.batch} * args_.params.problem.heads_q + work.head;
-      kept_.load(args_, head, work.first_row + tile_row());
-    }
-  }
-
-  /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
-  /// kept, and comes to be the maximum.
-  __device__ __forceinline__ void keep_top() {
-    if constexpr (C::kTop) kept_.drop_others(s_, info_.key + 2 * (lane_ % 4));
-  }
+  __device__ __forceinline__ void keep_top() { scores_.keep_top(s_, info_); }
+  __device__ __forceinline__ float scale_log2() const { return scores_.scale_log2(); }
 
   __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
@@ -359,12 +282,21 @@ class Consumer {
     if constexpr (C::kEarlyRescale) ptx::pin(o_);
   }
 
-  __device__ __forceinline__ void finish_rows() {
-    epilogue_.finish_rows(state_, scale_log2(), smem_.work[finished_], inverse_);
+  /// Finishes the rows before the next tile overwrites their state, or sets that aside.
+  __device__ __forceinline__ void keep_rows() {
+    if constexpr (C::kFinishesLate) {
+      finished_rows_ = state_;
+    } else {
+      finish_rows(state_);
+    }
+  }
+  __device__ __forceinline__ void finish_rows(const SoftmaxState& rows) {
+    epilogue_.finish_rows(rows, scale_log2(), smem_.work[finished_], inverse_);
   }
 
   /// Of a tile, or of one of its chunks that another one follows.
   __device__ __forceinline__ void write_out(bool chunk) {
+    if constexpr (C::kFinishesLate) finish_rows(finished_rows_);
     epilogue_.write(o_, inverse_, smem_.work[finished_], chunk);
     if (!chunk) rings_.arrive_warp(&smem_.work_empty[finished_]);
   }
@@ -378,26 +310,22 @@ class Consumer {
   }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
-    return info_.follows == Follows::kWhole && !transforms();
+    return info_.follows == Follows::kWhole && !scores_.transform();
   }
-  /// Whether scores are more than scaled.
-  __device__ __forceinline__ bool transforms() const { return args_.transform || bias_.adds(); }
 
   const Arguments& args_;
   SharedStorage<C>& smem_;
   Epilogue<C> epilogue_;
-  ScoreBias<C> bias_;  // for kBiased
-  RowMasks<C> masks_;
+  TileScores<C> scores_;
   ConsumerRings<C> rings_;
   const Products<C> products_;
-  const int consumer_, warp_, lane_;
-  StepInfo info_;       // of the tile whose K was waited for last
-  KeptScores<C> kept_;  // for kTop
+  const int consumer_;
+  StepInfo info_;  // of the tile whose K was waited for last
   SoftmaxState state_;
-  float scale_log2_;             // for kScaled
   bool narrow_ = false;          // the last step was narrow; for kNarrows
   int32_t finished_;             // slot of the finished tile ...
-  float inverse_[2];             // ... and 1 / l of its rows
+  SoftmaxState finished_rows_;   // ... its rows, for kFinishesLate ...
+  float inverse_[2];             // ... and 1 / l of them
   float s_[C::BLOCK_KV / 2];     // S, then P in float32
   float o_[C::HEAD_DIM / 2];     // O
   uint32_t p_[C::BLOCK_KV / 4];  // P, as the A operand of PV
