@@ -14,7 +14,22 @@ import torch
 from .by_head import ByHead
 from .patterns import Band, BlockSparse, Dilated, Full, Pattern, TopK
 
-__all__ = ["allowed_keys", "counts_from_origin", "first_tokens", "rankable", "text_arguments"]
+__all__ = [
+    "allowed_keys",
+    "asks_positions",
+    "counts_from_origin",
+    "first_tokens",
+    "rankable",
+    "text_arguments",
+]
+
+
+def asks_positions(pattern: Pattern) -> bool:
+    """Whether a pattern's keys depend on where queries stand: neither all keys nor listed blocks.
+
+    One of a kind that is not known here is taken to ask.
+    """
+    return not isinstance(pattern._region, (Full, BlockSparse))
 
 
 def counts_from_origin(pattern: Pattern) -> bool:
@@ -28,7 +43,7 @@ def counts_from_origin(pattern: Pattern) -> bool:
         return pattern.sinks > 0 or pattern.global_tokens is not None
     if isinstance(pattern, Dilated):
         return pattern.sinks > 0
-    return not isinstance(pattern._region, (Full, BlockSparse))
+    return asks_positions(pattern)
 
 
 def allowed_keys(mask: torch.Tensor) -> torch.Tensor:

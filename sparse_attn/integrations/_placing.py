@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._origins import counts_from_origin
+from .._origins import asks_positions, counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error
 from ._masks import Note, is_intervals
@@ -131,8 +131,7 @@ def _masked(
     else:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
-    by_position = not isinstance(pattern._region, (Full, BlockSparse))
-    if by_position and is_causal and seq_q < key.shape[2]:
+    if asks_positions(pattern) and is_causal and seq_q < key.shape[2]:
         common["query_offset"] = query_positions(mask, batch, seq_q)
     if isinstance(pattern._region, BlockTopK):
         common["is_causal"] = is_causal
