@@ -157,7 +157,8 @@ def paged_attention(
         int32 ``(B,)``: how many keys each sequence has, those of its queries included.
     cu_seq_q : Tensor, optional
         int32 ``(B + 1,)``: sequence b has the packed queries ``cu_seq_q[b]`` to
-        ``cu_seq_q[b + 1] - 1``. Rows of no sequence are not written.
+        ``cu_seq_q[b + 1] - 1``. ``cu_seq_q[0]`` may be above 0. Rows of no sequence, before it or
+        from ``cu_seq_q[B]`` on, are not written: they and their lse hold anything in new tensors.
     max_q : int, optional
         An upper bound of the packed sequences' numbers of queries.
     pattern : Pattern, optional

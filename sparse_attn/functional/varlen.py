@@ -151,9 +151,11 @@ def varlen_attention(
         ``(Tk, Hkv, D)`` and ``(Tk, Hkv, Dv)`` with ``Hq % Hkv == 0``.
     cu_seq_q, cu_seq_k : Tensor
         int32 ``(B + 1,)``: sequence b has queries ``cu_seq_q[b]`` to ``cu_seq_q[b + 1] - 1``, and
-        keys likewise. Rows of no sequence are not written.
+        keys likewise. ``cu_seq_q[0]`` may be above 0. Rows of no sequence, before it or from
+        ``cu_seq_q[B]`` on, are not written: they and their lse hold anything in new tensors.
     max_q, max_k : int
-        Upper bounds of the lengths; larger ones change no bit, longer sequences are cut.
+        Upper bounds of the lengths; larger ones change no bit. A longer sequence is refused on a
+        CPU, and cut on a GPU, which alone knows its length.
     pattern : Pattern, optional
         All keys by default. A `BlockSparse` layout is one for all sequences or has one for each.
         A `BlockTopK` chooses for each sequence as in a call of its own.

@@ -153,13 +153,17 @@ def test_the_engine_of_auto_is_that_of_each_sequence(device, name, common, head_
         assert_same(part, want)
 
 
-def test_rows_past_the_last_sequence_are_not_written(varlen, device, ragged, any_dtype):
+@pytest.mark.parametrize("before", [0, 5])
+def test_rows_around_the_sequences_are_not_written(varlen, device, ragged, any_dtype, before):
     sequences = ragged.sequences(device, any_dtype)
-    query, key, value = (packed(list(parts), 5) for parts in zip(*sequences, strict=True))
-    starts = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
-    out = torch.full_like(query, 7.0)
-    assert varlen(query, key, value, *starts, 70, 150, out=out) is out
-    assert (out[-5:] == 7).all() and (out[:-5] != 7).any(-1).all()
+    lengths = [ragged.starts(device, lengths) for lengths in (ragged.rows, ragged.keys)]
+    call = [packed(list(parts), 5) for parts in zip(*sequences, strict=True)]
+    want = varlen(*call, *lengths, 70, 150)[:-5]
+    call = [torch.cat([torch.full_like(t[:before], torch.nan), t]) for t in call]
+    out = torch.full_like(call[0], 7.0)
+    assert varlen(*call, *(starts + before for starts in lengths), 70, 150, out=out) is out
+    assert torch.equal(out[before:-5], want)
+    assert (out[:before] == 7).all() and (out[-5:] == 7).all()
 
 
 @pytest.mark.parametrize("cpu_engine", ["naive", "tiled"])
