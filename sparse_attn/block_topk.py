@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 import torch
@@ -26,17 +27,29 @@ from ._pattern import Pattern
 from ._tiles import TileRun
 from .sketch import KeySketch
 
-__all__ = ["INSTEAD_OF_BUDGET", "MASS", "SELECTORS", "BlockTopK"]
+__all__ = ["DEFAULT_MASS", "INSTEAD_OF_BUDGET", "SELECTORS", "BlockTopK"]
 
 #: What to write in place of block top-k's earlier budget.
 INSTEAD_OF_BUDGET = "budget_blocks= for a number of blocks, budget_share= for a share of them"
 SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch")
-MASS = 0.9  # by default
 _OWNER = "BlockTopK"
 _BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
 LOCAL_SKETCH_KEYS = 64  # the same with selector sketch, as it was measured
 GROUP_ROWS = 8  # of a group of the mixed selector
+
+
+class _Default(Enum):
+    """Defaults that give way to other arguments: enums, which a compiler knows as constants."""
+
+    MASS = 0.9
+
+    def __repr__(self) -> str:
+        return repr(self.value)  # in signatures
+
+
+#: Of `mass`, beside whose numbers a budget in keys is a cap.
+DEFAULT_MASS: Any = _Default.MASS
 
 
 @without(budget=INSTEAD_OF_BUDGET)
@@ -72,7 +85,8 @@ class BlockTopK(Pattern):
     block_size : int or (int, int)
         Queries and keys of a block, multiples of 16; by default 128 queries and 64 keys.
     mass : float, optional
-        Blocks until this share (0, 1] of the estimated probability.
+        Blocks until this share (0, 1] of the estimated probability; by default 0.9, or None beside
+        `budget_tokens`.
     selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch"} or Tensor
         The estimate.
     budget_blocks : int, optional
@@ -97,7 +111,8 @@ class BlockTopK(Pattern):
         Of the keys at hand, for selector ``sketch``; by default one of 2 bits is made for the call.
         Blocks with keys that it does not hold are always kept.
     budget_tokens : int, optional
-        At most as many key blocks as hold this number of keys. It replaces the default of `mass`.
+        At most as many key blocks as hold this number of keys; without `mass`, which is then the
+        default, as many.
 
     Raises
     ------
@@ -121,7 +136,7 @@ class BlockTopK(Pattern):
     """
 
     block_size: int | tuple[int, int] = (128, 64)
-    mass: float | None = MASS
+    mass: float | None = DEFAULT_MASS
     selector: str | torch.Tensor = "mixed"
     budget_blocks: int | None = None
     budget_share: float | None = None
@@ -152,8 +167,11 @@ class BlockTopK(Pattern):
             check_integer(_OWNER, "local_blocks", self.local_blocks, 0)
 
     def _check_budget(self) -> None:
-        """Check mass and budgets; tokens alone put the default mass off."""
-        if self.mass is not None:
+        """Check mass and budgets, and write the mass where none was given."""
+        if self.mass is DEFAULT_MASS:
+            mass = _Default.MASS.value if self.budget_tokens is None else None
+            object.__setattr__(self, "mass", mass)
+        elif self.mass is not None:
             check_share(_OWNER, "mass", self.mass)
         if self.budget_blocks is not None:
             check_integer(_OWNER, "budget_blocks", self.budget_blocks, 1)
@@ -161,8 +179,6 @@ class BlockTopK(Pattern):
             check_share(_OWNER, "budget_share", self.budget_share)
         if self.budget_tokens is not None:
             check_integer(_OWNER, "budget_tokens", self.budget_tokens, 1)
-            if self.mass == MASS:
-                object.__setattr__(self, "mass", None)
         given = [name for name in _BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             got = "both" if len(given) == 2 else "all"

@@ -11,7 +11,7 @@ import torch
 
 from .._checks import without
 from .._common import ZERO, Result, attend
-from ..block_topk import INSTEAD_OF_BUDGET, BlockTopK
+from ..block_topk import DEFAULT_MASS, INSTEAD_OF_BUDGET, BlockTopK
 from ..sketch import KeySketch
 
 __all__ = ["block_topk_attention"]
@@ -24,7 +24,7 @@ def block_topk_attention(
     value: torch.Tensor,
     *,
     block_size: int | tuple[int, int] = (128, 64),
-    mass: float | None = 0.9,
+    mass: float | None = DEFAULT_MASS,
     selector: str | torch.Tensor = "mixed",
     budget_blocks: int | None = None,
     budget_share: float | None = None,
@@ -62,7 +62,7 @@ def block_topk_attention(
     value: torch.Tensor,
     *,
     block_size: int | tuple[int, int] = (128, 64),
-    mass: float | None = 0.9,
+    mass: float | None = DEFAULT_MASS,
     selector: str | torch.Tensor = "mixed",
     budget_blocks: int | None = None,
     budget_share: float | None = None,
@@ -100,7 +100,7 @@ def block_topk_attention(
     value: torch.Tensor,
     *,
     block_size: int | tuple[int, int] = (128, 64),
-    mass: float | None = 0.9,
+    mass: float | None = DEFAULT_MASS,
     selector: str | torch.Tensor = "mixed",
     budget_blocks: int | None = None,
     budget_share: float | None = None,
@@ -138,7 +138,7 @@ def block_topk_attention(
     value: torch.Tensor,
     *,
     block_size: int | tuple[int, int] = (128, 64),
-    mass: float | None = 0.9,
+    mass: float | None = DEFAULT_MASS,
     selector: str | torch.Tensor = "mixed",
     budget_blocks: int | None = None,
     budget_share: float | None = None,

@@ -1,5 +1,9 @@
 """The settings of block selection: what they say, their defaults, and what is refused."""
 
+import dataclasses
+import inspect
+import pickle
+
 import pytest
 import torch
 from reference import Shape
@@ -20,6 +24,44 @@ def test_defaults_say_what_they_do():
     own, same = sa.BlockTopK(selector=scores), sa.BlockTopK(selector=scores.clone())
     assert own == same and hash(own) == hash(same)
     assert own != sa.BlockTopK() and own != sa.BlockTopK(selector=scores + 1)
+
+
+def test_a_mass_that_is_given_is_kept_beside_a_budget_in_keys():
+    given, default = sa.BlockTopK(16, 0.9, budget_tokens=64), sa.BlockTopK(16, budget_tokens=64)
+    assert given.mass == 0.9 and default.mass is None and sa.BlockTopK(16).mass == 0.9
+    assert given != default and sa.BlockTopK(16) == sa.BlockTopK(16, 0.9)
+    for pattern in (given, default, sa.BlockTopK(16)):
+        again = [pickle.loads(pickle.dumps(pattern)), dataclasses.replace(pattern)]
+        again.append(eval(repr(pattern), {"BlockTopK": sa.BlockTopK}))
+        assert all(p == pattern and hash(p) == hash(pattern) for p in again)
+    assert dataclasses.replace(sa.BlockTopK(16), budget_tokens=64) == given
+    mass = inspect.signature(sa.block_topk_attention).parameters["mass"]
+    assert str(mass) == "mass: 'float | None' = 0.9"
+
+
+def test_functions_keep_a_mass_beside_a_budget_in_keys(device):
+    query, key, value = Shape(1, 2, 1, 64, 256, 16).make(device)
+    sizes = {"block_size": 16, "budget_tokens": 240, "local_blocks": 0}
+    for given in ({}, {"mass": 0.9}):
+        lists = sa.select_blocks(query, key, sa.BlockTopK(**sizes, **given))
+        assert bool((lists.counts == 15).all()) == (not given)
+        want = sa.block_sparse_attention(query, key, value, lists)
+        got = sa.block_topk_attention(query, key, value, **sizes, **given)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("given", [{}, {"mass": 0.9}], ids=["default", "given"])
+def test_compilers_know_the_default_mass(given):
+    tensors = Shape(1, 2, 1, 64, 256, 16).make("cpu")
+    settings = {"block_size": 16, "budget_tokens": 240, "local_blocks": 0, **given}
+
+    def attend(*tensors):
+        pattern = sa.BlockTopK(**settings)
+        return sa.sparse_attention(*tensors, pattern), sa.block_topk_attention(*tensors, **settings)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    assert all(map(torch.equal, compiled(*tensors), attend(*tensors)))
 
 
 REFUSED = {
