@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from . import ops
 from ._checks import (
@@ -25,6 +26,9 @@ GROUP = 64
 CHANNELS = 64
 #: Bits of a word of codes.
 _WORD = 32
+#: Slots that are sketched as they come. On a CPU more are sorted: a slot is compared with all
+#: others unless the next one is of its group.
+_FEW_SLOTS = 1024
 
 
 def _rounded(number: int, unit: int) -> int:
@@ -274,6 +278,10 @@ class KeySketch:
             check_dense(owner, "slot_mapping", slot_mapping)
             assert slot_mapping is not None
             slots = as_int64(owner, "slot_mapping", slot_mapping)
+            # A traced length is not asked about: that would narrow the graph.
+            if not is_compiling() and slots.device.type == "cpu" and slots.numel() > _FEW_SLOTS:
+                # Of one dimension torch sorts on all threads, which wait for each other at length.
+                slots = slots[None].sort().values[0]
             stored = (self.codes, self.ranges)
             ops.call("sketch_pages", (key, slots, *stored, key_scale), {}, written=stored)
             return

@@ -89,6 +89,20 @@ def test_tokens_may_come_in_any_steps_and_order(device, page_size, dtype):
     assert_same(made, sketch)
 
 
+@pytest.mark.parametrize("page_size", [16, 64, 96])
+def test_many_slots_in_any_order(device, page_size):
+    """More than are taken as they come, some twice and some that the cache does not have."""
+    cache = torch.randn(4096 // page_size, page_size, HEADS, DIM, device=device)
+    slots = torch.randperm(cache.shape[0] * page_size)[:2000]
+    slots = torch.cat([slots, slots[:30], torch.tensor([-1, 2**40, -(2**40)])]).to(device)
+    slots = slots[torch.randperm(len(slots), device=device)]
+    sketch, want = (sa.KeySketch(cache, paged=True) for _ in range(2))
+    sketch.append(cache, slots)
+    torch.ops.sparse_attn.sketch_pages(cache, slots, want.codes, want.ranges)
+    assert_same(sketch, want)
+    assert sketch.codes.any()
+
+
 @pytest.mark.parametrize("group", ["q", "kv"])
 @pytest.mark.parametrize("Sq", [1, 3])
 @pytest.mark.parametrize("page_size", [16, 64, 96])
