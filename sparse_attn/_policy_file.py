@@ -39,7 +39,8 @@ def _value_to(name: str, field: str, value: Any) -> Any:
     if isinstance(value, Pattern):
         return pattern_to(value)
     if isinstance(value, torch.Tensor) and field == "global_tokens":
-        return {"positions": value.tolist()}
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"positions": value.tolist(), "dtype": dtype}
     if isinstance(value, tuple):
         return list(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -69,15 +70,17 @@ def pattern_from(entry: Any) -> Pattern:
 
 def _value_from(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if "positions" in value:
-            return _positions(value["positions"])
-        return pattern_from(value)
+        return _positions(value) if "positions" in value else pattern_from(value)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _positions(values: Any) -> torch.Tensor:
+def _positions(entry: Mapping[str, Any]) -> torch.Tensor:
+    """Make the tensor of positions; files without its dtype have int64."""
+    values, dtype = entry["positions"], entry.get("dtype", "int64")
+    if dtype not in ("int32", "int64"):
+        raise refuse(_LOAD, "positions of dtype int32 or int64", json.dumps(dtype))
     try:
-        return torch.tensor(values, dtype=torch.int64)
+        return torch.tensor(values, dtype=getattr(torch, dtype))
     except (TypeError, ValueError, RuntimeError):
         raise refuse(_LOAD, "positions, a list of ints", json.dumps(values)) from None
 

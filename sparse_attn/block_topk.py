@@ -153,32 +153,44 @@ class BlockTopK(Pattern):
     _example: ClassVar[str | None] = "BlockTopK()"
 
     def __post_init__(self) -> None:
-        if isinstance(self.block_size, (tuple, list)):
-            if len(self.block_size) != 2:
-                raise refuse(_OWNER, "block_size or (queries, keys)", tuple(self.block_size))
-            object.__setattr__(self, "block_size", tuple(self.block_size))
-        for block in self._blocks:
-            check_block(_OWNER, "block_size", block)
+        size = self.block_size
+        if isinstance(size, (tuple, list)):
+            if len(size) != 2:
+                raise refuse(_OWNER, "block_size or (queries, keys)", tuple(size))
+            queries, keys = (check_block(_OWNER, "block_size", block) for block in size)
+            self._set("block_size", (queries, keys))
+        else:
+            self._set("block_size", check_block(_OWNER, "block_size", size))
         self._check_budget()
         self._check_selector()
         check_choice(_OWNER, "group", self.group, ("q", "kv"))
-        check_integer(_OWNER, "sink_blocks", self.sink_blocks, 0)
+        self._check_integer("sink_blocks", 0)
         if self.local_blocks is not None:
-            check_integer(_OWNER, "local_blocks", self.local_blocks, 0)
+            self._check_integer("local_blocks", 0)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Write what a check made of a field, where that is something else."""
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)
+
+    def _check_integer(self, name: str, least: int) -> None:
+        self._set(name, check_integer(_OWNER, name, getattr(self, name), least))
+
+    def _check_share(self, name: str) -> None:
+        self._set(name, check_share(_OWNER, name, getattr(self, name)))
 
     def _check_budget(self) -> None:
         """Check mass and budgets, and write the mass where none was given."""
         if self.mass is DEFAULT_MASS:
-            mass = _Default.MASS.value if self.budget_tokens is None else None
-            object.__setattr__(self, "mass", mass)
-        elif self.mass is not None:
-            check_share(_OWNER, "mass", self.mass)
+            self._set("mass", _Default.MASS.value if self.budget_tokens is None else None)
+        if self.mass is not None:
+            self._check_share("mass")
         if self.budget_blocks is not None:
-            check_integer(_OWNER, "budget_blocks", self.budget_blocks, 1)
+            self._check_integer("budget_blocks", 1)
         if self.budget_share is not None:
-            check_share(_OWNER, "budget_share", self.budget_share)
+            self._check_share("budget_share")
         if self.budget_tokens is not None:
-            check_integer(_OWNER, "budget_tokens", self.budget_tokens, 1)
+            self._check_integer("budget_tokens", 1)
         given = [name for name in _BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             got = "both" if len(given) == 2 else "all"
@@ -198,12 +210,13 @@ class BlockTopK(Pattern):
         if isinstance(self.selector, str):
             check_choice(_OWNER, "selector", self.selector, SELECTORS)
         if self.groups is not None:
-            check_integer(_OWNER, "groups", self.groups, 1)
+            self._check_integer("groups", 1)
             for block in self._blocks:
                 if block % self.groups:
                     raise refuse(_OWNER, f"groups that divides blocks of {block}", self.groups)
-        check_integer(_OWNER, "row_step", self.row_step, 1)
+        self._check_integer("row_step", 1)
         check_kind(_OWNER, "stride", self.stride, Integer, "an int")
+        self._set("stride", int(self.stride))
         if self.stride not in (8, 16):
             raise refuse(_OWNER, "stride of 8 or 16", self.stride)
 

@@ -1,5 +1,7 @@
 """Policies by layer and key head: what runs where, in plain modules, torch's and transformers'."""
 
+import re
+
 import pytest
 import torch
 
@@ -182,6 +184,13 @@ def test_a_saved_policy_is_the_same(tmp_path):
     scattered.save(tmp_path / "scattered.json")
     loaded = sa.Policy.load(tmp_path / "scattered.json").pattern
     assert torch.equal(loaded.global_tokens, torch.tensor([3, 9]))
+    narrow = sa.Policy(sa.Band(7, global_tokens=torch.tensor([3, 9], dtype=torch.int32)))
+    narrow.save(tmp_path / "narrow.json")
+    assert sa.Policy.load(tmp_path / "narrow.json") == narrow != scattered
+    text = (tmp_path / "scattered.json").read_text()
+    (tmp_path / "earlier.json").write_text(re.sub(r',\s*"dtype": "int64"', "", text))
+    assert "dtype" not in (tmp_path / "earlier.json").read_text()
+    assert sa.Policy.load(tmp_path / "earlier.json") == scattered
 
 
 @pytest.mark.parametrize(
@@ -205,6 +214,11 @@ def test_a_saved_policy_is_the_same(tmp_path):
         (
             '{"version": 1, "pattern": {"kind": "Band", "global_tokens": {"positions": "x"}}}',
             'expected positions, a list of ints, got "x"',
+        ),
+        (
+            '{"version": 1, "pattern": {"kind": "Band", "global_tokens": '
+            '{"positions": [1], "dtype": "load"}}}',
+            'expected positions of dtype int32 or int64, got "load"',
         ),
         ("[" * 100_000, r"expected a policy file \(JSON\), got"),
     ],
@@ -236,9 +250,9 @@ def test_numbers_of_numpy_are_saved(tmp_path):
     numpy = pytest.importorskip("numpy")
     number = numpy.int64(2)
     options = dict(num_layers=number, num_key_heads=number, dense_below=number)
-    policy = sa.Policy(
-        sa.Band(number), heads={number - 1: {number - 2: sa.TopK(number)}}, **options
-    )
+    blocks = sa.BlockTopK((16 * number, 32), numpy.float32(0.5), budget_blocks=number)
+    heads = {number - 1: {number - 2: sa.TopK(number), number - 1: blocks}}
+    policy = sa.Policy(sa.Band(number), heads=heads, **options)
     policy.save(tmp_path / "policy.json")
     assert sa.Policy.load(tmp_path / "policy.json") == policy
 

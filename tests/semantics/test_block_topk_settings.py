@@ -64,6 +64,21 @@ def test_compilers_know_the_default_mass(given):
     assert all(map(torch.equal, compiled(*tensors), attend(*tensors)))
 
 
+def test_numbers_of_numpy_become_those_of_python():
+    numpy = pytest.importorskip("numpy")
+    whole = {"sink_blocks": 2, "local_blocks": 3, "groups": 2, "row_step": 8, "stride": 8}
+    whole |= {"block_size": 32, "budget_blocks": 5}
+    given = {name: numpy.int64(number) for name, number in whole.items()}
+    want = sa.BlockTopK(mass=0.5, **whole)
+    got = sa.BlockTopK(mass=numpy.float32(0.5), **given)
+    assert repr(got) == repr(want) and got.stride.__class__ is int
+    sizes = (numpy.int64(32), numpy.int32(16))
+    for fields in ({"budget_tokens": 64}, {"budget_share": 0.25, "mass": None}):
+        want = sa.BlockTopK((32, 16), **fields)
+        fields = {n: None if v is None else numpy.array(v)[()] for n, v in fields.items()}
+        assert repr(sa.BlockTopK(sizes, **fields)) == repr(want)
+
+
 REFUSED = {
     "scores-shape": (
         {"selector": torch.zeros(1, 2, 2, 3)},
