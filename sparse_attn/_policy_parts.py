@@ -62,7 +62,7 @@ def widened(pattern: Pattern) -> Pattern:
         return Band((None, 0))
     if not isinstance(pattern, (Band, Dilated)):
         return Full()
-    left, right = (0 if side == 0 else None for side in pattern.window)  # type: ignore[union-attr]
+    left, right = (0 if side == 0 else None for side in pattern.sides)
     if left is None and right is None:
         return Full()
     if isinstance(pattern, Dilated):
@@ -74,7 +74,7 @@ def twice_reach(pattern: Pattern) -> int:
     """Twice the reach of a window, 0 for patterns without a finite side."""
     if not isinstance(pattern, (Band, Dilated)):
         return 0
-    sides = [side for side in pattern.window if side is not None]  # type: ignore[union-attr]
+    sides = [side for side in pattern.sides if side is not None]
     if not sides:
         return 0
     return 2 * (max(sides) + 1) * (pattern.dilation if isinstance(pattern, Dilated) else 1)

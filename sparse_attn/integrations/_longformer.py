@@ -13,11 +13,12 @@ import torch
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from ..functional import fused_attention, sparse_attention
-from ..patterns import Band, Full, Pattern
+from ..patterns import Band, Full
 from ..policy import Policy
 from ..tools import merge_states
 from ._layer import Layer, layer_error
 from ._masks import padding_arguments
+from ._placing import joined
 
 __all__ = ["SparseLongformerSelfAttention", "check_policy"]
 
@@ -79,7 +80,7 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
         if not is_global.any():
             out = sparse_attention(query, key, value, self._window(query), **seen)
         elif (is_global == is_global[:1]).all():
-            window = Band(self._window(query).window, global_tokens=_common_positions(is_global[0]))
+            window = Band(self._window(query).sides, global_tokens=_common_positions(is_global[0]))
             out = sparse_attention(query, key, value, window, **seen)
         else:
             out = self._two_parts(query, key, value, is_global, tokens)
@@ -96,13 +97,9 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
     def _window(self, query: torch.Tensor) -> Band:
         """Return the layer's window, narrowed by the policy."""
         layer, length, own = self._sparse_attn, query.shape[2], self.one_sided_attn_window_size
-        pattern: Pattern = layer.policy.choose(layer.number, length, length)
-        if not isinstance(pattern, Band):
-            return Band(own)
-        left, right = pattern.window  # type: ignore[misc]
-        return Band(
-            (own if left is None else min(own, left), own if right is None else min(own, right))
-        )
+        window = joined(layer.policy.choose(layer.number, length, length), (own, own))
+        assert isinstance(window, Band)  # of all that `check_policy` lets through
+        return window
 
     def _two_parts(
         self,

@@ -31,7 +31,7 @@ def placed(
     is_causal: bool,
 ) -> tuple[Pattern, dict[str, Any]]:
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
-    if is_causal and isinstance(pattern, Band) and pattern.window[0] is None:  # type: ignore[index]
+    if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
         pattern = Full()  # the causal cut says it all
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
@@ -57,7 +57,7 @@ def joined(pattern: Pattern, window: tuple[int | None, int | None]) -> Pattern |
         return Band(window)
     if not isinstance(pattern, Band) or pattern.sinks or pattern.global_tokens is not None:
         return None
-    own_left, own_right = pattern.window  # type: ignore[misc]
+    own_left, own_right = pattern.sides
     return Band((_narrower(left, own_left), _narrower(right, own_right)))
 
 
