@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from .by_head import ByHead
 from .patterns import Band, BlockSparse, Dilated, Full, Pattern, TopK
 
 __all__ = [
@@ -37,8 +36,10 @@ def counts_from_origin(pattern: Pattern) -> bool:
 
     One of a kind that is not known here is taken to.
     """
-    if isinstance(pattern, ByHead):
-        return any(map(counts_from_origin, (*pattern.patterns.values(), pattern.rest)))
+    return any(map(_counts_from_origin, pattern._head_patterns))
+
+
+def _counts_from_origin(pattern: Pattern) -> bool:
     if isinstance(pattern, Band):
         return pattern.sinks > 0 or pattern.global_tokens is not None
     if isinstance(pattern, Dilated):
@@ -56,15 +57,11 @@ def rankable(pattern: Pattern, mask: torch.Tensor | None) -> torch.Tensor | None
 
     A finite number, however low, takes no part in token top-k's choice.
     """
-    if mask is None or not mask.is_floating_point() or not _ranks(pattern):
+    if mask is None or not mask.is_floating_point():
+        return mask
+    if not any(isinstance(own, TopK) for own in pattern._head_patterns):
         return mask
     return mask.masked_fill(~allowed_keys(mask), -torch.inf)
-
-
-def _ranks(pattern: Pattern) -> bool:
-    if isinstance(pattern, ByHead):
-        return any(map(_ranks, (*pattern.patterns.values(), pattern.rest)))
-    return isinstance(pattern, TopK)
 
 
 def first_tokens(tokens: torch.Tensor) -> torch.Tensor:

@@ -91,6 +91,11 @@ class Pattern(DrawnPattern):
         return self
 
     @property
+    def _head_patterns(self) -> tuple[Pattern, ...]:
+        """The patterns of its heads: itself alone, but of a `ByHead`."""
+        return (self,)
+
+    @property
     def _ahead(self) -> int | None:
         """How many keys past its own a row reaches at most, where no column is seen by all."""
         return None

@@ -23,11 +23,12 @@ __all__ = [
 def check_served(name: str, pattern: object, what: str = "a pattern") -> None:
     """Refuse what is no pattern, and what no op serves: at once, not in a model's first call."""
     check_pattern("Policy", pattern, name, what)
-    for part in _parts(pattern):
-        reason = part._unserved()
+    assert isinstance(pattern, Pattern)
+    for own in pattern._head_patterns:
+        reason = own._unserved()
         if reason is not None:
             raise NotImplementedError(f"sparse_attn.Policy: {name} not served: {reason}")
-        blocks = part._region
+        blocks = own._region
         if isinstance(blocks, BlockTopK) and blocks.sketch is not None:
             got = "one; leave sketch= out, then each call makes its own"
             raise refuse("Policy", f"{name} without a KeySketch, the keys of one layer", got)
@@ -36,22 +37,15 @@ def check_served(name: str, pattern: object, what: str = "a pattern") -> None:
 def check_prefill(name: str, pattern: object, what: str = "a pattern") -> None:
     """Refuse what `check_served` does, and what serves few queries alone."""
     check_served(name, pattern, what)
-    for part in _parts(pattern):
-        blocks = part._region
+    assert isinstance(pattern, Pattern)
+    for own in pattern._head_patterns:
+        blocks = own._region
         if isinstance(blocks, BlockTopK) and blocks._by_sketch:
             got = (
                 "selector 'sketch' (1 to 16 queries); give it as decode= beside one that does, "
                 "such as Policy(Full(), decode=...)"
             )
             raise refuse("Policy", f"{name} that serves a whole prompt", got)
-
-
-def _parts(pattern: object) -> tuple[Pattern, ...]:
-    """Return the patterns of a pattern's heads."""
-    if isinstance(pattern, ByHead):
-        return (*pattern.patterns.values(), pattern.rest)
-    assert isinstance(pattern, Pattern)
-    return (pattern,)
 
 
 def widened(pattern: Pattern) -> Pattern:

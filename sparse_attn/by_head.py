@@ -78,7 +78,7 @@ class ByHead(Pattern):
         check_kind("ByHead", "patterns", self.patterns, Mapping, "a mapping of head to pattern")
         for head in self.patterns:
             check_integer("ByHead", "head", head, 0)
-        for pattern in (*self.patterns.values(), self.rest):
+        for pattern in self._head_patterns:
             check_pattern("ByHead", pattern)
             if isinstance(pattern, ByHead):
                 raise refuse("ByHead", "a pattern for each head", "a ByHead")
@@ -87,6 +87,10 @@ class ByHead(Pattern):
                 raise refuse("ByHead", "a layout of one head", blocks.layout)
         ordered = {int(head): self.patterns[head] for head in sorted(self.patterns)}
         object.__setattr__(self, "patterns", ordered)
+
+    @property
+    def _head_patterns(self) -> tuple[Pattern, ...]:
+        return (*self.patterns.values(), self.rest)
 
     def of(self, head: int) -> Pattern:
         """Return the pattern of a key head.
@@ -255,7 +259,7 @@ def _joined_runs(runs: list[tuple[Pattern, slice]]) -> list[tuple[Pattern, slice
 
 
 def _has_lists(pattern: ByHead) -> bool:
-    return any(_lists_of(own) is not None for own in (*pattern.patterns.values(), pattern.rest))
+    return any(_lists_of(own) is not None for own in pattern._head_patterns)
 
 
 def _lists_of(pattern: Pattern) -> tuple[int, int] | None:

@@ -131,8 +131,7 @@ def sharded_attention(
 
 def _check_served(pattern: Pattern) -> None:
     """Refuse patterns whose parts do not merge, or that count rows or keys of all ranks."""
-    parts = [*pattern.patterns.values(), pattern.rest] if isinstance(pattern, ByHead) else [pattern]
-    for part in parts:
+    for part in pattern._head_patterns:
         has_globals = isinstance(part, Band) and part.global_tokens is not None
         if has_globals or part._op is None or not isinstance(part, (Full, Band, Dilated, Strided)):
             name = f"{type(part).__name__}{' with global tokens' if has_globals else ''}"
@@ -145,8 +144,7 @@ def _check_served(pattern: Pattern) -> None:
 def _reached(pattern: Pattern, rows: Keys, is_causal: bool) -> list[Keys]:
     """Return disjoint runs of keys that rows at these positions may reach, no key left out."""
     if isinstance(pattern, ByHead):
-        parts = [*pattern.patterns.values(), pattern.rest]
-        found = [run for part in parts for run in _reached(part, rows, is_causal)]
+        found = [run for own in pattern._head_patterns for run in _reached(own, rows, is_causal)]
         return _joined(found)
     left = right = LARGE
     sinks, step = 0, 1
