@@ -178,7 +178,7 @@ class Pattern(DrawnPattern):
         Returns
         -------
         Tensor
-            bool ``(Sq, Skv)``, true where query i may see key j; ``(B|1, Hq|1, Sq, Skv)`` for a
+            bool ``(Sq, Skv)``, true where query i may see key j; ``(B|1, H|1, Sq, Skv)`` for a
             block layout.
 
         Raises

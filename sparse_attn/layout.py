@@ -44,10 +44,11 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
     Parameters
     ----------
     counts : Tensor
-        int32 ``(B|1, Hq|1, NQ)``: how many key blocks a query block visits. Heads are query heads;
-        size one, or a missing leading dimension, means all.
+        int32 ``(B|1, H|1, NQ)``: how many key blocks a query block visits. H are query heads, or
+        key heads, whose lists their query heads share; size one, or a missing leading dimension,
+        means all.
     indices : Tensor
-        int32 ``(B|1, Hq|1, NQ, max)``: which ones; they are sorted, entries past the count are
+        int32 ``(B|1, H|1, NQ, max)``: which ones; they are sorted, entries past the count are
         ignored.
     block_q, block_kv : int
         Rows and keys of a block, multiples of 16. Rows go by query index i. For up to 16 queries
@@ -190,7 +191,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Parameters
         ----------
         mask : Tensor
-            bool ``(NQ, NKV)``, ``(Hq|1, NQ, NKV)`` or ``(B|1, Hq|1, NQ, NKV)``.
+            bool ``(NQ, NKV)``, ``(H|1, NQ, NKV)`` or ``(B|1, H|1, NQ, NKV)``.
         block_q, block_kv : int
             Block sizes, multiples of 16.
 
@@ -259,7 +260,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Returns
         -------
         Tensor
-            bool ``(B|1, Hq|1, NQ, NKV)``.
+            bool ``(B|1, H|1, NQ, NKV)``.
 
         Examples
         --------
@@ -270,7 +271,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         return self._spread(torch.ones_like(self.indices, dtype=torch.bool), False)
 
     def _spread(self, entries: torch.Tensor, missing: Any) -> torch.Tensor:
-        """Spread values of the listed entries over all blocks, ``(B|1, Hq|1, NQ, NKV)``."""
+        """Spread values of the listed entries over all blocks, ``(B|1, H|1, NQ, NKV)``."""
         column = torch.where(self._listed(), self.indices, self.num_kv_blocks).long()
         spread = entries.new_full((*self.counts.shape, self.num_kv_blocks + 1), missing)
         return spread.scatter(-1, column, entries)[..., : self.num_kv_blocks]
@@ -287,7 +288,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Returns
         -------
         Tensor
-            bool ``(B|1, Hq|1, rows, keys)``.
+            bool ``(B|1, H|1, rows, keys)``.
 
         Examples
         --------

@@ -1,7 +1,7 @@
 """Partial blocks of a layout: a bit for each pair, so that any token mask is exact.
 
 A block that is seen whole needs no bits, and equal partial blocks share a row. Masks are looked at
-some blocks at a time, never all pairs at once. Called by the constructors of ``layout_from`` and by
+some blocks at a time, never all pairs at once. Called by the constructors of ``layout_tokens`` and
 ``layout_nd``.
 """
 

@@ -106,13 +106,13 @@ def sorted_entries(
     partial: torch.Tensor | None = None,
     num_bits: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return int32 counts (B|1, Hq|1, NQ) and ascending indices (B|1, Hq|1, NQ, max).
+    """Return int32 counts (B|1, H|1, NQ) and ascending indices (B|1, H|1, NQ, max).
 
     And `partial`, rows of `num_bits`, in the order of the indices.
     """
     # 64 bits: smaller and unsigned kinds wrap or cannot be compared.
-    counts = with_rank(counts, 3, "counts", "(B|1, Hq|1, NQ)").long()
-    indices = with_rank(indices, 4, "indices", "(B|1, Hq|1, NQ, max)").long()
+    counts = with_rank(counts, 3, "counts", "(B|1, H|1, NQ)").long()
+    indices = with_rank(indices, 4, "indices", "(B|1, H|1, NQ, max)").long()
     if counts.device != indices.device:
         raise refuse(OWNER, f"indices on counts' device {counts.device}", indices.device)
     fits = indices.shape[2] == counts.shape[2] and all(
@@ -135,7 +135,7 @@ def _ordered_partial(
     partial: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, num_bits: int
 ) -> torch.Tensor:
     """Check the rows of bits of the listed entries and bring them into order; others become -1."""
-    partial = with_rank(partial, 4, "partial", "(B|1, Hq|1, NQ, max)").long()
+    partial = with_rank(partial, 4, "partial", "(B|1, H|1, NQ, max)").long()
     if partial.device != places.device:
         raise refuse(OWNER, f"partial on counts' device {places.device}", partial.device)
     if partial.shape != places.shape:

@@ -45,7 +45,7 @@ class TokenLayouts:
         Parameters
         ----------
         mask : Tensor
-            bool ``(Sq, Skv)``, ``(Hq|1, Sq, Skv)`` or ``(B|1, Hq|1, Sq, Skv)``, true where query i
+            bool ``(Sq, Skv)``, ``(H|1, Sq, Skv)`` or ``(B|1, H|1, Sq, Skv)``, true where query i
             sees key j.
         block_q, block_kv : int
             Block sizes, multiples of 16.

@@ -86,7 +86,7 @@ class BlockSparse(Pattern):
         self.layout.check_lengths(Sq, Skv)
 
     def allows(self, row: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Allow the keys of listed blocks, of partial ones by bits: ``(B|1, Hq|1, Sq, Skv)``."""
+        """Allow the keys of listed blocks, of partial ones by bits: ``(B|1, H|1, Sq, Skv)``."""
         self.layout.check_lengths(row.shape[-2], key.shape[-1])
         return self.layout.to(key.device).allows(row.flatten(), key.flatten())
 
