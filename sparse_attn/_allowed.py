@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from ._checks import MAX_LENGTH, is_dense, refuse
+from ._checks import MAX_LENGTH, broadcasts, is_dense, refuse
 from ._pattern import Pattern
 from .windows import Band, Dilated, Strided
 
@@ -73,11 +73,9 @@ def allowed_by(
     if allowed.dim() == 4 and 1 < allowed.shape[1] < query.shape[1]:  # lists of key heads
         allowed = allowed.repeat_interleave(query.shape[1] // allowed.shape[1], 1)
     whole = (*query.shape[:3], key.shape[2])
-    if not is_compiling():
-        sizes = zip(allowed.shape[::-1], whole[::-1], strict=False)
-        if any(mine not in (1, size) for mine, size in sizes):
-            what = f"allows to return what broadcasts to {whole}"
-            raise refuse(type(pattern).__name__, what, f"shape {tuple(allowed.shape)}")
+    if not is_compiling() and not broadcasts(allowed.shape, whole):
+        what = f"allows to return what broadcasts to {whole}"
+        raise refuse(type(pattern).__name__, what, f"shape {tuple(allowed.shape)}")
     allowed = allowed.expand(whole)
     return allowed & (column <= position) if is_causal else allowed
 
@@ -101,8 +99,7 @@ def with_mask_of(
         return {**common, "attn_mask": allowed}
     if mask.dim() > 4 or (mask.dtype != torch.bool and not mask.is_floating_point()):
         return common
-    sizes = zip(mask.shape[::-1], allowed.shape[::-1], strict=False)
-    if any(mine not in (1, whole) for mine, whole in sizes):
+    if not broadcasts(mask.shape, allowed.shape):
         return common
     if mask.dtype == torch.bool:
         return {**common, "attn_mask": allowed & mask}

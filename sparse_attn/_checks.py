@@ -28,6 +28,7 @@ __all__ = [
     "as_given",
     "as_int32",
     "as_int64",
+    "broadcasts",
     "check_block",
     "check_block_rows",
     "check_choice",
@@ -158,6 +159,14 @@ def check_dense(owner: str, name: str, value: object) -> None:
         raise TypeError(
             f"sparse_attn.{owner}: expected {name} to be a dense (strided) tensor, got {got}"
         )
+
+
+def broadcasts(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether the last sizes of a shape broadcast to those of `whole`.
+
+    The shorter of both tells how many sizes are compared.
+    """
+    return all(mine in (1, size) for mine, size in zip(shape[::-1], whole[::-1], strict=False))
 
 
 def is_causal_bias(mask: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch.compiler import is_compiling
 
-from ._checks import check_length, kind_of, refuse
+from ._checks import broadcasts, check_length, kind_of, refuse
 from ._pattern_picture import DrawnPattern
 from ._tiles import TileRun, checked_tile
 
@@ -142,8 +142,7 @@ class Pattern(DrawnPattern):
             )
         if not is_compiling():
             pairs = torch.broadcast_shapes(row.shape, position.shape, key.shape)[-2:]
-            sizes = zip(allowed.shape[::-1], pairs[::-1], strict=False)
-            if allowed.dim() > 4 or any(mine not in (1, whole) for mine, whole in sizes):
+            if allowed.dim() > 4 or not broadcasts(allowed.shape, pairs):
                 what = f"allows to return what broadcasts to (B, Hq, {pairs[0]}, {pairs[1]})"
                 raise refuse(type(self).__name__, what, f"shape {tuple(allowed.shape)}")
         return allowed
