@@ -27,6 +27,7 @@ from .advisor._candidates import named
 from .capability import can_use
 from .policy import Policy
 from .quality import model as judge
+from .quality._named import DENSE_NAME
 
 __all__ = ["main"]
 
@@ -200,7 +201,7 @@ def _compare(options: argparse.Namespace) -> None:
     model, tokenizer = model_of(options)
     (ids,) = texts_of(options, tokenizer, [options.text])
     policies: dict[str, Any] = named("compare", None, ids.shape[1], "time")
-    policies.pop("dense")
+    policies.pop(DENSE_NAME)
     if policy is not None:
         policies = {options.policy.stem: policy}
     found = judge(model, ids, policies, progress=not options.quiet)

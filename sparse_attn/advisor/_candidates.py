@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import check_kind, refuse
 from .._pattern import check_pattern
 from ..patterns import Band, BlockTopK, Full, Pattern, Strided
-from ..quality._named import DENSE
+from ..quality._named import DENSE_NAME, check_name
 
 __all__ = ["candidates", "named"]
 
@@ -77,9 +77,8 @@ def named(
         patterns = {repr(pattern): pattern for pattern in patterns}
     for name, pattern in patterns.items():
         check_pattern(owner, pattern, f"pattern {name}", "one")
-        if name == DENSE:
-            raise refuse(owner, f"names beside {DENSE!r}, which dense attention has", repr(name))
+        check_name(owner, name)
     found = {str(name): pattern for name, pattern in patterns.items() if pattern != Full()}
     if not found:
         raise refuse(owner, "patterns beside Full()", "none")
-    return {**found, DENSE: Full()}
+    return {**found, DENSE_NAME: Full()}

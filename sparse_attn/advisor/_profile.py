@@ -29,7 +29,7 @@ from ..functional import sparse_attention
 from ..patterns import Full, Pattern
 from ..policy import Policy
 from ..quality._calls import as_inputs, call_model, evaluating
-from ..quality._named import DENSE, named_policies
+from ..quality._named import DENSE_NAME, named_policies
 from ._candidates import named
 from ._causal import is_causal_in
 from ._crossover import crossover
@@ -182,7 +182,7 @@ class _Layers:
     def __init__(self, found: Mapping[str, Policy | Pattern]) -> None:
         self.found = found
         self.layers: dict[int, float] = {}
-        self.patterns = dict.fromkeys((name for name in found if name != DENSE), 0.0)
+        self.patterns = dict.fromkeys((name for name in found if name != DENSE_NAME), 0.0)
         self.is_causal = False
         self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -202,7 +202,7 @@ class _Layers:
             calls[name] = partial(sparse_attention, *tensors, judged, **call.common)
         taken = in_turns(list(calls.values()), _CALLS)
         for name, seconds in zip(calls, map(statistics.median, taken), strict=True):
-            if name == DENSE:
+            if name == DENSE_NAME:
                 self.layers[call.layer] = self.layers.get(call.layer, 0.0) + seconds
             else:
                 self.patterns[name] += seconds
@@ -268,7 +268,7 @@ def profile(
         for one in judged.values():
             with bound(OWNER, model, one):  # refuses a policy for another shape
                 pass
-    found[DENSE] = Full()
+    found[DENSE_NAME] = Full()
     rows = []
     layers = _Layers(found)
     with torch.no_grad(), evaluating(model), Progress(2 * len(lengths), progress) as bar:

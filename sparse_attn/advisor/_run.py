@@ -18,6 +18,7 @@ from ..patterns import Full, Pattern
 from ..policy import Policy
 from ..quality._calls import call_model
 from ..quality._model import Judge, PolicyQuality
+from ..quality._named import DENSE_NAME
 from ._advice import Advice
 from ._clock import TIMED, Clock
 from ._findings import Tried
@@ -75,7 +76,7 @@ class Run:
         with Progress(steps, progress) as bar:
             self.bar = bar
             self.step("dense attention", 0)
-            self.clock.time_forward(lambda: self.judge.rows({"dense": None}, counted=False))
+            self.clock.time_forward(lambda: self.judge.rows({DENSE_NAME: None}, counted=False))
             if self.memory.recall(self.local):
                 self._measured("local errors", self.clock.layers)
             else:
@@ -122,12 +123,12 @@ class Run:
 
     def _search(self, search: Search) -> None:
         """Weigh key heads or layers, and judge every candidate alone."""
-        single = {n: self.local.everywhere(n) for n in self.found if n != "dense"}
+        single = {n: self.local.everywhere(n) for n in self.found if n != DENSE_NAME}
         mean = {name: self.local.pairs(choice) for name, choice in single.items()}
         error = {name: self.local.error(choice) for name, choice in single.items()}
         few = [name for name in single if mean[name] <= max(PROBED, min(mean.values()))]
         probe = min(few, key=lambda name: (error[name], name))
-        search.try_choice("dense", self.local.everywhere("dense"))
+        search.try_choice(DENSE_NAME, self.local.everywhere(DENSE_NAME))
         units = sorted(u for u in self.local.figures if u[0] not in self.local.unmeasured)
         by_layer = [tuple(part) for _, part in groupby(units, key=lambda unit: unit[0])]
         for parts in ([(unit,) for unit in units], by_layer):
@@ -173,7 +174,7 @@ class Run:
             return best, []
         self._expect([], 0)
         judge = Judge(OWNER, self.model, self.other, hold=True)
-        rows = judge.rows({"dense": None})
+        rows = judge.rows({DENSE_NAME: None})
         self.clock.validated()
 
         def kept(outcome: Outcome) -> float:
@@ -206,7 +207,7 @@ class Run:
             Tried(o.name, o.pairs, o.cost, o.kept, o.loss, o is chosen)
             for o in search.tried.values()
         ]
-        (dense,) = (o for o in search.tried.values() if set(o.choice.values()) == {"dense"})
+        (dense,) = (o for o in search.tried.values() if o.is_dense)
         tokens = rows[-1].top1 is not None if rows else self._predicts_tokens()
         kept = _kept(rows[-1]) if rows else chosen.kept
         return Advice(
@@ -228,7 +229,7 @@ class Run:
         )
 
     def _predicts_tokens(self) -> bool:
-        return self.judge.rows({"dense": None}, counted=False)[0].top1 is not None
+        return self.judge.rows({DENSE_NAME: None}, counted=False)[0].top1 is not None
 
 
 def _policy_of(
@@ -241,10 +242,10 @@ def _policy_of(
         own = {head: choice[of, head] for of, head in sorted(choice) if of == layer}
         names = set(own.values())
         if len(names) == 1 and len(own) == shape[1]:
-            if names != {"dense"}:
+            if names != {DENSE_NAME}:
                 layers[layer] = found[own[0]]
         else:
-            heads[layer] = {head: found[name] for head, name in own.items() if name != "dense"}
+            heads[layer] = {head: found[name] for head, name in own.items() if name != DENSE_NAME}
     return Policy(Full(), layers=layers, heads=heads, num_layers=shape[0], num_key_heads=shape[1])
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..quality._named import DENSE_NAME
 from ._local import Local, Unit
 
 __all__ = ["Choice", "Outcome", "Search"]
@@ -56,6 +57,11 @@ class Outcome:
     def share(self, by: str) -> float:
         """Return the share that the search makes small."""
         return self.cost if by == "time" else self.pairs
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether dense attention alone runs."""
+        return set(self.choice.values()) == {DENSE_NAME}
 
     @property
     def surely_kept(self) -> float:
@@ -118,7 +124,7 @@ class Search:
         of the squared local errors, relative to the median of all parts. Without time for all
         parts, all weigh the same.
         """
-        dense = self.try_choice("dense", dict.fromkeys(self.local.figures, "dense"))
+        dense = self.try_choice(DENSE_NAME, dict.fromkeys(self.local.figures, DENSE_NAME))
         damage: dict[tuple[Unit, ...], float] = {}
         for part in parts:
             if out_of_time():
@@ -185,7 +191,7 @@ class Search:
 
     def sparse(self) -> list[Outcome]:
         """Return what was tried, but for dense attention everywhere."""
-        return [o for o in self.tried.values() if set(o.choice.values()) != {"dense"}]
+        return [o for o in self.tried.values() if not o.is_dense]
 
     def best(self, keep: float) -> Outcome | None:
         """Return the cheapest of what was tried that surely keeps `keep`."""

@@ -28,7 +28,7 @@ from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating
 from ._counts import row_counts
 from ._figures import Output, Sums
-from ._named import DENSE, named_policies
+from ._named import DENSE_NAME, named_policies
 from ._picture import draw
 
 __all__ = ["Judge", "ModelQuality", "PolicyQuality", "model"]
@@ -222,7 +222,7 @@ def model(
     judged = named_policies(OWNER, policies)
     steps = len(judge.calls) * (1 + len(judged)) * (1 + timed)
     with Progress(steps, progress) as bar:
-        rows = judge.rows({DENSE: None, **judged}, timed=timed, step=bar.step)
+        rows = judge.rows({DENSE_NAME: None, **judged}, timed=timed, step=bar.step)
     return ModelQuality(tuple(rows), judge.positions)
 
 

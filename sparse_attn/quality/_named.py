@@ -11,10 +11,10 @@ from .._checks import check_kind, refuse
 from ..patterns import Pattern
 from ..policy import Policy, check_policy
 
-__all__ = ["DENSE", "named_policies"]
+__all__ = ["DENSE_NAME", "check_name", "named_policies"]
 
 #: The name of dense attention, beside which all are judged.
-DENSE = "dense"
+DENSE_NAME = "dense"
 
 
 def named_policies(
@@ -34,9 +34,14 @@ def named_policies(
         policies = _numbered(policies)
     for name, policy in policies.items():
         check_policy(owner, f"{one} {name}", policy, "one")
-        if name == DENSE:
-            raise refuse(owner, f"names beside {DENSE!r}, which dense attention has", repr(name))
+        check_name(owner, name)
     return dict(policies)
+
+
+def check_name(owner: str, name: object) -> None:
+    """Raise ``ValueError`` where what is judged has the name of dense attention."""
+    if name == DENSE_NAME:
+        raise refuse(owner, f"names beside {DENSE_NAME!r}, which dense attention has", repr(name))
 
 
 def _numbered(policies: Iterable[Any]) -> dict[str, Any]:
