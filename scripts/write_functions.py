@@ -5,7 +5,8 @@ out. Templates (``scripts/templates/**/*.py.in``, one for each file of the packa
 function's own; this script puts in, for
 
     {tensors} {sdpa} {common}   alone in a line of a signature: parameters
-    {tensors} {common}          alone in a line of a docstring: their words, Returns and Raises
+    {tensors} {common}          alone in a line of a docstring: their words, Returns and Raises;
+                                {common of sequences} and {common of pages} where rows are packed
     {given}                     alone in a line of a body: puts into `common` what a call gives
 
 and the overloads by ``return_lse``. A new common argument is a row below and one in
@@ -142,15 +143,16 @@ COMMON = (
         "bool",
         "False",
         """return_lse : bool
-    Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.""",
+    Also return the natural-log log-sum-exp over the keys,
+    float32 {lse}.""",
     ),
     Argument(
         "out",
         TENSOR,
         "None",
         """out : Tensor, optional
-    ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
-    Refused in grad mode when an input requires grad.""",
+    {out} of query's dtype, may be strided, must overlap
+    no input; it is returned. Refused in grad mode when an input requires grad.""",
     ),
     Argument(
         "engine",
@@ -176,8 +178,8 @@ OUTCOME_WORDS = """
 Returns
 -------
 Tensor or (Tensor, Tensor)
-    The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
-    for. A row without keys is zero, its lse -inf.
+    The output {out} in query's dtype and stride order,
+    and the lse when asked for. A row without keys is zero, its lse -inf.
 
 Raises
 ------
@@ -187,6 +189,29 @@ ValueError
     A wrong call, in one sentence: the argument, what was expected, what came.
 NotImplementedError
     A right call that no engine serves."""
+
+#: Words of arguments that calls of sequences refuse.
+UNSERVED = {
+    "attn_mask": "attn_mask, key_bounds : None\n    Refused: both speak of a batch of one length.",
+    "key_bounds": "",
+}
+
+
+class Form(NamedTuple):
+    """How a docstring writes the common words."""
+
+    out: str
+    lse: str
+    instead: dict[str, str]
+
+
+FORMS = {
+    "common": Form("``(B, Hq, Sq, Dv)``", "``(B, Hq, Sq)``", {}),
+    "common of sequences": Form("``(T, Hq, Dv)``", "``(Hq, T)``", UNSERVED),
+    "common of pages": Form(
+        "``(B, Hq, Sq, Dv)`` or ``(T, Hq, Dv)``", "``(B, Hq, Sq)`` or ``(Hq, T)``", UNSERVED
+    ),
+}
 
 #: What ``return_lse`` may be, and what comes back then.
 OVERLOADS = (
@@ -226,10 +251,15 @@ def _overloads(name: str, parameters: str) -> str:
     return "".join(blocks)
 
 
+def _common_words(form: Form) -> str:
+    rows = [form.instead.get(row.name, row.words) for row in (*SDPA, *COMMON)]
+    words = "\n".join([*filter(None, rows), OUTCOME_WORDS])
+    return words.replace("{out}", form.out).replace("{lse}", form.lse)
+
+
 def expanded(template: str) -> str:
     """Return a template's file."""
     signature = {"tensors": TENSORS, "sdpa": SDPA, "common": COMMON}
-    words = "\n".join(argument.words for argument in (*SDPA, *COMMON)) + "\n" + OUTCOME_WORDS
 
     def function(match: re.Match[str]) -> str:
         decorators, name, parameters = match.groups()
@@ -241,7 +271,8 @@ def expanded(template: str) -> str:
 
     text = re.sub(r"^((?:@.*\n)*)def (\w+)\(\n(.*?)\n\) -> ", function, template, flags=re.M | re.S)
     text = text.replace("    {tensors}", _indented(TENSOR_WORDS))
-    text = text.replace("    {common}", _indented(words))
+    for name, form in FORMS.items():
+        text = text.replace(f"    {{{name}}}", _indented(_common_words(form)))
     return text.replace("    {given}", _indented(_given((*SDPA, *COMMON))))
 
 

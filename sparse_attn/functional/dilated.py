@@ -177,18 +177,19 @@ def dilated_attention(
     value_scale : Tensor, optional
         The same for values.
     return_lse : bool
-        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
+        Also return the natural-log log-sum-exp over the keys,
+        float32 ``(B, Hq, Sq)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
-        Refused in grad mode when an input requires grad.
+        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap
+        no input; it is returned. Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "small", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
 
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
-        for. A row without keys is zero, its lse -inf.
+        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order,
+        and the lse when asked for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

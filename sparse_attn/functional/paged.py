@@ -138,9 +138,7 @@ def paged_attention(
     Key j of sequence b is row ``j % page_size`` of page ``block_table[b, j // page_size]``. The
     last query stands at the last key: ``p = i + seqused_k[b] - rows``. Bits depend neither on the
     page size nor on where the pages lie. Lengths and tables stay on the device: entries out of
-    range read some page or other, never memory outside the caches. ``attn_mask`` and
-    ``key_bounds`` are refused; the output of packed queries is ``(T, Hq, Dv)``, its lse
-    ``(Hq, T)``.
+    range read some page or other, never memory outside the caches.
 
     Parameters
     ----------
@@ -164,9 +162,8 @@ def paged_attention(
     pattern : Pattern, optional
         All keys by default.
         A `BlockTopK` chooses for each sequence as in a call of its own.
-    attn_mask : Tensor, optional
-        What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
-        broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
+    attn_mask, key_bounds : None
+        Refused: both speak of a batch of one length.
     dropout_p : float
         Must be 0: inference only.
     is_causal : bool
@@ -176,8 +173,6 @@ def paged_attention(
         Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
     enable_gqa : bool
         Accepted and never needed: fewer key heads are always shared.
-    key_bounds : Tensor, optional
-        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
     query_offset : int or Tensor, optional
         Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
         default ``Skv - Sq``. Beyond ``2**29 - 1`` to either side it counts as that.
@@ -198,18 +193,19 @@ def paged_attention(
     value_scale : Tensor, optional
         The same for values.
     return_lse : bool
-        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
+        Also return the natural-log log-sum-exp over the keys,
+        float32 ``(B, Hq, Sq)`` or ``(Hq, T)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
-        Refused in grad mode when an input requires grad.
+        ``(B, Hq, Sq, Dv)`` or ``(T, Hq, Dv)`` of query's dtype, may be strided, must overlap
+        no input; it is returned. Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "small", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
 
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
-        for. A row without keys is zero, its lse -inf.
+        The output ``(B, Hq, Sq, Dv)`` or ``(T, Hq, Dv)`` in query's dtype and stride order,
+        and the lse when asked for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

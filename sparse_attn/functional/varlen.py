@@ -140,8 +140,7 @@ def varlen_attention(
     """Attention of sequences that lie packed one after the other, without padding.
 
     A pattern means in each sequence what it means in a call of its own, and gives the same bits;
-    positions start at 0 in each. Lengths stay on the device: nothing waits for them. ``attn_mask``
-    and ``key_bounds`` are refused; the output is ``(T, Hq, Dv)``, its lse ``(Hq, T)``.
+    positions start at 0 in each. Lengths stay on the device: nothing waits for them.
 
     Parameters
     ----------
@@ -161,9 +160,8 @@ def varlen_attention(
         A `BlockTopK` chooses for each sequence as in a call of its own.
     seqused_k : Tensor, optional
         int32 ``(B,)``: how many of its keys each sequence has.
-    attn_mask : Tensor, optional
-        What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
-        broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
+    attn_mask, key_bounds : None
+        Refused: both speak of a batch of one length.
     dropout_p : float
         Must be 0: inference only.
     is_causal : bool
@@ -173,8 +171,6 @@ def varlen_attention(
         Of the scores, ``1 / sqrt(D)`` by default; finite, at most 2.3e38 in size.
     enable_gqa : bool
         Accepted and never needed: fewer key heads are always shared.
-    key_bounds : Tensor, optional
-        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
     query_offset : int or Tensor, optional
         Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
         default ``Skv - Sq``. Beyond ``2**29 - 1`` to either side it counts as that.
@@ -195,18 +191,19 @@ def varlen_attention(
     value_scale : Tensor, optional
         The same for values.
     return_lse : bool
-        Also return the natural-log log-sum-exp over the keys, float32 ``(B, Hq, Sq)``.
+        Also return the natural-log log-sum-exp over the keys,
+        float32 ``(Hq, T)``.
     out : Tensor, optional
-        ``(B, Hq, Sq, Dv)`` of query's dtype, may be strided, must overlap no input; it is returned.
-        Refused in grad mode when an input requires grad.
+        ``(T, Hq, Dv)`` of query's dtype, may be strided, must overlap
+        no input; it is returned. Refused in grad mode when an input requires grad.
     engine : {"auto", "naive", "tiled", "portable", "small", "decode", "hopper"}
         ``auto`` takes the fastest that serves the case; see `can_use`.
 
     Returns
     -------
     Tensor or (Tensor, Tensor)
-        The output ``(B, Hq, Sq, Dv)`` in query's dtype and stride order, and the lse when asked
-        for. A row without keys is zero, its lse -inf.
+        The output ``(T, Hq, Dv)`` in query's dtype and stride order,
+        and the lse when asked for. A row without keys is zero, its lse -inf.
 
     Raises
     ------

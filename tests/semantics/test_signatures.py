@@ -46,6 +46,15 @@ def test_a_template_without_common_arguments_stays_as_it_is():
     assert expanded(text) == text
 
 
+def test_calls_of_sequences_tell_their_own_shapes():
+    packed, paged = map(inspect.getdoc, (sa.varlen_attention, sa.paged_attention))
+    assert "Sq, Dv)" not in packed and "Hq, Sq)" not in packed
+    for doc in (packed, paged):
+        outcome = doc.partition("Returns")[2]
+        assert "(T, Hq, Dv)" in outcome and "(Hq, T)" in doc
+        assert "attn_mask, key_bounds : None" in doc and doc.count("attn_mask") == 1
+
+
 @pytest.mark.parametrize("function, own", FUNCTIONS)
 def test_signatures_are_complete(function, own):
     parameters = inspect.signature(function).parameters
