@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from .._checks import check_integer, check_kind, refuse
 from ..functional import sparse_attention
 from ..patterns import Pattern
 from ..policy import Policy
-from ..quality._calls import call_model
+from ..quality._calls import call_model, stopwatch
 
 __all__ = [
     "checked_lengths",
@@ -25,7 +24,6 @@ __all__ = [
     "resized",
     "seconds_of",
     "seconds_of_call",
-    "stopwatch",
 ]
 
 RUNS = 3
@@ -62,13 +60,6 @@ def resized(call: dict[str, Any], length: int) -> dict[str, Any]:
             value = value[:, index]
         made[name] = value
     return made
-
-
-def stopwatch() -> float:
-    """Return the time when all that was launched is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:

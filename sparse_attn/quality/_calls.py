@@ -1,7 +1,8 @@
-"""A model's calls: what may be given as inputs, and what the model raises at them."""
+"""A model's calls: what may be given as inputs, what the model raises at them, their time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from .._binding import is_transformers_model
 from .._checks import Number, check_kind, kind_of, refuse
 from ._figures import Output, output_of
 
-__all__ = ["as_inputs", "call_model", "evaluating"]
+__all__ = ["as_inputs", "call_model", "evaluating", "stopwatch"]
 
 
 def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
@@ -97,6 +98,13 @@ def _shapes(inputs: dict[str, Any]) -> str:
         f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name
         for name, value in inputs.items()
     )
+
+
+def stopwatch() -> float:
+    """Return the time, in seconds, when all that was launched is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @contextmanager

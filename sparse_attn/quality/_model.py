@@ -8,7 +8,6 @@ beside it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from .._observe import Attended, watching
 from .._progress import Progress
 from ..patterns import Full, Pattern
 from ..policy import Policy
-from ._calls import as_inputs, call_model, evaluating
+from ._calls import as_inputs, call_model, evaluating, stopwatch
 from ._counts import row_counts
 from ._figures import Output, Sums
 from ._named import DENSE_NAME, named_policies
@@ -163,12 +162,6 @@ class _Pairs:
         return self.visited / self.allowed if self.allowed else 1.0
 
 
-def _seconds(device_type: str) -> float:
-    if device_type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 @torch.no_grad()
 def model(
     model: nn.Module, inputs: Any, policies: Any, *, timed: bool = True, progress: bool = True
@@ -289,9 +282,9 @@ class Judge:
                             raise refuse(self.owner, what, "NaN; a wider dtype may mend it")
                         step(name)
                         if timed:
-                            began = _seconds(out.values.device.type)
+                            began = stopwatch()
                             call_model(self.owner, self.module, call)
-                            seconds[name] += _seconds(out.values.device.type) - began
+                            seconds[name] += stopwatch() - began
                             step(name)
         self.positions = max((total.rows for total in sums.values()), default=0)
         taken = seconds if timed else dict.fromkeys(judged)
