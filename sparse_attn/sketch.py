@@ -267,6 +267,16 @@ class KeySketch:
             An argument of a wrong kind; shapes, dtypes or devices that do not fit; no room for the
             tokens. In the replays of a CUDA graph, tokens past the capacity are left out, and the
             blocks that hold them are always kept.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import KeySketch
+        >>> key = torch.randn(1, 2, 100, 16)
+        >>> sketch = KeySketch(key[:, :, :70])
+        >>> sketch.append(key[:, :, 70:])
+        >>> torch.equal(sketch.codes, KeySketch(key).codes)
+        True
         """
         owner = f"{_OWNER}.append"
         check_dense(owner, "key", key)
@@ -315,6 +325,16 @@ class KeySketch:
         TypeError, ValueError
             An argument of a wrong kind, shape, dtype or device; more tokens than are held; a paged
             sketch.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import KeySketch
+        >>> key = torch.randn(1, 2, 100, 16)
+        >>> sketch = KeySketch(key)
+        >>> sketch.crop(key[:, :, :90])
+        >>> sketch.lengths
+        tensor([90], dtype=torch.int32)
         """
         owner = f"{_OWNER}.crop"
         check_dense(owner, "key", key)
