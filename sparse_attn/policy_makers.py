@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-from ._checks import Number, check_integer, check_kind, check_num_layers, check_share
+from ._checks import Number, check_integer, check_kind, check_num_layers, refuse
 from .patterns import Pattern
 
 __all__ = ["ReadyPolicies"]
@@ -62,8 +62,8 @@ class ReadyPolicies:
         """
         check_num_layers("Policy.dense_on_top", num_layers)
         check_kind("Policy.dense_on_top", "share", share, Number, "a float")
-        if share != 0:
-            check_share("Policy.dense_on_top", "share", share)
+        if not 0 <= share <= 1:
+            raise refuse("Policy.dense_on_top", "share from 0 to 1", share)
         first = num_layers - math.ceil(round(float(share) * num_layers, 6))
         top = range(first, num_layers)
         return cls(

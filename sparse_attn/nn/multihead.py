@@ -50,7 +50,7 @@ class SparseMultiheadAttention(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        Widths that are no ints; `embed_dim` that `num_heads` does not divide.
+        Widths or a layer that are no ints; `embed_dim` that `num_heads` does not divide.
     NotImplementedError
         A head dim that no engine serves, `add_bias_kv`, `add_zero_attn`, or `kdim`, `vdim` other
         than `embed_dim`.
@@ -107,7 +107,7 @@ class SparseMultiheadAttention(nn.Module):
         self.dropout = dropout
         self.batch_first = batch_first
         self.policy = as_policy(Full() if policy is None else policy)
-        self.layer = layer
+        self.layer = layer if layer is None else check_integer(_OWNER, "layer", layer, 0)
         self._warned = False
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **kind))
@@ -179,6 +179,15 @@ class SparseMultiheadAttention(nn.Module):
         -------
         nn.MultiheadAttention or None
             None for a module that `from_dense` did not make.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import Band
+        >>> from sparse_attn.nn import SparseMultiheadAttention
+        >>> module = torch.nn.MultiheadAttention(64, 4)
+        >>> SparseMultiheadAttention.from_dense(module, Band(16)).dense() is module
+        True
         """
         module: nn.MultiheadAttention | None = vars(self).get("_dense")
         if module is not None:
@@ -230,10 +239,8 @@ class SparseMultiheadAttention(nn.Module):
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             check_dense(_OWNER, name, tensor)
         if self.training and self.dropout:
-            raise NotImplementedError(
-                "sparse_attn.SparseMultiheadAttention: not served: "
-                f"dropout={self.dropout} in training; call eval()"
-            )
+            reason = f"not served: dropout={self.dropout} in training; call eval()"
+            raise NotImplementedError(f"sparse_attn.{_OWNER}: {reason}")
         if need_weights and not self._warned:
             self._warned = True
             warnings.warn(
@@ -272,10 +279,8 @@ class SparseMultiheadAttention(nn.Module):
         """Project to heads (B, H, S, D) each."""
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != query.dim() or tensor.dim() not in (2, 3):
-                raise ValueError(
-                    "sparse_attn.SparseMultiheadAttention: expected query, key and value with 3 "
-                    f"dimensions, or 2 without batch, got {name} of shape {tuple(tensor.shape)}"
-                )
+                what = "query, key and value with 3 dimensions, or 2 without batch"
+                raise refuse(_OWNER, what, f"{name} of shape {tuple(tensor.shape)}")
             if tensor.shape[-1] != self.embed_dim:
                 raise refuse(_OWNER, f"{name} of embed_dim {self.embed_dim}", tensor.shape[-1])
             dtype = self.in_proj_weight.dtype
@@ -359,11 +364,8 @@ def _attended(
             shapes = {1: (seq_kv,)} | shapes
     fits = mask.shape == shapes.get(mask.dim())
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        raise ValueError(
-            f"sparse_attn.SparseMultiheadAttention: expected {name} bool or additive of shape "
-            f"{' or '.join(map(str, shapes.values()))}, got {mask.dtype} of shape "
-            f"{tuple(mask.shape)}"
-        )
+        what = f"{name} bool or additive of shape {' or '.join(map(str, shapes.values()))}"
+        raise refuse(_OWNER, what, f"{mask.dtype} of shape {tuple(mask.shape)}")
     shared = mask.dim() < 3 and name == "attn_mask"
     mask = mask[None, None] if shared else mask.reshape(sizes)
     return ~mask if mask.dtype == torch.bool else mask

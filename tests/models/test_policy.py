@@ -119,7 +119,7 @@ def test_table_says_what_is_dense_below():
         (lambda: sa.Policy(CAUSAL, dense_below=-1), ValueError, "dense_below"),
         (lambda: sa.Policy(CAUSAL, decode=3), TypeError, "decode"),
         (lambda: sa.Policy(CAUSAL, dense_layers=[4], num_layers=4), ValueError, "dense_layers"),
-        (lambda: sa.Policy.dense_on_top(CAUSAL, 4, 1.5), ValueError, "share"),
+        (lambda: sa.Policy.dense_on_top(CAUSAL, 4, 1.5), ValueError, "share from 0 to 1,"),
         (lambda: sa.Policy.dense_every(CAUSAL, 4, 0), ValueError, "n of at least 1"),
         (lambda: sa.Policy.dense_on_top(CAUSAL, 2**40), ValueError, "num_layers of at most 65536"),
         (lambda: sa.Policy.dense_every(CAUSAL, 2**40), ValueError, "num_layers of at most 65536"),
