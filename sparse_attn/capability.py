@@ -150,7 +150,7 @@ def can_use(
         return Capability(None, (str(error),), False)
     return_lse = arguments.pop("return_lse", False)
     if return_lse and arguments.get("out") is not None and is_dense(query):
-        arguments["lse"] = query.new_empty(query.shape[:3], dtype=torch.float32)
+        arguments["lse"] = query.new_empty(ops.lse_shape(query), dtype=torch.float32)
     arguments |= {"query": query, "key": key, "value": value}
     blocks, pattern = pattern._region, _stand_in(pattern, query, key)
     try:

@@ -25,10 +25,12 @@ from .windows import Window
 __all__ = ["ReadyLayouts"]
 
 
-def _diagonal(
-    Sq: int, Skv: int, block_q: int, block_kv: int, device: Device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Key blocks of a query block's first and last row ``(NQ, 1)``; all blocks ``(1, NKV)``."""
+#: Key blocks of a query block's first and last row ``(NQ, 1)``; all key blocks ``(1, NKV)``.
+Diagonal = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _diagonal(Sq: int, Skv: int, block_q: int, block_kv: int, device: Device) -> Diagonal:
+    """Return where the diagonal lies in blocks of a call."""
     check_length(OWNER, "Sq", Sq)
     check_length(OWNER, "Skv", Skv)
     check_block(OWNER, "block_q", block_q)
@@ -41,12 +43,10 @@ def _diagonal(
     return (start + offset) // block_kv, (end + offset) // block_kv, key_block
 
 
-def _local_mask(
-    Sq: int, Skv: int, block_q: int, block_kv: int, window: Window, device: Device
-) -> torch.Tensor:
+def _local_mask(diagonal: Diagonal, window: Window) -> torch.Tensor:
     """Key blocks ``(NQ, NKV)`` in a window around each query block's diagonal."""
     left, right = map(clamped, check_window(OWNER, window))
-    first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
+    first, last, key_block = diagonal
     mask = torch.ones(first.shape[0], key_block.shape[1], dtype=torch.bool, device=key_block.device)
     if left is not None:
         mask &= key_block >= first - left
@@ -96,9 +96,8 @@ class ReadyLayouts:
         >>> BlockLayout.local(48, 48, 16, 16, (1, 0)).counts.tolist()
         [[[1, 2, 2]]]
         """
-        return cls.from_mask(
-            _local_mask(Sq, Skv, block_q, block_kv, window, device), block_q, block_kv
-        )
+        diagonal = _diagonal(Sq, Skv, block_q, block_kv, device)
+        return cls.from_mask(_local_mask(diagonal, window), block_q, block_kv)
 
     @classmethod
     def bigbird(
@@ -149,8 +148,9 @@ class ReadyLayouts:
         check_kind(OWNER, "seed", seed, Integer, "an int")
         if not -(2**63) <= seed < 2**64:
             raise refuse(OWNER, "seed of 64 bits", seed)
-        mask = _local_mask(Sq, Skv, block_q, block_kv, window, device)
-        first, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
+        diagonal = _diagonal(Sq, Skv, block_q, block_kv, device)
+        mask = _local_mask(diagonal, window)
+        first, last, key_block = diagonal
         mask |= (key_block < num_global) | ((last >= 0) & (first < num_global))
         generator = torch.Generator().manual_seed(seed)
         draw = torch.rand(mask.shape, generator=generator, device="cpu").argsort(-1)
@@ -196,7 +196,8 @@ class ReadyLayouts:
         """
         local = clamped(check_integer(OWNER, "local", local, 1))
         stride = clamped(check_integer(OWNER, "stride", stride, 1))
-        _, last, key_block = _diagonal(Sq, Skv, block_q, block_kv, device)
+        diagonal = _diagonal(Sq, Skv, block_q, block_kv, device)
+        _, last, key_block = diagonal
         column = (key_block % stride == stride - 1) & (key_block <= last)
-        mask = column | _local_mask(Sq, Skv, block_q, block_kv, (local - 1, 0), device)
+        mask = column | _local_mask(diagonal, (local - 1, 0))
         return cls.from_mask(mask, block_q, block_kv)
