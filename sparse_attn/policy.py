@@ -296,8 +296,11 @@ class Policy(ReadyPolicies, ShownPolicy):
 
         Raises
         ------
+        TypeError, OSError
+            No path, or no mapping; a file that cannot be written.
         ValueError
-            A pattern that holds data of one text (a layout, scores).
+            A pattern that holds data of one text (a layout, scores); an `about` that JSON cannot
+            hold.
 
         Examples
         --------
@@ -330,8 +333,8 @@ class Policy(ReadyPolicies, ShownPolicy):
 
         Raises
         ------
-        OSError
-            No such file.
+        TypeError, OSError
+            No path; no such file.
         ValueError
             No policy, one of another version, or with a pattern that is not known, in a sentence.
 

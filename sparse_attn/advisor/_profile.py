@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .._binding import bound
-from .._checks import check_kind, refuse
+from .._checks import check_choice, check_kind, refuse
 from .._columns import aligned, written
 from .._drawing import as_html
 from .._observe import Attended, replacing, watching
@@ -108,7 +108,14 @@ class Profile:
     is_causal: bool = True
 
     def crossover(self, name: str) -> int | None:
-        """Return the least measured length from which on a pattern is faster than dense."""
+        """Return the least measured length from which on a pattern is faster than dense.
+
+        Raises
+        ------
+        ValueError
+            A name that no row has.
+        """
+        check_choice("Profile.crossover", "name", name, list(self.rows[0].patterns))
         found = None
         for row in sorted(self.rows, key=lambda row: -row.length):
             if row.patterns[name] >= sum(row.layers.values()):

@@ -87,7 +87,8 @@ class ModelQuality:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        names = ", ".join(row.name for row in self.rows)
+        raise KeyError(f"sparse_attn.{OWNER}: expected the name of a row ({names}), got {name!r}")
 
     def table(self) -> str:
         """Return the figures as fixed-width text."""

@@ -54,6 +54,8 @@ def test_figures_are_those_of_the_distributions(on_device, llama):
     assert row.rel_l1 == pytest.approx(((own - dense).abs().sum() / dense.abs().sum()).item(), 1e-3)
     assert row.cosine == pytest.approx(torch.cosine_similarity(own, dense, -1).mean().item(), 1e-4)
     assert row.pairs < 1 and got.positions == 2 * 19
+    with pytest.raises(KeyError, match=r"expected the name of a row \(dense, band\), got 'bnd'"):
+        got["bnd"]
     assert row.seconds > 0
 
 

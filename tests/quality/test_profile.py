@@ -131,6 +131,8 @@ def test_profile_says_when_it_is_not_worth_it():
     rows = (row(64, 0.9, 1.0, 2.0), row(128, 0.8, 4.0, 3.0), row(256, 0.5, 16.0, 5.0))
     large = sa.Profile(rows, "Model")
     assert large.crossover("band") == 128
+    with pytest.raises(ValueError, match=r"crossover: expected name to be one of band, got 'bnd'"):
+        large.crossover("bnd")
     assert "more than 2.00 times" in str(large) and "not worth it" not in str(large)
     faster = sa.Profile((row(64, 0.96, 0.05, 0.04),), "Model")
     assert "not worth it at these lengths, even where it is faster than dense." in str(faster)
