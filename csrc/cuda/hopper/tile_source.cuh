@@ -172,19 +172,28 @@ class TileSource {
   __device__ __forceinline__ void gather(Step& step) {
     const int32_t box = threadIdx.x % kWarp;
     const int32_t boxes = imin(boxes_, __popc(candidates_));
-    uint32_t taken = 0;
-    for (int32_t i = boxes - 1; i >= 0; --i) {
-      const int32_t from = kWarp - 1 - __clz(static_cast<int>(candidates_));
-      const int32_t key = __shfl_sync(~0u, candidate_, from);
-      if (i == box) step.key = key;
-      const int32_t bits = kBits ? __shfl_sync(~0u, bits_, from) : -1;
-      if (i == box) step.bits = bits;
-      if (C::kHalf && i == box) step.run = main_left_ + from;
-      taken |= 1u << from;
-      candidates_ ^= 1u << from;
+    const int32_t from = nth_highest(candidates_, imax(boxes - 1 - box, 0));
+    const int32_t key = __shfl_sync(~0u, candidate_, from);
+    const int32_t bits = kBits ? __shfl_sync(~0u, bits_, from) : -1;
+    if (box < boxes) {
+      step.key = key;
+      step.bits = bits;
+      if (C::kHalf) step.run = main_left_ + from;
     }
+    const uint32_t taken = candidates_ & ~0u << __shfl_sync(~0u, from, 0);
+    candidates_ ^= taken;
     const bool missing = boxes < boxes_;
     step.need = need(cut_ & taken, missing, partial_ & taken);
+  }
+
+  /// The place of the highest bit that is set, or of one of those after it.
+  __device__ __forceinline__ static int32_t nth_highest(uint32_t bits, int32_t n) {
+    int32_t at = 0;  // the highest place from which on more than n bits are set
+#pragma unroll
+    for (int32_t half = kWarp / 2; half > 0; half /= 2) {
+      if (__popc(bits >> (at + half)) > n) at += half;
+    }
+    return at;
   }
 
   /// What boxes need that are cut by what rows see of a range, too few, or have bits of their own.
