@@ -266,9 +266,7 @@ class SparseMultiheadAttention(nn.Module):
         ask_about_keys(what, pattern, seq_q, seq_kv, "swap_attention")
         common |= text_arguments(pattern, padding, seq_q)
         out = attend_in(self.layer, query, key, value, pattern, **common)
-        out = functional.linear(
-            out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
-        )
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not batched:
             return out[0], None
         return (out if self.batch_first else out.transpose(0, 1)), None

@@ -151,6 +151,24 @@ def test_a_sequence_of_padding_gives_the_bias():
     close(out[0], ours.out_proj.bias.expand(LENGTH, EMBED))
 
 
+class Adapted(nn.Linear):
+    """A layer to whose output an adapter adds 1; its weights do not say so."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_adapter_of_the_last_projection_counts(swapped):
+    dense, ours = twins(batch_first=True)
+    ours = SparseMultiheadAttention.from_dense(dense, sa.Full()) if swapped else ours
+    x = tokens(BATCH, LENGTH, EMBED)
+    plain = ours(x, x, x, need_weights=False)[0]
+    ours.out_proj.__class__ = Adapted
+    close(ours(x, x, x, need_weights=False)[0], plain + 1)
+
+
 @torch.no_grad()
 def test_weights_are_none_with_one_warning():
     _, ours = twins(batch_first=True)
