@@ -288,6 +288,8 @@ class Judge:
                             seconds[name] += stopwatch() - began
                             step(name)
         self.positions = max((total.rows for total in sums.values()), default=0)
+        if sums and not self.positions:
+            raise refuse(self.owner, "inputs with a token that is not padding", "padding alone")
         taken = seconds if timed else dict.fromkeys(judged)
         return [_row(name, sums[name], pairs[name].share(counted), taken[name]) for name in judged]
 

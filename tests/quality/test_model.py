@@ -313,6 +313,12 @@ def test_a_model_whose_output_is_nan_is_refused(on_device, llama, ask):
         ask(llama, ids, *rest, **options)
 
 
+def test_texts_of_padding_alone_are_refused(on_device, llama):
+    ids = text(length=64)[0]
+    with pytest.raises(ValueError, match="a token that is not padding, got padding alone"):
+        judge(llama, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}, {"band": BAND})
+
+
 def test_nan_in_padded_rows_does_not_count(on_device):
     class Padded(torch.nn.Module):
         def forward(self, x, attention_mask):
