@@ -56,8 +56,8 @@ class ByHead(Pattern):
     Raises
     ------
     TypeError, ValueError
-        Heads that are no ints of at least 0; values that are no patterns; a layout with lists of
-        several heads, or a `ByHead` inside.
+        Heads that are no ints of at least 0; values that are no patterns; a layout with lists, or
+        scores, of several heads, or a `ByHead` inside.
 
     Examples
     --------
@@ -85,6 +85,9 @@ class ByHead(Pattern):
             blocks = pattern._region
             if isinstance(blocks, BlockSparse) and blocks.layout.counts.shape[1] > 1:
                 raise refuse("ByHead", "a layout of one head", blocks.layout)
+            scores = blocks.selector if isinstance(blocks, BlockTopK) else None
+            if isinstance(scores, torch.Tensor) and scores.dim() == 4 and scores.shape[1] > 1:
+                raise refuse("ByHead", "scores of one head", f"shape {tuple(scores.shape)}")
         ordered = {int(head): self.patterns[head] for head in sorted(self.patterns)}
         object.__setattr__(self, "patterns", ordered)
 

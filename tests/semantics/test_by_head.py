@@ -8,6 +8,8 @@ import sparse_attn as sa
 
 SHAPE = Shape(B=2, Hq=8, Hkv=4, Sq=70, Skv=70, D=32)
 BAND = sa.Band((7, 0), sinks=2)
+#: Scores by key head of a call, which one of its key heads would take for those of its query heads.
+SCORES = sa.BlockTopK(16, selector=torch.zeros(1, 2, 5, 5))
 
 
 def layout(device):
@@ -229,6 +231,11 @@ def test_compiles_to_one_graph(device, pattern, dynamic):
         (lambda: sa.ByHead({-1: BAND}), "ByHead: expected head of at least 0"),
         (lambda: sa.ByHead({0: "band"}), "ByHead: expected pattern to be a pattern"),
         (lambda: sa.ByHead({0: sa.ByHead({})}), "ByHead: expected a pattern for each head"),
+        (lambda: sa.ByHead({0: SCORES}), r"ByHead: expected scores of one head, got shape \(1, 2"),
+        (
+            lambda: sa.ByHead({}, rest=sa.TopK(3, inside=SCORES)),
+            "ByHead: expected scores of one head",
+        ),
         (lambda: sa.ByHead({9: BAND}).runs(4), "ByHead: expected patterns for the call's 4 key"),
         (lambda: sa.ByHead({0: BAND}).of([0]), "ByHead: expected head to be an int, got list"),
         (
@@ -237,7 +244,10 @@ def test_compiles_to_one_graph(device, pattern, dynamic):
         ),
         (lambda: sa.ByHead({0: BAND}).runs(10**30), "ByHead: expected num_heads of at most 53687"),
     ],
-    ids=["kind", "name", "negative", "pattern", "nested", "beyond", "of", "count", "many"],
+    ids=[
+        *("kind", "name", "negative", "pattern", "nested", "scores", "scores-inside"),
+        *("beyond", "of", "count", "many"),
+    ],
 )
 def test_wrong_arguments_are_refused(make, sentence):
     with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.{sentence}"):
