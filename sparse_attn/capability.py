@@ -17,8 +17,9 @@ from . import ops
 from ._autocast import autocast
 from ._checks import check_tensors, is_dense
 from ._common import Common, op_arguments
+from ._head_calls import calls_by_head, check_out
 from ._pattern import check_pattern
-from .by_head import ByHead, check_out, parts_of
+from .by_head import ByHead
 from .layout import BlockLayout
 from .patterns import BlockTopK, Full, Pattern, TopK
 
@@ -133,19 +134,19 @@ def can_use(
         try:
             if common.get("out") is not None:
                 check_out("fused", query, key, value, common)
-            parts = parts_of(pattern, query, key, value, dict(common))
+            calls = calls_by_head(pattern, query, key, value, dict(common))
         except (ValueError, NotImplementedError) as error:
             return Capability(None, (str(error),), False)
-        return _of_all([can_use(*part.tensors, part.pattern, **part.common) for part in parts])
-    calls: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
+        return _of_all([can_use(*call.tensors, call.pattern, **call.common) for call in calls])
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
     if common.get("out") is None:
-        calls = autocast(calls, query.device.type)
-    query, key, value = (calls.pop(name) for name in ("query", "key", "value"))
+        given = autocast(given, query.device.type)
+    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
     unserved = pattern._unserved()
     if unserved is not None:
         return Capability(None, (f"sparse_attn: not served: {unserved}",), False)
     try:
-        arguments = op_arguments("can_use", calls)
+        arguments = op_arguments("can_use", given)
     except ValueError as error:
         return Capability(None, (str(error),), False)
     return_lse = arguments.pop("return_lse", False)

@@ -40,7 +40,7 @@ _SERVED = (
     "engine",
 )
 Keys = tuple[int, int]  # [begin, end) of the whole sequence
-Part = tuple[int, torch.Tensor, torch.Tensor]  # where its keys begin, keys, values
+Piece = tuple[int, torch.Tensor, torch.Tensor]  # where its keys begin, keys, values
 
 
 def sharded_attention(
@@ -116,12 +116,12 @@ def sharded_attention(
     exchange = _Exchange(query, key, value, pattern, bool(calls.get("is_causal")), group)
     out = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=torch.float32)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
-    for begin, keys, values in exchange.parts():
+    for begin, keys, values in exchange.pieces():
         placed = {"query_offset": exchange.first - begin, "key_origin": exchange.origin(begin)}
-        part: Any = sparse_attention(
+        result: Any = sparse_attention(
             query, keys, values, pattern, return_lse=True, **placed, **calls
         )
-        out, lse = merge_states(out, lse, part[0].float(), part[1])
+        out, lse = merge_states(out, lse, result[0].float(), result[1])
     if sinks is not None:  # they join the denominator alone
         share = torch.sigmoid(lse - sinks.float()[:, None])
         out = out * share.masked_fill(lse == -torch.inf, 0)[..., None]  # of a sink of -inf too
@@ -130,11 +130,11 @@ def sharded_attention(
 
 
 def _check_served(pattern: Pattern) -> None:
-    """Refuse patterns whose parts do not merge, or that count rows or keys of all ranks."""
-    for part in pattern._head_patterns:
-        has_globals = isinstance(part, Band) and part.global_tokens is not None
-        if has_globals or part._op is None or not isinstance(part, (Full, Band, Dilated, Strided)):
-            name = f"{type(part).__name__}{' with global tokens' if has_globals else ''}"
+    """Refuse patterns whose results do not merge, or that count rows or keys of all ranks."""
+    for own in pattern._head_patterns:
+        has_globals = isinstance(own, Band) and own.global_tokens is not None
+        if has_globals or own._op is None or not isinstance(own, (Full, Band, Dilated, Strided)):
+            name = f"{type(own).__name__}{' with global tokens' if has_globals else ''}"
             raise NotImplementedError(
                 f"sparse_attn.{OWNER}: not served: {name} over shards; Full, Band, Dilated and "
                 "Strided are"
@@ -206,24 +206,24 @@ class _Exchange:
         cut = [(max(begin, low), min(end, high)) for begin, end in self.reached[target]]
         return _joined(cut)
 
-    def parts(self) -> Iterator[Part]:
+    def pieces(self) -> Iterator[Piece]:
         """Give the first position, keys and values of all runs that this rank's queries reach."""
         coming = self._post(1)
         for begin, end in self._runs(self.rank, self.rank):
             yield begin, self._own(self.key, begin, end), self._own(self.value, begin, end)
         for step in range(1, self.ranks):
-            runs, waits, _sent = coming
+            pieces, waits, _sent = coming
             coming = self._post(step + 1)
             for wait in waits:
                 wait.wait()
-            yield from runs
+            yield from pieces
 
     def _own(self, tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         start = self.starts[self.rank]
         return tensor[:, :, begin - start : end - start]
 
-    def _post(self, step: int) -> tuple[list[Part], list[Any], list[torch.Tensor]]:
-        """Start the exchange with the ranks `step` places away: runs, what to wait for, buffers."""
+    def _post(self, step: int) -> tuple[list[Piece], list[Any], list[torch.Tensor]]:
+        """Start the exchange with ranks `step` places away: pieces, what to wait for, buffers."""
         if step >= self.ranks:
             return [], [], []
         target, source = (self.rank + step) % self.ranks, (self.rank - step) % self.ranks
@@ -232,19 +232,19 @@ class _Exchange:
             for begin, end in self._runs(self.rank, target)
             for tensor in (self.key, self.value)
         ]
-        runs: list[Part] = []
+        pieces: list[Piece] = []
         for begin, end in self._runs(source, self.rank):
             keys, values = (
                 tensor.new_empty((*tensor.shape[:2], end - begin, tensor.shape[3]))
                 for tensor in (self.key, self.value)
             )
-            runs.append((begin, keys, values))
+            pieces.append((begin, keys, values))
         ops = [dist.P2POp(dist.isend, t, self._place(target), self.group) for t in sent]
-        for _, keys, values in runs:
+        for _, keys, values in pieces:
             ops += [
                 dist.P2POp(dist.irecv, t, self._place(source), self.group) for t in (keys, values)
             ]
-        return runs, dist.batch_isend_irecv(ops) if ops else [], sent
+        return pieces, dist.batch_isend_irecv(ops) if ops else [], sent
 
     def _place(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)

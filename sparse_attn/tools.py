@@ -11,7 +11,7 @@ import torch
 from . import ops
 from ._checks import Integer, as_given, as_int32, check_kind, check_tensor, clamped
 from ._common import op_arguments
-from .by_head import ListsByHead
+from ._head_calls import ListsByHead
 from .layout import BlockLayout
 from .patterns import BlockSparse, BlockTopK, Pattern, TopK
 
@@ -119,8 +119,8 @@ def with_lists(
 ) -> Pattern:
     """Return a pattern whose blocks, where the data chooses them, are those of a call."""
     if isinstance(pattern, ListsByHead):
-        parts = pattern.selections(query, key, common)
-        return _one_list([with_lists(p.pattern, *p.tensors[:2], p.common) for p in parts])
+        calls = pattern.selections(query, key, common)
+        return _one_list([with_lists(c.pattern, *c.tensors[:2], c.common) for c in calls])
     blocks = pattern._region
     if not isinstance(blocks, BlockTopK):
         return pattern
@@ -136,9 +136,9 @@ def with_lists(
     return replace(pattern, inside=listed) if isinstance(pattern, TopK) else listed
 
 
-def _one_list(parts: list[Pattern]) -> BlockSparse:
+def _one_list(listed: list[Pattern]) -> BlockSparse:
     """Join the lists of neighbouring heads, all of one width."""
-    layouts = [part.layout for part in parts if isinstance(part, BlockSparse)]
+    layouts = [own.layout for own in listed if isinstance(own, BlockSparse)]
     first = layouts[0]
     counts = torch.cat([layout.counts for layout in layouts], 1)
     indices = torch.cat([layout.indices for layout in layouts], 1)

@@ -8,8 +8,9 @@ import torch
 
 from .._checks import check_tensors
 from .._common import Result, attend
+from .._head_calls import ListsByHead, attend_by_head
 from .._pattern import check_pattern
-from ..by_head import ByHead, ListsByHead, attend_by_head
+from ..by_head import ByHead
 from ..patterns import Full, Pattern, TopK
 from ..tools import with_lists
 

@@ -16,8 +16,9 @@ from .._checks import (
     clamped,
 )
 from .._common import Result, call_op, op_arguments
+from .._head_calls import PACKED, PACKED_ON_PAGES, PAGED, attend_by_head
 from .._pattern import check_pattern
-from ..by_head import PACKED, PACKED_ON_PAGES, PAGED, ByHead, attend_by_head
+from ..by_head import ByHead
 from ..patterns import BlockTopK, Pattern
 from ..tools import with_lists
 from ..windows import DENSE
@@ -95,5 +96,5 @@ def _attend_by_head(
     def attend(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
         return attend_sequences(op, own, q, k, v, sequences, part)
 
-    layout = PACKED if op == "varlen" else PACKED_ON_PAGES if "cu_seq_q" in sequences else PAGED
-    return attend_by_head(pattern, query, key, value, common, attend, False, layout, op, sequences)
+    dims = PACKED if op == "varlen" else PACKED_ON_PAGES if "cu_seq_q" in sequences else PAGED
+    return attend_by_head(pattern, query, key, value, common, attend, False, dims, op, sequences)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._head_calls import attend_by_head
 from .._module_names import ask_about_keys
 from .._observe import attend_in
-from ..by_head import ByHead, attend_by_head
+from ..by_head import ByHead
 from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights

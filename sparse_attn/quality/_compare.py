@@ -15,8 +15,9 @@ from typing_extensions import Unpack
 
 from .._checks import check_tensors
 from .._common import Common, op_arguments
+from .._head_calls import calls_by_head
 from .._pattern import check_pattern
-from ..by_head import ByHead, parts_of
+from ..by_head import ByHead
 from ..patterns import Full, Pattern
 from ..tools import with_lists
 from ._counts import attend, row_counts
@@ -133,8 +134,8 @@ def compare(
             raise TypeError(f"sparse_attn.{owner}: expected no {name}, got one")
     op_arguments(owner, given)  # refuses in the name of this function
     if isinstance(pattern, ByHead):
-        parts = parts_of(pattern, query, key, value, given)
-        return _joined([compare(*part.tensors, part.pattern, **part.common) for part in parts])
+        calls = calls_by_head(pattern, query, key, value, given)
+        return _joined([compare(*call.tensors, call.pattern, **call.common) for call in calls])
     return Reference(query, key, value, given).compare(pattern)
 
 
