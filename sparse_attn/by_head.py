@@ -75,6 +75,16 @@ class ByHead(Pattern):
     def of(self, head: int) -> Pattern:
         """Return the pattern of a key head.
 
+        Parameters
+        ----------
+        head : int
+            Number of the key head.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A number that is no int of at least 0.
+
         Examples
         --------
         >>> from sparse_attn import Band, ByHead, Full

@@ -98,7 +98,21 @@ class BlockSparse(Pattern):
         return lists.allows(row - first * lists.block_q, key)[0, 0]
 
     def mask_mod(self) -> Callable[..., torch.Tensor]:
-        """Return FlexAttention's ``mask_mod`` of the layout; see `BlockLayout.to_flex`."""
+        """Return FlexAttention's ``mask_mod`` of the layout; see `BlockLayout.to_flex`.
+
+        Returns
+        -------
+        callable
+            ``mask_mod(b, h, q_idx, kv_idx)``.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import BlockLayout, BlockSparse
+        >>> layout = BlockLayout.local(48, 48, 16, 16, 0)
+        >>> BlockSparse(layout).mask_mod()(0, 0, torch.tensor(3), torch.tensor(17))
+        tensor(False)
+        """
         mask_mod: Callable[..., torch.Tensor] = self.layout.to_flex().mask_mod
         return mask_mod
 

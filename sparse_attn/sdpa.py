@@ -92,6 +92,18 @@ class PatchedSDPA:
         Calls that were numbered in the last forward, None before the first.
     left : dict of str to int
         Reasons for which calls stayed torch's, with their number.
+
+    Examples
+    --------
+    >>> import torch, sparse_attn as sa
+    >>> class Attend(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    >>> model = Attend()
+    >>> with sa.patch_sdpa(model, sa.Band(7)) as patched:
+    ...     out = model(torch.randn(1, 2, 64, 16))
+    >>> patched.layers, dict(patched.left)
+    (1, {})
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
@@ -103,7 +115,17 @@ class PatchedSDPA:
         model.forward = self._patched
 
     def restore(self) -> None:
-        """Give the model its own attention back."""
+        """Give the model its own attention back; a model that has it stays as it is.
+
+        Examples
+        --------
+        >>> import torch, sparse_attn as sa
+        >>> model = torch.nn.Identity()
+        >>> patched = sa.patch_sdpa(model, sa.Band(7))
+        >>> patched.restore()
+        >>> "forward" in vars(model)
+        False
+        """
         if vars(self.model).get("forward") is not self._patched:
             return
         if self._own is None:

@@ -2,6 +2,7 @@
 
 from ._advice import Advice, Tried
 from ._advise import advise
-from ._profile import Profile, profile
+from ._profile import profile
+from ._profiled import Profile
 
 __all__ = ["Advice", "Profile", "Tried", "advise", "profile"]

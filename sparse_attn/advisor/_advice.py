@@ -53,6 +53,16 @@ class Advice(Findings):
         only by rounding.
     seconds : float
         Of the search.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+    >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+    >>> advice.kept, round(advice.pairs, 3)
+    (True, 0.231)
     """
 
     def plot(self) -> Any:
@@ -61,6 +71,20 @@ class Advice(Findings):
         Returns
         -------
         matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+        >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+        >>> advice.plot().savefig("advice.png")  # doctest: +SKIP
         """
         return draw_findings(self)
 
@@ -69,11 +93,54 @@ class Advice(Findings):
         return body(self)
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write one self-contained HTML page: outcome, pictures, tables, the policy."""
+        """Write one self-contained HTML page: outcome, pictures, tables, the policy.
+
+        Parameters
+        ----------
+        path : path
+            Written over where it exists.
+
+        Raises
+        ------
+        ImportError, OSError
+            Without matplotlib; a file that cannot be written.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+        >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+        >>> advice.report("advice.html")  # doctest: +SKIP
+        """
         page(path, self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the policy with its figures to a JSON file, which `Policy.load` reads."""
+        """Write the policy with its figures to a JSON file, which `Policy.load` reads.
+
+        Parameters
+        ----------
+        path : path
+            Written over where it exists.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            As `Policy.save`.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile, sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+        >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     advice.save(pathlib.Path(folder, "policy.json"))
+        ...     sa.Policy.load(pathlib.Path(folder, "policy.json")) == advice.policy
+        True
+        """
         from .. import __version__
 
         about = {

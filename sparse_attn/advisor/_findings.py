@@ -71,7 +71,23 @@ class Findings:
         return self.validation[-1].pairs if self.validation else self.chosen.pairs
 
     def summary(self) -> str:
-        """Return the outcome in sentences."""
+        """Return the outcome in sentences.
+
+        Returns
+        -------
+        str
+            What the policy keeps and costs, what was not reached, and times at each length.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+        >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+        >>> advice.summary().startswith("Cosine of 9")
+        True
+        """
         lines = [*self._shortfall(), *self._nothing_saved(), self._outcome()]
         if len(self.validation) > 2:
             lines.append(f"{len(self.validation) - 1} choices were judged on that text.")
@@ -147,7 +163,23 @@ class Findings:
             yield "It is not faster than dense attention everywhere: see sa.profile."
 
     def table(self) -> str:
-        """Return what was tried, and how many key heads have which candidate."""
+        """Return what was tried, and how many key heads have which candidate.
+
+        Returns
+        -------
+        str
+            Two tables in fixed-width text; the choice is marked with a star.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> texts = [{"src": torch.randn(1, 256, 64)} for _ in range(2)]
+        >>> advice = sa.advise(model, texts, 0.5, patterns=[sa.Band(31)], progress=False)
+        >>> advice.table().splitlines()[-1]
+        '4          Band(window=(31, 31), sinks=0, global_tokens=None)'
+        """
         head = ("tried", "pairs", "time", self.figure, "loss")
         rows = [head]
         for tried in self.tried:

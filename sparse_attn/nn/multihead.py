@@ -235,6 +235,19 @@ class SparseMultiheadAttention(nn.Module):
             Training with dropout.
         TypeError, ValueError
             Arguments that are no tensors; shapes or dtypes that do not fit.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparse_attn import Band
+        >>> from sparse_attn.nn import SparseMultiheadAttention
+        >>> attention = SparseMultiheadAttention(64, 4, batch_first=True, policy=Band(3)).eval()
+        >>> tokens, padding = torch.randn(2, 9, 64), torch.zeros(2, 9).bool()
+        >>> padding[1, 6:] = True
+        >>> with torch.no_grad():
+        ...     out, _ = attention(tokens, tokens, tokens, padding, need_weights=False)
+        >>> out.shape
+        torch.Size([2, 9, 64])
         """
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             check_dense(_OWNER, name, tensor)

@@ -55,6 +55,14 @@ class Comparison:
     allowed : Tensor
         ``(B, Hq)``: allowed pairs.
     levels : tuple of float
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse_attn import Band, quality
+    >>> found = quality.compare(*torch.randn(3, 1, 2, 64, 16), Band(7))
+    >>> found.mass.shape, found.quantiles.shape
+    (torch.Size([1, 2]), torch.Size([1, 2, 5]))
     """
 
     mass: torch.Tensor

@@ -56,6 +56,16 @@ class PolicyQuality:
         Of the model's whole forward over all inputs, when it was timed.
     standard_error : float
         Of `top1` (of `cosine` where there are no tokens), by the spread between 16 pieces.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    >>> inputs = {"src": torch.randn(1, 64, 64)}
+    >>> row = sa.quality.model(model, inputs, {"band": sa.Band(15)}, progress=False)["band"]
+    >>> row.pairs, row.top1, 0 < row.cosine < 1
+    (0.42578125, None, True)
     """
 
     name: str
@@ -78,6 +88,16 @@ class ModelQuality:
     rows : tuple of PolicyQuality
     positions : int
         Positions that were judged.
+
+    Examples
+    --------
+    >>> import sparse_attn as sa, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    >>> inputs = {"src": torch.randn(1, 64, 64)}
+    >>> found = sa.quality.model(model, inputs, {"band": sa.Band(15)}, progress=False)
+    >>> found["band"].pairs < found["dense"].pairs == 1
+    True
     """
 
     rows: tuple[PolicyQuality, ...]
@@ -91,7 +111,18 @@ class ModelQuality:
         raise KeyError(f"sparse_attn.{OWNER}: expected the name of a row ({names}), got {name!r}")
 
     def table(self) -> str:
-        """Return the figures as fixed-width text."""
+        """Return the figures as fixed-width text, a line for each policy.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> inputs = {"src": torch.randn(1, 64, 64)}
+        >>> found = sa.quality.model(model, inputs, {"band": sa.Band(15)}, progress=False)
+        >>> found.table().split()[:3]
+        ['policy', 'pairs', 'perplexity']
+        """
         head = ("policy", "pairs", "perplexity", "top-1", "KL", "cosine", "seconds")
         dense = self.rows[0]
         seconds = written([row.seconds for row in self.rows])
@@ -107,7 +138,18 @@ class ModelQuality:
         return as_html(self.table(), lambda ax: self.plot(ax), width=6)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain numbers, for a file."""
+        """Return all figures as plain numbers, for a file.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> inputs = {"src": torch.randn(1, 64, 64)}
+        >>> found = sa.quality.model(model, inputs, {"band": sa.Band(15)}, progress=False)
+        >>> [row["name"] for row in found.to_dict()["rows"]]
+        ['dense', 'band']
+        """
         return {"positions": self.positions, "rows": [asdict(row) for row in self.rows]}
 
     def plot(self, ax: Any = None) -> Any:
@@ -121,6 +163,20 @@ class ModelQuality:
         Returns
         -------
         matplotlib.axes.Axes
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib.
+
+        Examples
+        --------
+        >>> import sparse_attn as sa, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> inputs = {"src": torch.randn(1, 64, 64)}
+        >>> found = sa.quality.model(model, inputs, {"band": sa.Band(15)}, progress=False)
+        >>> found.plot().figure.savefig("quality.png")  # doctest: +SKIP
         """
         return draw(self.rows[1:], ax)
 

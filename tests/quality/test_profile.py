@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import sparse_attn as sa
-from sparse_attn.advisor._profile import AtLength, _error
+from sparse_attn.advisor._profile import _error
+from sparse_attn.advisor._profiled import AtLength
 
 PATTERNS = {
     "narrow": sa.Band((3, 0), sinks=1),

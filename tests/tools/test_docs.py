@@ -113,6 +113,32 @@ def test_public_names_are_documented(name):
         assert "{" not in doc.replace('{"auto"', "").replace('{"mean"', "")
 
 
+CLASSES = {
+    name: item
+    for package in (sa, sa.nn, sa.quality)
+    for name in package.__all__
+    if inspect.isclass(item := getattr(package, name)) and name != "Common"
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_classes_and_their_methods_have_an_example(name):
+    """But `allows`, which says a pattern's rule in words, and what torch asks of modules."""
+    methods = {
+        f"{name}.{method}": item
+        for method, item in inspect.getmembers(CLASSES[name], callable)
+        if not method.startswith("_") and item.__module__.startswith("sparse_attn.")
+    }
+    for method in ("allows", "extra_repr"):
+        methods.pop(f"{name}.{method}", None)
+    without = [
+        known
+        for known, item in {name: CLASSES[name], **methods}.items()
+        if "Examples\n--------" not in (inspect.getdoc(item) or "")
+    ]
+    assert without == []
+
+
 def test_public_names_are_in_the_reference():
     named = re.findall(
         r"^::: sparse_attn\.([\w.]+)$", (ROOT / "docs/reference.md").read_text(), re.M
