@@ -43,6 +43,7 @@ __all__ = [
     "check_tensors",
     "check_window",
     "clamped",
+    "dtype_name",
     "is_causal_bias",
     "is_dense",
     "is_index",
@@ -76,6 +77,11 @@ def kind_of(value: object) -> str:
     return f"{kind.__module__}.{kind.__name__}" if same_name else kind.__name__
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name as the ops' sentences have it: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def refuse(owner: str, what: str, got: object) -> ValueError:
     """Make the error of a wrong number."""
     return ValueError(f"sparse_attn.{owner}: expected {what}, got {got}")
@@ -98,8 +104,7 @@ def is_index(tensor: torch.Tensor) -> bool:
 def check_index(owner: str, name: str, tensor: torch.Tensor) -> None:
     """Raise ``ValueError`` unless a tensor, which Python is to convert, holds whole numbers."""
     if not is_index(tensor):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise refuse(owner, f"{name} of an integer dtype", dtype)
+        raise refuse(owner, f"{name} of an integer dtype", dtype_name(tensor.dtype))
 
 
 def as_int32(owner: str, name: str, indices: torch.Tensor) -> torch.Tensor:

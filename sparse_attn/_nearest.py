@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._checks import check_dense, check_kind, refuse
+from ._checks import check_dense, check_kind, dtype_name, refuse
 from .patterns import Band, Dilated, Full, Pattern, Strided
 
 __all__ = ["Nearest", "nearest"]
@@ -73,7 +73,7 @@ def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
     """
     check_dense("nearest", "mask", mask)
     if mask.dim() != 2 or mask.dtype != torch.bool or not mask.numel():
-        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
         if mask.dim() == 4:
             got += "; that of a head is mask[0, 0]"
         raise refuse("nearest", "mask of dtype bool and shape (Sq, Skv)", got)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch.compiler import is_compiling
 
-from ._checks import broadcasts, check_length, kind_of, refuse
+from ._checks import broadcasts, check_length, dtype_name, kind_of, refuse
 from ._pattern_picture import DrawnPattern
 from ._tiles import TileRun, checked_tile
 
@@ -135,7 +135,8 @@ class Pattern(DrawnPattern):
         """Return what `allows` says when it is bool, and of a shape that says it of these pairs."""
         allowed = self.allows(row, position, key)
         if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
-            got = allowed.dtype if isinstance(allowed, torch.Tensor) else kind_of(allowed)
+            is_tensor = isinstance(allowed, torch.Tensor)
+            got = dtype_name(allowed.dtype) if is_tensor else kind_of(allowed)
             name = type(self).__name__
             raise TypeError(
                 f"sparse_attn.{name}: expected allows to return a bool tensor, got {got}"

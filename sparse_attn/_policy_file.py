@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ._checks import check_kind, kind_of, refuse
+from ._checks import check_kind, dtype_name, kind_of, refuse
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 
 __all__ = ["FIELDS", "VERSION", "pattern_from", "pattern_to", "read", "write"]
@@ -39,8 +39,7 @@ def _value_to(name: str, field: str, value: Any) -> Any:
     if isinstance(value, Pattern):
         return pattern_to(value)
     if isinstance(value, torch.Tensor) and field == "global_tokens":
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"positions": value.tolist(), "dtype": dtype}
+        return {"positions": value.tolist(), "dtype": dtype_name(value.dtype)}
     if isinstance(value, tuple):
         return list(value)
     if value is None or isinstance(value, (bool, int, float, str)):

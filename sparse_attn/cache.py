@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from . import ops
-from ._checks import as_given, as_int64, check_choice, check_dense, check_kind, check_tensor, refuse
+from ._checks import (
+    as_given,
+    as_int64,
+    check_choice,
+    check_dense,
+    check_kind,
+    check_tensor,
+    dtype_name,
+    refuse,
+)
 from .sketch import KeySketch
 
 __all__ = ["append_to_cache", "quantize_cache"]
@@ -156,7 +165,7 @@ def quantize_cache(
     for name, tensor in (("key", key), ("value", value)):
         check_dense(owner, name, tensor)
         if tensor.dim() != 4 or not tensor.is_floating_point():
-            got = f"shape {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+            got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}"
             raise refuse(owner, f"{name} of four dimensions and a floating-point dtype", got)
     check_choice(owner, "per", per, ("head", "tensor"))
     check_kind(owner, "paged", paged, bool, "a bool")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._checks import check_kind, kind_of, refuse
+from ._checks import check_kind, dtype_name, kind_of, refuse
 
 __all__ = [
     "Blocks",
@@ -163,7 +163,7 @@ def checked_mod(owner: str, mask_mod: Any) -> Callable[..., torch.Tensor]:
         if not isinstance(allowed, torch.Tensor):
             got: Any = kind_of(allowed)
         elif allowed.dtype != torch.bool:
-            got = allowed.dtype
+            got = dtype_name(allowed.dtype)
         elif allowed.dim() > 0:
             got = f"shape {tuple(allowed.shape)} for one pair"
         else:

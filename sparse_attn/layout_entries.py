@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_dense, check_index, check_integer, check_kind, refuse
+from ._checks import check_dense, check_index, check_integer, check_kind, dtype_name, refuse
 from .layout_bits import Blocks
 
 OWNER = "BlockLayout"
@@ -73,7 +73,7 @@ def check_bits(
     shape = (block_q, -(-block_kv // 32))
     if bits.dim() != 3 or bits.shape[1:] != shape or bits.dtype != torch.int32:
         want = f"bits of dtype int32 and shape (P, {shape[0]}, {shape[1]})"
-        raise refuse(OWNER, want, f"{bits.dtype} of shape {tuple(bits.shape)}")
+        raise refuse(OWNER, want, f"{dtype_name(bits.dtype)} of shape {tuple(bits.shape)}")
     return partial, bits.clone(memory_format=torch.contiguous_format)
 
 

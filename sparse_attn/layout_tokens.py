@@ -14,6 +14,7 @@ from ._checks import (
     check_dense,
     check_kind,
     check_length,
+    dtype_name,
     refuse,
 )
 from .layout_bits import (
@@ -75,7 +76,7 @@ class TokenLayouts:
         check_kind(OWNER, "whole", whole, bool, "a bool")
         mask = with_rank(mask, 4, "mask", "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
         if mask.dtype != torch.bool:
-            raise refuse(OWNER, "mask of dtype bool", mask.dtype)
+            raise refuse(OWNER, "mask of dtype bool", dtype_name(mask.dtype))
         if mask.is_meta:
             raise refuse(OWNER, "mask with contents", "a meta tensor")
         batch, heads, Sq, Skv = mask.shape

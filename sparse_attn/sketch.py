@@ -15,6 +15,7 @@ from ._checks import (
     check_index,
     check_kind,
     check_length,
+    dtype_name,
     refuse,
 )
 
@@ -41,9 +42,9 @@ def _dtype_of_ranges(key: torch.Tensor, dtype: torch.dtype | None) -> torch.dtyp
     codes = key.dtype == torch.float8_e4m3fn
     served = (torch.bfloat16, torch.float16) if codes else (key.dtype,)
     if dtype is not None and dtype not in served:
-        of_key = f"key's dtype {str(key.dtype).removeprefix('torch.')}"
+        of_key = f"key's dtype {dtype_name(key.dtype)}"
         what = "dtype float16 or bfloat16 beside keys of float8_e4m3fn" if codes else of_key
-        raise refuse(_OWNER, what, str(dtype).removeprefix("torch."))
+        raise refuse(_OWNER, what, dtype_name(dtype))
     return served[0] if dtype is None else dtype
 
 
@@ -53,8 +54,8 @@ def _dequantized(
     """Return what keys ``(B, Hkv, n, D)`` of 8 bits stand for, others as they are."""
     if key.dtype != torch.float8_e4m3fn:
         if key_scale is not None:
-            got = str(key.dtype).removeprefix("torch.")
-            raise refuse(owner, "key_scale beside keys of dtype float8_e4m3fn", got)
+            what = "key_scale beside keys of dtype float8_e4m3fn"
+            raise refuse(owner, what, dtype_name(key.dtype))
         return key
     if key.dim() != 4:
         return key  # which the op refuses
@@ -65,7 +66,7 @@ def _dequantized(
         raise refuse(owner, f"key_scale on key's device {key.device}", key_scale.device)
     if key_scale.dtype != torch.float32 or key_scale.shape not in ((), (heads,), (batch, heads)):
         what = f"key_scale of dtype float32 and shape (), ({heads}) or ({batch}, {heads})"
-        got = f"{str(key_scale.dtype).removeprefix('torch.')} {tuple(key_scale.shape)}"
+        got = f"{dtype_name(key_scale.dtype)} {tuple(key_scale.shape)}"
         raise refuse(owner, what, got)
     return (key.float() * key_scale[..., None, None]).to(dtype)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._checks import dtype_name
 from .._origins import asks_positions, counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error
@@ -129,7 +130,7 @@ def _masked(
     elif mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point()):
         common["attn_mask"] = mask
     else:
-        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
     if asks_positions(pattern) and is_causal and seq_q < key.shape[2]:
         common["query_offset"] = query_positions(mask, batch, seq_q)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from .._autocast import is_autocast_enabled
-from .._checks import check_dense, check_integer, check_kind, refuse
+from .._checks import check_dense, check_integer, check_kind, dtype_name, refuse
 from .._module_names import ask_about_keys
 from .._observe import attend_in
 from .._origins import text_arguments
@@ -296,7 +296,8 @@ class SparseMultiheadAttention(nn.Module):
                 raise refuse(_OWNER, f"{name} of embed_dim {self.embed_dim}", tensor.shape[-1])
             dtype = self.in_proj_weight.dtype
             if tensor.dtype != dtype and not is_autocast_enabled(tensor.device.type):
-                raise refuse(_OWNER, f"{name} of the weights' dtype {dtype}", tensor.dtype)
+                what = f"{name} of the weights' dtype {dtype_name(dtype)}"
+                raise refuse(_OWNER, what, dtype_name(tensor.dtype))
         weights = self.in_proj_weight.chunk(3)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads = []
@@ -376,7 +377,7 @@ def _attended(
     fits = mask.shape == shapes.get(mask.dim())
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
         what = f"{name} bool or additive of shape {' or '.join(map(str, shapes.values()))}"
-        raise refuse(_OWNER, what, f"{mask.dtype} of shape {tuple(mask.shape)}")
+        raise refuse(_OWNER, what, f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}")
     shared = mask.dim() < 3 and name == "attn_mask"
     mask = mask[None, None] if shared else mask.reshape(sizes)
     return ~mask if mask.dtype == torch.bool else mask

@@ -164,7 +164,7 @@ def test_partial_blocks_follow_their_indices(device):
 GIVEN = {
     "alone": ({"bits": None}, "partial and bits together"),
     "shape": ({"bits": torch.zeros(1, 16, 2).int()}, r"bits of .* shape \(P, 16, 1\)"),
-    "dtype": ({"bits": torch.zeros(1, 16, 1).long()}, "bits of dtype int32 .*got torch.int64"),
+    "dtype": ({"bits": torch.zeros(1, 16, 1).long()}, "bits of dtype int32 .*got int64"),
     "row": ({"partial": torch.tensor([[1]])}, "partial from -1 to 0, got 1"),
     "low": ({"partial": torch.tensor([[-2]])}, "partial from -1 to 0, got -2"),
     "partial": ({"partial": torch.zeros(2, 1).int()}, "partial of indices' shape"),
@@ -181,7 +181,10 @@ def test_wrong_bits(change, sentence):
 
 
 WRONG = {
-    "dtype": (lambda: BlockLayout.from_token_mask(torch.ones(4, 4), 16, 16), "mask of dtype bool"),
+    "dtype": (
+        lambda: BlockLayout.from_token_mask(torch.ones(4, 4), 16, 16),
+        "mask of dtype bool, got float32",
+    ),
     "rank": (
         lambda: BlockLayout.from_token_mask(torch.ones(1, 1, 1, 4, 4).bool(), 16, 16),
         r"mask of shape \(Sq, Skv\), \(H, Sq, Skv\) or \(B, H, Sq, Skv\), got",
@@ -207,7 +210,7 @@ WRONG_MODS = {
         r"mask_mod to be a function of \(b, h, q_idx, kv_idx\), got \(q, k\)",
     ),
     "python-bool": (lambda b, h, q, k: True, "mask_mod to return a bool tensor .*, got bool"),
-    "int": (lambda b, h, q, k: (q > k).int(), "mask_mod to return a bool .*, got torch.int32"),
+    "int": (lambda b, h, q, k: (q > k).int(), "mask_mod to return a bool .*, got int32"),
     "shape": (lambda b, h, q, k: torch.ones(3).bool(), r"got shape \(3,\) for one pair"),
     "if": (
         lambda b, h, q, k: q > k and k > 3,
