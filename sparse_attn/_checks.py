@@ -30,7 +30,7 @@ __all__ = [
     "as_int64",
     "broadcasts",
     "check_block",
-    "check_block_rows",
+    "check_blocks",
     "check_choice",
     "check_dense",
     "check_index",
@@ -262,10 +262,12 @@ def check_block(owner: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def check_block_rows(owner: str, value: Any) -> int:
-    """Return the rows of a layout's query blocks: 1, a list for each query, or of `check_block`."""
-    check_kind(owner, "block_q", value, Integer, "an int")
-    return 1 if value == 1 else check_block(owner, "block_q", value)
+def check_blocks(owner: str, block_q: Any, block_kv: Any) -> None:
+    """Refuse sizes that blocks of a layout do not have; rows may be 1, a list for each query."""
+    check_kind(owner, "block_q", block_q, Integer, "an int")
+    if block_q != 1:
+        check_block(owner, "block_q", block_q)
+    check_block(owner, "block_kv", block_kv)
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> str:

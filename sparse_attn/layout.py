@@ -18,16 +18,22 @@ from . import ops
 from ._checks import (
     MAX_LENGTH,
     as_device,
-    check_block,
-    check_block_rows,
+    check_blocks,
     check_dense,
     check_integer,
     refuse,
     same_values,
 )
-from .layout_bits import Blocks, of_pairs
+from .layout_bits import Blocks, of_pairs, seen_by_bits
 from .layout_entries import OWNER as _OWNER
-from .layout_entries import check_bits, check_entries, entries_of_csr, sorted_entries, with_rank
+from .layout_entries import (
+    check_bits,
+    check_entries,
+    entries_of_csr,
+    is_listed,
+    sorted_entries,
+    with_rank,
+)
 from .layout_flex import block_mask_from
 from .layout_makers import ReadyLayouts
 from .layout_nd import GridLayouts
@@ -91,8 +97,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
     def __post_init__(self) -> None:
         check_entries("counts", self.counts)
         check_entries("indices", self.indices)
-        check_block_rows(_OWNER, self.block_q)
-        check_block(_OWNER, "block_kv", self.block_kv)
+        check_blocks(_OWNER, self.block_q, self.block_kv)
         check_integer(_OWNER, "num_kv_blocks", self.num_kv_blocks, 0)
         most = -(-MAX_LENGTH // self.block_kv)
         if self.num_kv_blocks > most:
@@ -147,8 +152,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
 
     def _listed(self) -> torch.Tensor:
         """Which entries of `indices` count, bool of their shape."""
-        entries = torch.arange(self.indices.shape[-1], device=self.indices.device)
-        return entries < self.counts[..., None]
+        return is_listed(self.counts, self.indices.shape[-1])
 
     def __repr__(self) -> str:
         batch, heads, num_q = self.counts.shape
@@ -208,8 +212,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         [[[1, 2, 3, 4]]]
         """
         check_dense(_OWNER, "mask", mask)
-        check_block_rows(_OWNER, block_q)
-        check_block(_OWNER, "block_kv", block_kv)
+        check_blocks(_OWNER, block_q, block_kv)
         mask = with_rank(mask, 4, "mask", "(NQ, NKV), (H, NQ, NKV) or (B, H, NQ, NKV)")
         counts, indices = ops.call("list_from_mask", (mask,), {})
         return cls._trusted(counts, indices, block_q, block_kv, mask.shape[-1])
@@ -305,9 +308,8 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         if self.bits is None or self.partial is None or not len(self.bits):
             return seen
         bits_row = of_pairs(self._spread(self.partial, -1), row, key, *sizes).long()
-        place = key % self.block_kv
-        word = self.bits[bits_row.clamp(min=0), (row % self.block_q)[:, None], place // 32]
-        return seen & ((bits_row < 0) | ((word >> (place % 32)) & 1 > 0))
+        place = (row % self.block_q)[:, None], key % self.block_kv
+        return seen & seen_by_bits(self.bits, bits_row, *place)
 
     def to_flex(self, Sq: int | None = None, Skv: int | None = None) -> Any:
         """Return FlexAttention's `BlockMask`, with partial blocks and a ``mask_mod``.

@@ -24,6 +24,7 @@ __all__ = [
     "judged",
     "of_pairs",
     "pairs_of_mod",
+    "seen_by_bits",
 ]
 
 #: Pairs that are looked at in one step.
@@ -44,6 +45,20 @@ def packed(pairs: torch.Tensor) -> torch.Tensor:
     place = torch.arange(32, device=pairs.device)
     words = (pairs.unflatten(-1, (-1, 32)).long() << place).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def seen_by_bits(bits: torch.Tensor, bits_row: Any, row: Any, key: Any) -> Any:
+    """Whether rows see keys of their block: its bits say it, or `bits_row` -1, a whole block.
+
+    Parameters
+    ----------
+    bits : Tensor
+        int32 ``(P, block_q, words)``.
+    bits_row, row, key : Tensor
+        Of the pairs, as they broadcast: the block's row of `bits`, and row and key in the block.
+    """
+    word = bits[bits_row.clamp(min=0), row, key // 32]
+    return (bits_row < 0) | ((word >> (key % 32)) & 1 > 0)
 
 
 def existing_pairs(Sq: int, Skv: int, block_q: int, block_kv: int, device: Any) -> torch.Tensor:

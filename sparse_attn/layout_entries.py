@@ -45,6 +45,11 @@ class Makes(Protocol):
 Layout = TypeVar("Layout", bound=Makes)
 
 
+def is_listed(counts: torch.Tensor, width: int) -> torch.Tensor:
+    """Whether an entry of a row is before the row's count, bool ``(*counts.shape, width)``."""
+    return torch.arange(width, device=counts.device) < counts[..., None]
+
+
 def check_entries(name: str, tensor: torch.Tensor) -> None:
     """Refuse what holds no integers."""
     check_dense(OWNER, name, tensor)
@@ -86,7 +91,7 @@ def _sorted_indices(
     if bool(wrong.any()):
         got = int(counts[wrong][0])
         raise refuse(OWNER, f"counts between 0 and the {length} indices of a row", got)
-    listed = torch.arange(length, device=indices.device) < counts[..., None]
+    listed = is_listed(counts, length)
     outside = listed & ((indices < 0) | (indices >= num_kv_blocks))
     if bool(outside.any()):
         got = int(indices[outside][0])
@@ -141,7 +146,7 @@ def _ordered_partial(
     if partial.shape != places.shape:
         what = f"partial of indices' shape {tuple(places.shape)}"
         raise refuse(OWNER, what, f"shape {tuple(partial.shape)}")
-    listed = torch.arange(places.shape[-1], device=places.device) < counts[..., None]
+    listed = is_listed(counts, places.shape[-1])
     partial = torch.where(listed, partial.gather(-1, places), -1)
     wrong = (partial < -1) | (partial >= num_bits)
     if bool(wrong.any()):

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .layout_bits import seen_by_bits
+
 __all__ = ["block_mask_from"]
 
 
@@ -24,10 +26,8 @@ def block_mask_from(layout: Any, Sq: int, Skv: int) -> Any:
         return mask[b % batch, h % heads, q_idx // block_q, kv_idx // block_kv]
 
     def by_bits(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        place = row[b % batch, h % heads, q_idx // block_q, kv_idx // block_kv]
-        key = kv_idx % block_kv
-        word = bits[place.clamp(min=0), q_idx % block_q, key // 32]
-        seen = (place < 0) | ((word >> (key % 32)) & 1 > 0)
+        bits_row = row[b % batch, h % heads, q_idx // block_q, kv_idx // block_kv]
+        seen = seen_by_bits(bits, bits_row, q_idx % block_q, kv_idx % block_kv)
         return by_block(b, h, q_idx, kv_idx) & seen
 
     def lists(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,7 @@ import torch
 
 from ._checks import (
     as_device,
-    check_block,
-    check_block_rows,
+    check_blocks,
     check_dense,
     check_kind,
     check_length,
@@ -71,8 +70,7 @@ class TokenLayouts:
         ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], 2)
         """
         check_dense(OWNER, "mask", mask)
-        check_block_rows(OWNER, block_q)
-        check_block(OWNER, "block_kv", block_kv)
+        check_blocks(OWNER, block_q, block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         mask = with_rank(mask, 4, "mask", "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
         if mask.dtype != torch.bool:
@@ -145,8 +143,7 @@ class TokenLayouts:
         heads = 1 if H is None else check_length(OWNER, "H", H, 1)
         check_length(OWNER, "Sq", Sq)
         check_length(OWNER, "Skv", Skv)
-        check_block_rows(OWNER, block_q)
-        check_block(OWNER, "block_kv", block_kv)
+        check_blocks(OWNER, block_q, block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         device = torch.get_default_device() if device is None else as_device(OWNER, device)
         if device.type == "meta":
