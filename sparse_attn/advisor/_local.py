@@ -129,7 +129,11 @@ class Local:
     def finish(self, owner: str) -> None:
         """Make weights of the units' pairs; refuse a model whose attention was not seen."""
         if not self.figures:
-            raise refuse(owner, "a model with dense self-attention that a policy reaches", "none")
+            got = "none"
+            if self.skipped:
+                layers = ", ".join(map(str, sorted(self.skipped)))
+                got = f"layers with a window of their own, or other queries than keys: {layers}"
+            raise refuse(owner, "a model with dense self-attention that a policy reaches", got)
         total = sum(self.allowed.values())
         if not total:
             raise refuse(owner, "inputs with a token that is not padding", "padding alone")

@@ -366,7 +366,7 @@ def _row(name: str, sums: Sums, pairs: float, seconds: float | None) -> PolicyQu
         pairs=pairs,
         perplexity=sums.perplexity(),
         top1=judged and sums.same / judged,
-        kl=judged and sums.kl / judged,
+        kl=judged and max(0.0, sums.kl / judged),  # rounding alone makes it less
         rel_l1=sums.error / sums.size if sums.size else 0.0,
         cosine=sums.cosine / max(1, sums.rows),
         seconds=seconds,

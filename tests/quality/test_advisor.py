@@ -251,6 +251,9 @@ def test_windows_of_the_model_are_left_alone(on_device, ids):
     advice = advise(build(config, "sdpa"), ids)
     assert advice.skipped == (0,) and {layer for layer, _ in advice.choice} == {1}
     assert "Layers left alone" in advice.summary()
+    config.layer_types = ["sliding_attention"] * 2
+    with pytest.raises(ValueError, match=r"policy reaches, got layers with a window .*: 0, 1$"):
+        advise(build(config, "sdpa"), ids)
 
 
 class Own(torch.nn.Module):

@@ -10,7 +10,7 @@ import transformers
 from tiny_models import CONFIGS, build, output, text
 
 import sparse_attn as sa
-from sparse_attn.quality import _figures
+from sparse_attn.quality import _figures, _model
 
 BAND = sa.Band((5, 0), sinks=2)
 IDS = torch.arange(3, 11)[None]
@@ -32,6 +32,10 @@ def under_mask(model, pattern, ids, mask):
     allowed = pattern.mask(length, length, is_causal=True) & mask[:, None, None].bool()
     additive = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
     return output(model, input_ids=ids, attention_mask=additive)
+
+
+def test_rounding_makes_no_distance_negative():
+    assert _model._row("dense", _figures.Sums(rows=3, judged=3, kl=-1e-9), 1.0, None).kl == 0
 
 
 def test_figures_are_those_of_the_distributions(on_device, llama):
