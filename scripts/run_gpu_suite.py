@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,16 +94,25 @@ class Recorder:
 
     def found(self) -> dict[str, object]:
         """Return what was counted, for the record."""
-        skips = [
+        return counted(self.counts, self.engines, self.failures, self.skips)
+
+
+def counted(
+    counts: Mapping[str, int],
+    engines: Mapping[str, Mapping[str, int]],
+    failures: list[str],
+    skips: Counter[tuple[str, str]],
+) -> dict[str, object]:
+    """Return what was counted, in all and by engine, as the record has it."""
+    return {
+        "counts": dict(counts),
+        "engines": {engine: dict(own) for engine, own in engines.items()},
+        "failures": failures,
+        "skips": [
             {"engine": engine, "reason": reason, "count": count}
-            for (engine, reason), count in self.skips.most_common()
-        ]
-        return {
-            "counts": dict(self.counts),
-            "engines": {engine: dict(counts) for engine, counts in self.engines.items()},
-            "failures": self.failures,
-            "skips": skips,
-        }
+            for (engine, reason), count in skips.most_common()
+        ],
+    }
 
 
 def run_tests(extra: list[str]) -> dict[str, object]:
@@ -133,16 +143,11 @@ def run_suite(extra: list[str]) -> dict[str, object]:
             engines.setdefault(name, Counter()).update(own)
         for skip in run["skips"]:
             skips[skip["engine"], skip["reason"]] += skip["count"]
+    failures = [failure for run in runs for failure in run["failures"]]
     return {
         "exit_status": max(run["exit_status"] for run in runs),
         "seconds": round(time.monotonic() - start, 1),
-        "counts": dict(counts),
-        "engines": {name: dict(own) for name, own in engines.items()},
-        "failures": [failure for run in runs for failure in run["failures"]],
-        "skips": [
-            {"engine": engine, "reason": reason, "count": count}
-            for (engine, reason), count in skips.most_common()
-        ],
+        **counted(counts, engines, failures, skips),
     }
 
 

@@ -100,6 +100,12 @@ def split_lse(lse, lengths):
     return [part[None] for part in lse[:, : sum(lengths)].split(list(lengths), 1)]
 
 
+def assert_same(got, want):
+    """Outputs, and lse where they are asked for, bit for bit."""
+    for mine, other in zip(got, want, strict=True):
+        assert torch.equal(mine, other)
+
+
 @dataclass
 class Pages:
     """Caches of a batch: pages at random places, NaN wherever no sequence has a key."""

@@ -62,6 +62,11 @@ def fused_projection(shape, device, dtype):
 MEMORY = {"contiguous": contiguous, "transposed": transposed, "gaps": gaps}
 
 
+def placed(offset, device):
+    """A query_offset on the device, where it is a tensor."""
+    return offset.to(device) if isinstance(offset, torch.Tensor) else offset
+
+
 def random_layout(Sq, Skv, block_q, block_kv, device, batch=1, heads=1, density=0.5):
     mask = torch.rand((batch, heads, -(-Sq // block_q), -(-Skv // block_kv))) < density
     return sa.BlockLayout.from_mask(mask.to(device), block_q, block_kv)

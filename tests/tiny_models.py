@@ -89,7 +89,6 @@ SEQUENCE_TO_SEQUENCE = {
     "bigbird_pegasus": transformers.BigBirdPegasusConfig,
 }
 ENCODERS = ("bert", "modernbert")
-DECODERS = tuple(name for name in CONFIGS if name not in ENCODERS)
 PADDINGS = ("none", "left", "right", "holes")
 
 

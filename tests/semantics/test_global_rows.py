@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import DTYPES, Shape
+from reference import DTYPES, Shape, placed
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
@@ -14,10 +14,6 @@ OFFSETS = {
     "across-a-tile": -100,
     "of-each-batch": torch.tensor([-170, 3], dtype=torch.int32),
 }
-
-
-def placed(offset, device):
-    return offset.to(device) if isinstance(offset, torch.Tensor) else offset
 
 
 @pytest.mark.parametrize("count", [1, 40, 130, 257])

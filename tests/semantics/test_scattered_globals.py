@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import DTYPES, Shape
+from reference import DTYPES, Shape, placed
 
 import sparse_attn as sa
 from sparse_attn.testing import assert_close_to_reference
@@ -19,10 +19,6 @@ def tokens(count, device):
     """`count` positions of KEYS, some of them twice, and some that name no key."""
     some = torch.randperm(KEYS)[:count]
     return torch.cat([some, some[:3], torch.tensor([-1, KEYS, 2**40])]).to(device)
-
-
-def placed(offset, device):
-    return offset.to(device) if isinstance(offset, torch.Tensor) else offset
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["both-sides", "causal"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ragged import (
     Ragged,
     Serving,
+    assert_same,
     check_one_graph,
     make_pages,
     malformed,
@@ -80,11 +81,6 @@ def assert_lists_of(layout, b, own):
     assert not layout.counts[b, :, queries:].any()
     assert torch.equal(layout.indices[b, :, :queries, :keys], own.indices[0])
     assert not layout.indices[b, :, :queries, keys:].any()
-
-
-def assert_same(got, want):
-    for mine, other in zip(got, want, strict=True):
-        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)

@@ -11,6 +11,7 @@ from ragged import (
     Ragged,
     Serving,
     alone,
+    assert_same,
     make_pages,
     malformed,
     packed,
@@ -56,11 +57,6 @@ def run(paged, ragged, sequences, device, pages, pattern, **common):
 def pages_of(sequences, page_size, layout="separate"):
     _, keys, values = zip(*sequences, strict=True)
     return make_pages(keys, values, page_size, layout)
-
-
-def assert_same(got, want):
-    for mine, other in zip(got, want, strict=True):
-        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("page_size, layout", [(16, "interleaved"), (48, "separate")])

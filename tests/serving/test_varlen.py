@@ -9,6 +9,7 @@ from ragged import (
     RAGGED_PATTERNS,
     Ragged,
     alone,
+    assert_same,
     check_one_graph,
     packed,
     ragged_for,
@@ -34,11 +35,6 @@ def run(varlen, ragged, sequences, device, pattern, gap=3, slack=50, **common):
     assert out.shape == (*query.shape[:2], value.shape[2])
     assert lse.shape == (ragged.Hq, len(query))
     return zip(split(out, ragged.rows), split_lse(lse, ragged.rows), strict=True)
-
-
-def assert_same(got, want):
-    for mine, other in zip(got, want, strict=True):
-        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
