@@ -192,7 +192,7 @@ NotImplementedError
 
 #: Words of arguments that calls of sequences refuse.
 UNSERVED = {
-    "attn_mask": "attn_mask, key_bounds : None\n    Refused: both speak of a batch of one length.",
+    "attn_mask": "attn_mask, key_bounds : None\n    Refused: both need a batch of one length.",
     "key_bounds": "",
 }
 

@@ -169,7 +169,7 @@ def check_dense(owner: str, name: str, value: object) -> None:
 def broadcasts(shape: Sequence[int], whole: Sequence[int]) -> bool:
     """Whether the last sizes of a shape broadcast to those of `whole`.
 
-    The shorter of both tells how many sizes are compared.
+    As many sizes are compared as the shorter of both has.
     """
     return all(mine in (1, size) for mine, size in zip(shape[::-1], whole[::-1], strict=False))
 

@@ -40,7 +40,7 @@ class ShownPolicy:
         ----------
         num_layers : int, optional
             Number of layers, by default the policy's own. Where neither is known the last line
-            speaks of all other layers.
+            is for all other layers.
 
         Raises
         ------

@@ -64,8 +64,8 @@ def reduced_mask(sees: _Sees, Sq: int, Skv: int) -> torch.Tensor:
         return _sums(counts.mT, rows).mT / (rows.diff()[:, None] * keys.diff())
     by_row = _row_counts(sees, _any_place(rows), Skv) / keys.diff()
     by_key = _row_counts(lambda key, row: sees(row, key).mT, _any_place(keys), Sq) / rows.diff()
-    # A row tells the share of columns, a column that of global rows. The other, where it met one,
-    # has seen nothing else, and where it met none, nothing.
+    # A sampled row gives the share of columns, a sampled column that of global rows. The other
+    # sample, where it lies on such a line, is full, and elsewhere empty.
     least, most = torch.minimum(by_row, by_key.mT), torch.maximum(by_row, by_key.mT)
     return torch.where(least > 0, least, most)
 

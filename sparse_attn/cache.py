@@ -99,11 +99,11 @@ def append_to_cache(
     try:
         ops.call("append_to_cache", arguments, {}, written=(key_cache, value_cache))
     except ValueError as error:
-        told = as_given(error, tensors)
-        if str(told).endswith("float8_e4m3fn, got uint8"):
+        worded = as_given(error, tensors)
+        if str(worded).endswith("float8_e4m3fn, got uint8"):
             hint = "a cache of 8 bits goes in as cache.view(torch.float8_e4m3fn)"
-            told = ValueError(f"{told}; {hint}")
-        raise told from None
+            worded = ValueError(f"{worded}; {hint}")
+        raise worded from None
     if sketch is not None:
         sketch.append(key_cache, tensors["slot_mapping"], key_scale)
 

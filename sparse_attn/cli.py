@@ -14,6 +14,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,10 @@ def _capabilities(architectures: Sequence[str]) -> str:
 def _transformers() -> str:
     """Return its version, or why models of it are not served."""
     try:
-        from .integrations import _requirement
+        from .integrations import _requirement  # noqa: F401, which refuses older ones
     except ImportError as error:
         return f"not served: {error}"
-    return _requirement.version("transformers")
+    return version("transformers")
 
 
 def _profile(options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from .tools import merge_states
 __all__ = ["sharded_attention"]
 
 OWNER = "sharded_attention"
-#: Common arguments that mean the same on the keys of one rank; others speak of all keys, or of
+#: Common arguments that mean the same on the keys of one rank; others concern all keys, or
 #: tensors that one rank does not hold.
 _SERVED = (
     "dropout_p",
@@ -64,7 +64,7 @@ def sharded_attention(
         ``(B, Hkv, Skv, D)``, this rank's part of the keys.
     pattern : Pattern, optional
         `Full`, `Band` without global tokens, `Dilated`, `Strided`, or a `ByHead` of these; all keys
-        by default. It speaks of the whole sequence.
+        by default. It applies to the whole sequence.
     group : torch.distributed.ProcessGroup, optional
         By default all ranks.
     **common

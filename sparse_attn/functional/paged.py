@@ -163,7 +163,7 @@ def paged_attention(
         All keys by default.
         A `BlockTopK` chooses for each sequence as in a call of its own.
     attn_mask, key_bounds : None
-        Refused: both speak of a batch of one length.
+        Refused: both need a batch of one length.
     dropout_p : float
         Must be 0: inference only.
     is_causal : bool

@@ -161,7 +161,7 @@ def varlen_attention(
     seqused_k : Tensor, optional
         int32 ``(B,)``: how many of its keys each sequence has.
     attn_mask, key_bounds : None
-        Refused: both speak of a batch of one length.
+        Refused: both need a batch of one length.
     dropout_p : float
         Must be 0: inference only.
     is_causal : bool

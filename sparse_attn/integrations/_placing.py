@@ -1,8 +1,8 @@
 """A policy's pattern inside the model's mask: one call of an op.
 
 A plain window of the model joins the pattern as one pattern; any other mask goes to the op beside
-it, as intervals of keys or as a dense mask. Patterns that count from where a text begins are told
-where that is.
+it, as intervals of keys or as a dense mask. Patterns that count from where a text begins get
+that place too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Windows and taps count from the query. Sinks, global tokens, strided columns and first blocks count
 from a text's first token, which left padding moves to a later key and a sliding cache, that has
 dropped its oldest keys, to one before key 0: the op's ``key_origin``. The mask function knows it
-and writes it on its masks; elsewhere the mask itself tells.
+and writes it on its masks; elsewhere it is read off the mask itself.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["as_inputs", "call_model", "evaluating", "stopwatch"]
 
 
 def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
-    """Return the keyword arguments of the model's calls; sentences speak of `name`."""
+    """Return the keyword arguments of the model's calls; error messages name them `name`."""
     if isinstance(inputs, torch.Tensor):
         if inputs.dim() < 2:
             got = f"shape {tuple(inputs.shape)}; ids of one text go in as ids[None]"

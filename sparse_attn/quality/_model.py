@@ -282,7 +282,7 @@ class Judge:
     Parameters
     ----------
     owner : str
-        Who speaks in sentences.
+        The public function, for error messages.
     module : nn.Module
     calls : list of dict
         Keyword arguments of the model's calls.
