@@ -57,7 +57,7 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 #: Numbers that no length reaches are alike; the ops take 64 bits.
 LARGE = 2**40
-#: Most queries or keys of a call (``kMaxLength`` in csrc/pattern.h), and so of a block.
+#: Most queries or keys of a call (``kMaxLength`` in csrc/interval.h), and so of a block.
 MAX_LENGTH = 2**29 - 1
 MAX_LAYERS = 2**16  # policies list layers
 
