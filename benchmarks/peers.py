@@ -39,8 +39,8 @@ def contender(via: str, case: Case, inputs: Inputs) -> Contender:
     Parameters
     ----------
     via
-        A name of ``VIAS``; what follows a slash is a setting: an engine (``ours/portable``) or a
-        page size (``paged/16``).
+        ``ours``, or a name of ``STORED`` (storage.py) or ``_VIA``; what follows a slash is a
+        setting: an engine (``ours/portable``) or a page size (``paged/16``).
     case
         What to compute.
     inputs

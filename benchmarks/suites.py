@@ -1,4 +1,4 @@
-"""The named suites: which groups are run. Their floors stand in bars.py, by group and entry."""
+"""The named suites: which groups are run. Their floors stand in floors.py, by group and entry."""
 
 from __future__ import annotations
 

@@ -97,16 +97,16 @@ class Local:
                 error = kept.squares / reference.squares.sum().clamp(min=1e-30)
                 # each (B, Hq) -> (Hkv,)
                 by_head = [
-                    error.unflatten(1, (heads, -1)).sum((0, 2)).sqrt(),
-                    kept.mass.unflatten(1, (heads, -1)).mean((0, 2)),
-                    kept.pairs_by_head.unflatten(1, (heads, -1)).mean((0, 2)),
+                    _by_key_head(error, heads).sum((0, 2)).sqrt(),
+                    _by_key_head(kept.mass, heads).mean((0, 2)),
+                    _by_key_head(kept.pairs_by_head, heads).mean((0, 2)),
                 ]
                 rows = torch.stack(by_head, 1).tolist()
                 pairs = [row[2] for row in rows]
                 if isinstance(candidate, TopK):  # which scores all keys of its blocks
                     read = row_counts(query, key, candidate._region, common).sum(-1)
                     shares = (read / reference.allowed).expand(query.shape[:2])
-                    pairs = shares.unflatten(1, (heads, -1)).mean((0, 2)).tolist()
+                    pairs = _by_key_head(shares, heads).mean((0, 2)).tolist()
                 costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]
             for head, row in enumerate(rows):
@@ -115,7 +115,7 @@ class Local:
 
     def _allow(self, layer: int, heads: int, allowed: torch.Tensor) -> None:
         """Add the pairs that a layer's heads have, by query head."""
-        shares = allowed.unflatten(1, (heads, -1)).sum((0, 2)).tolist()
+        shares = _by_key_head(allowed, heads).sum((0, 2)).tolist()
         for head, share in enumerate(shares):
             self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share
 
@@ -155,3 +155,8 @@ class Local:
     def error(self, choice: Mapping[Unit, str]) -> float:
         """Return the sum of the squared errors."""
         return sum(self.figures[u][name][0] ** 2 for u, name in choice.items())
+
+
+def _by_key_head(figures: torch.Tensor, heads: int) -> torch.Tensor:
+    """View figures of query heads ``(B, Hq)`` by key head, ``(B, Hkv, Hq / Hkv)``."""
+    return figures.unflatten(1, (heads, -1))
