@@ -94,7 +94,7 @@ class Local:
                 rows = [list(_DENSE)] * heads
             else:
                 kept = reference.compare(candidate)
-                error = kept.squares / reference.squares.sum().clamp(min=1e-30)
+                error = kept.squares / reference.dense_squares.sum().clamp(min=1e-30)
                 # each (B, Hq) -> (Hkv,)
                 by_head = [
                     _by_key_head(error, heads).sum((0, 2)).sqrt(),
@@ -114,7 +114,7 @@ class Local:
         self._allow(layer, heads, reference.allowed)
 
     def _allow(self, layer: int, heads: int, allowed: torch.Tensor) -> None:
-        """Add the pairs that a layer's heads have, by query head."""
+        """Add the pairs that a layer has, by key head."""
         shares = _by_key_head(allowed, heads).sum((0, 2)).tolist()
         for head, share in enumerate(shares):
             self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share

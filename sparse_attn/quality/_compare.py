@@ -170,7 +170,7 @@ class Reference:
             allowed = row_counts(query, key, Full(), common).sum(-1)
             self.allowed = allowed.expand(query.shape[:2])
             #: Sum of the squares of the dense output, ``(B, Hq)``.
-            self.squares = self._out.double().square().sum((2, 3))
+            self.dense_squares = self._out.double().square().sum((2, 3))
 
     @torch.no_grad()
     def compare(self, pattern: Pattern) -> Comparison:
