@@ -200,8 +200,8 @@ enum class TileMask : int32_t { kNone, kSliding, kBits, kWritten, kPartial };
 
 /// What follows a key tile in its query tile: the first one of the next chunk, of those that a
 /// thread block takes in turn, or one of the same chunk; a narrow one, of few leading keys, is the
-/// last.
-enum class Follows : int32_t { kNothing, kChunk, kNarrow, kWhole, kMasked };
+/// last. One of bits is masked by those alone.
+enum class Follows : int32_t { kNothing, kChunk, kNarrow, kWhole, kBits, kMasked };
 
 /// What consumers must know of a key tile; goes with the K of its step.
 struct alignas(16) StepInfo {

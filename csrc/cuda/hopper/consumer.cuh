@@ -22,6 +22,9 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class Consumer {
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
+  static constexpr bool kReadsBits = C::kListed && !C::kBiased;  // in steps of their own
+  /// Which of a key tile's scores a step may have to hide.
+  enum class Hides { kNothing, kBits, kAny };
 
  public:
   __device__ __forceinline__ Consumer(const Arguments& args, const TensorMaps& maps,
@@ -41,10 +44,13 @@ class Consumer {
     begin_tile();
     for (;;) {
       while (info_.follows >= Follows::kWhole) {
-        while (info_.follows >= Follows::kWhole && !plain_follows()) {
-          scores_.transform() ? step<true, true>() : step<true>();
+        while (info_.follows >= Follows::kWhole && !plain_follows() && !bits_follow()) {
+          scores_.transform() ? step<Hides::kAny, true>() : step<Hides::kAny>();
         }
-        while (plain_follows()) step<false>();
+        if constexpr (kReadsBits) {
+          while (bits_follow()) step<Hides::kBits>();
+        }
+        while (plain_follows()) step<Hides::kNothing>();
       }
       if constexpr (C::kNarrows) {
         if (info_.follows == Follows::kNarrow) narrow_step();
@@ -101,22 +107,25 @@ class Consumer {
   }
 
   /// One key tile. The code for scores that are more than scaled would lie in the way of the rest.
-  template <bool kMasked, bool kTransforms = false>
+  template <Hides kHides, bool kTransforms = false>
   __device__ __forceinline__ void step() {
+    constexpr bool kMasked = kHides != Hides::kNothing, kBits = kHides == Hides::kBits;
     constexpr bool kReadsLate = C::kPingPong && !kMasked;  // not in a turn, which others wait for
+    constexpr bool kAsksEarly = C::kPingPong && kBits;     // likewise
     rings_.wait_key();
     if constexpr (!kReadsLate) info_ = rings_.take_info();
+    if constexpr (kAsksEarly) ask_for_mask<kBits>();
     rings_.take_turn();
     pin_all();
     ptx::wgmma_fence();
     issue_qk();
-    if constexpr (kMasked) ask_for_mask();
+    if constexpr (kMasked && !kAsksEarly) ask_for_mask<kBits>();
     if constexpr (C::kEarlyRescale) rescale_out();
     rings_.wait_value();
     issue_pv();
     rings_.pass_turn();
     if constexpr (kReadsLate) info_ = rings_.take_info();
-    if constexpr (kMasked) take_mask();
+    if constexpr (kMasked) take_mask<kBits>();
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     rings_.release_key();
@@ -247,9 +256,13 @@ class Consumer {
   __device__ __forceinline__ const hopper::Work& work() const {
     return smem_.work[rings_.work.index];
   }
-  __device__ __forceinline__ void ask_for_mask() { scores_.ask(info_, rings_.info_slot()); }
+  template <bool kBits = false>
+  __device__ __forceinline__ void ask_for_mask() {
+    scores_.template ask<kBits>(info_, rings_.info_slot());
+  }
+  template <bool kBits = false>
   __device__ __forceinline__ void take_mask() {
-    scores_.take_mask(info_, work(), rings_.info_slot());
+    scores_.template take_mask<kBits>(info_, work(), rings_.info_slot());
   }
   __device__ __forceinline__ void take_rows() { scores_.begin(work()); }
 
@@ -311,6 +324,10 @@ class Consumer {
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
     return info_.follows == Follows::kWhole && !scores_.transform();
+  }
+  /// Whether a tile follows that needs no more than a mask of bits.
+  __device__ __forceinline__ bool bits_follow() const {
+    return kReadsBits && info_.follows == Follows::kBits && !scores_.transform();
   }
 
   const Arguments& args_;

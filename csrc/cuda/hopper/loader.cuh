@@ -140,15 +140,12 @@ class Loader {
       const int32_t entry_ahead = table_entry(keys, ahead);
       const bool masked_ahead = kKeys && ahead.valid && source.needs_mask(ahead);
       if constexpr (kKeys) {
-        Follows next = ahead.narrow   ? Follows::kNarrow
-                       : masked_ahead ? Follows::kMasked
-                                      : Follows::kWhole;
+        Follows next = what_follows(ahead, masked_ahead);
         if (C::kFolds && --chunk_left == 0) {
-          next = Follows::kChunk;
+          if (ahead.valid) next = Follows::kChunk;
           chunk_left = work.chunk_tiles;
         }
-        describe(work, step, masked ? source.mask(step) : StepMask{},
-                 ahead.valid ? next : Follows::kNothing);
+        describe(work, step, masked ? source.mask(step) : StepMask{}, next);
       }
       Place place = main;
       if (step.lead && !paged()) place = lead_place(maps, work);

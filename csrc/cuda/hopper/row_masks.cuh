@@ -21,28 +21,49 @@ class RowMasks {
         smem_(smem),
         consumer_(consumer),
         warp_(threadIdx.x / kWarp % 4),
-        lane_(threadIdx.x % kWarp) {}
-
-  /// Asks memory for the bits of the step's tile, if they are its mask; `take` brings them to the
-  /// thread's columns. `row` is the thread's first one in the query tile.
-  __device__ __forceinline__ void ask(const StepInfo& info, int32_t row, int32_t slot) {
-    if (!C::kListed || info.mask != TileMask::kBits) return;
-    const int32_t in_row = args_.box_rows / 32, word = lane_ % 4;  // words of a box: 1, 2 or 4
-    const bool exists = 32 * word < C::BLOCK_KV;
-    const int32_t first = exists ? smem_.info[slot].bits[word >> in_row / 2] : kNotSeen;
-    const uint32_t* words =
-        args_.params.pattern.list.bits + (int64_t{first} + row) * in_row + (word & (in_row - 1));
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      visible_[r] =
-          ptx::load_global_if(first >= 0, words + 8 * r * in_row, first == kSeenWhole ? ~0u : 0);
+        lane_(threadIdx.x % kWarp) {
+    if constexpr (C::kListed) {
+      const int32_t in_row = args.box_rows / 32, word = lane_ % 4;  // words of a box: 1, 2 or 4
+      const int32_t row = consumer * kConsumerRows + kWarpRows * warp_ + lane_ / 4;
+      box_ = word >> in_row / 2;
+      words_ = args.params.pattern.list.bits + int64_t{row} * in_row + (word & (in_row - 1));
     }
   }
 
-  /// `row` is the thread's first one in the query tile, `slot` that of the step's info.
+  /// Asks memory for the bits of the step's tile, which are its mask; `take_bits` brings them to
+  /// the thread's columns. `slot` is that of the step's info.
+  __device__ __forceinline__ void ask_bits(int32_t slot) {
+    const bool exists = 32 * (lane_ % 4) < C::BLOCK_KV;
+    const int32_t first = exists ? smem_.info[slot].bits[box_] : kNotSeen;
+    const int32_t in_row = args_.box_rows / 32;
+    const uint32_t* words = words_ + int64_t{first} * in_row;
+    const uint32_t otherwise = first == kSeenWhole ? ~0u : 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      visible_[r] = ptx::load_global_if(first >= 0, words + 8 * r * in_row, otherwise);
+    }
+  }
+
+  /// Words of the thread's two rows, one for each 32 keys of the tile, of which each thread of a
+  /// quad has read one: the bits of its own columns, in the order of by_thread. A quad's pairs of
+  /// bits are transposed as matrices of 4 x 4, by two exchanges.
+  __device__ __forceinline__ void take_bits() {
+    const bool odd = lane_ & 1, high = lane_ & 2;
+    const uint32_t own_pairs = odd ? 0xccccccccu : 0x33333333u, pair_shift = odd ? 30 : 2;
+    const uint32_t own_halves = high ? 0xf0f0f0f0u : 0x0f0f0f0fu, half_shift = high ? 28 : 4;
+    auto join = [](uint32_t own, int other, uint32_t kept, uint32_t shift) {
+      const uint32_t theirs = __shfl_xor_sync(~0u, own, other);
+      return (own & kept) | (__funnelshift_l(theirs, theirs, shift) & ~kept);
+    };
+#pragma unroll
+    for (uint32_t& words : visible_) {
+      words = join(join(words, 1, own_pairs, pair_shift), 2, own_halves, half_shift);
+    }
+  }
+
+  /// The mask of another kind. `row` is the thread's first one in the query tile.
   __device__ __forceinline__ void take(const StepInfo& info, int32_t row, const Work& work,
                                        int32_t slot) {
-    if (C::kListed && info.mask == TileMask::kBits) return exchange(visible_);
     find_words(info, row, work, slot, visible_);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -78,23 +99,6 @@ class RowMasks {
     if (lane_ == 0)
       ptx::mbarrier_arrive(ptx::shared_address(&smem_.mask_empty[mask_.index][consumer_]));
     mask_.advance();
-  }
-
-  /// Words of the thread's two rows, one for each 32 keys of the tile, of which each thread of a
-  /// quad has read one: the bits of its own columns, in the order of by_thread. A quad's pairs of
-  /// bits are transposed as matrices of 4 x 4, by two exchanges.
-  __device__ __forceinline__ void exchange(uint32_t (&words)[2]) const {
-    const bool odd = lane_ & 1, high = lane_ & 2;
-    const uint32_t own_pairs = odd ? 0xccccccccu : 0x33333333u, pair_shift = odd ? 30 : 2;
-    const uint32_t own_halves = high ? 0xf0f0f0f0u : 0x0f0f0f0fu, half_shift = high ? 28 : 4;
-    auto join = [](uint32_t own, int other, uint32_t kept, uint32_t shift) {
-      const uint32_t theirs = __shfl_xor_sync(~0u, own, other);
-      return (own & kept) | (__funnelshift_l(theirs, theirs, shift) & ~kept);
-    };
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      words[r] = join(join(words[r], 1, own_pairs, pair_shift), 2, own_halves, half_shift);
-    }
   }
 
   /// In half tiles: of the listed boxes, one after the other.
@@ -149,6 +153,8 @@ class RowMasks {
   SharedStorage<C>& smem_;
   const int consumer_, warp_, lane_;
   Ring<C::kMasks> mask_;
+  int32_t box_;            // of the word that this thread reads of the bits of each row ...
+  const uint32_t* words_;  // ... and where it lies in those of row 0; in lists
   uint32_t visible_[2];
 };
 

@@ -48,13 +48,20 @@ class TileScores {
   }
 
   /// Asks memory for the tile's mask, if it lies there, and finds while QK runs what this thread's
-  /// rows see, if some rows do not see all.
+  /// rows see, if some rows do not see all. kBits: the tile's mask is of bits; `take_mask` and
+  /// `prepare` ask even then, since across a branch the compiler does not wait for bits before it
+  /// issues PV, and makes seven of them predicates at once.
+  template <bool kBits>
   __device__ __forceinline__ void ask(const StepInfo& info, int32_t slot) {
-    masks_.ask(info, tile_row(), slot);
+    if (kBits || (C::kListed && info.mask == TileMask::kBits)) masks_.ask_bits(slot);
   }
+  template <bool kBits>
   __device__ __forceinline__ void take_mask(const StepInfo& info, const Work& work, int32_t slot) {
-    if (info.mask == TileMask::kNone) return;
-    masks_.take(info, tile_row(), work, slot);
+    if (C::kListed && info.mask == TileMask::kBits) {
+      masks_.take_bits();
+    } else if (!kBits && info.mask != TileMask::kNone) {
+      masks_.take(info, tile_row(), work, slot);
+    }
   }
 
   /// Transforms the scores and hides those that rows do not see.

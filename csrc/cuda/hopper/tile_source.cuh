@@ -19,6 +19,14 @@ struct Step {
   int32_t run = -1;   // of this lane's box in the list; -1: none, or no half tile
 };
 
+/// What a step says of the next one.
+__device__ __forceinline__ Follows what_follows(const Step& next, bool masked) {
+  if (!next.valid) return Follows::kNothing;
+  if (next.narrow) return Follows::kNarrow;
+  if (next.need == TileMask::kBits) return Follows::kBits;
+  return masked ? Follows::kMasked : Follows::kWhole;
+}
+
 /// The mask of a key tile; `columns` are those of the tile, where the mask slides.
 struct StepMask {
   TileMask kind = TileMask::kNone;
@@ -56,7 +64,8 @@ __device__ __forceinline__ bool claims_late(const Arguments& args) {
 template <class C>
 __device__ __forceinline__ bool plans_early(const Arguments& args) {
   return C::kPlain && !C::kRagged && args.counter == nullptr &&
-         args.params.sequences.query_offsets == nullptr;
+         args.params.sequences.query_offsets == nullptr &&
+         args.params.sequences.key_origins == nullptr;
 }
 
 /// Key tiles in whose time the next query tile is claimed and planned.
