@@ -184,21 +184,28 @@ void run(const Op& op, const CallArguments& args, PreparedCall prepared, Tensor 
   AttentionParams& params = prepared.call.params;
   // Where only rows past the sequences are, or no sequence is, nothing is written.
   if (out.numel() == 0 || params.problem.seq_q == 0 || params.problem.batch == 0) return;
-  // Which packed rows are of a sequence the engines of the CPU know.
-  const bool sees_starts = params.sequences.packed() && args.query->is_cpu();
-  if (params.problem.seq_kv == 0 && !sees_starts) {
+  const bool has_keys = params.problem.seq_kv > 0;
+  if (!has_keys && !params.sequences.packed()) {
     torch::stable::zero_(out);
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());
     return;
   }
   set_outputs(out, lse, &params);
+  // Engines alone know which packed rows are of a sequence. Without keys all patterns are alike,
+  // and of CUDA's engines naive takes such a call.
+  const bool without_keys = !has_keys && args.query->is_cuda();
+  if (without_keys) {
+    params.pattern = {};
+    params.global_tokens = nullptr;
+    params.num_global_tokens = 0;
+  }
   params.features = features_of(params);
   params.device = args.query->get_device_index();
   params.stream = backend().stream(params.device);
-  const Engine& engine = pick_engine(op, args, params);
+  const Engine& engine = without_keys ? backend().engine("naive") : pick_engine(op, args, params);
 
   std::tuple<MaybeTensor, MaybeTensor> chosen;  // the lists' memory
-  if (op.kind == PatternKind::kBlockTopK) {
+  if (op.kind == PatternKind::kBlockTopK && !without_keys) {
     const SelectParams& selection = prepared.selection.params;
     chosen = run_selection(op.name, selection, *args.query);
     params.pattern.list = list_of(selection, *std::get<0>(chosen), *std::get<1>(chosen));

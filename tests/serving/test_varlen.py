@@ -162,17 +162,30 @@ def test_rows_around_the_sequences_are_not_written(varlen, device, ragged, any_d
     assert (out[:before] == 7).all() and (out[-5:] == 7).all()
 
 
-@pytest.mark.parametrize("cpu_engine", ["naive", "tiled"])
 @pytest.mark.parametrize("tokens", [0, 5])
-def test_rows_of_no_sequence_are_not_written_without_keys(cpu_engine, tokens):
-    query, key = torch.randn(6, 2, 8), torch.randn(tokens, 1, 8)
-    out, lse = torch.full_like(query, 7.0), torch.full((2, 6), 7.0)
-    starts = torch.tensor([0, 2, 4]).int(), torch.zeros(3).int()
-    torch.ops.sparse_attn.varlen_out(
-        query, key, key, *starts, 2, 0, engine=cpu_engine, out=out, lse=lse
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"k": 3}, {"left": 3, "global_tokens": torch.tensor([1])}],
+    ids=["full", "topk", "globals"],
+)
+def test_rows_of_no_sequence_are_not_written_without_keys(
+    engine, device, any_dtype, tokens, arguments
+):
+    query, key = (
+        torch.randn(n, h, 16, device=device).to(any_dtype) for n, h in ((7, 2), (tokens, 1))
     )
-    assert (out[:4] == 0).all() and (lse[:, :4] == -torch.inf).all()
-    assert (out[4:] == 7).all() and (lse[:, 4:] == 7).all()
+    out, lse = torch.full_like(query, 7.0), torch.full((2, 7), 7.0, device=device)
+    starts = (torch.tensor(at, device=device).int() for at in ([1, 3, 5], [0, 0, 0]))
+    placed = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+    torch.ops.sparse_attn.varlen_out(
+        query, key, key, *starts, 2, 0, **placed, engine=engine, out=out, lse=lse
+    )
+    inside = torch.tensor([0, 1, 1, 1, 1, 0, 0], device=device).bool()
+    assert (out[inside] == 0).all() and (lse[:, inside] == -torch.inf).all()
+    assert (out[~inside] == 7).all() and (lse[:, ~inside] == 7).all()
 
 
 def test_lengths_a_thousandfold_apart(varlen, engine, device, any_dtype):

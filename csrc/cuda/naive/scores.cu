@@ -134,6 +134,7 @@ Status launch_scores(const ScoredHeads& scored) {
     if (!status.ok()) return status;
   }
   const int64_t blocks = scored.heads * ScoreGrid::of(params).blocks();
+  if (blocks == 0) return {};  // no keys
   return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     score_kernel<T><<<static_cast<uint32_t>(blocks), kProductThreads, 0, stream>>>(scored);
