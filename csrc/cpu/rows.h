@@ -10,8 +10,8 @@ namespace sparse_attn::cpu {
 template <class Work>
 Status for_each_row(int64_t rows, const Work& work) {
   constexpr int64_t kRowsPerTurn = 64;
-  bool ran = for_each_item(
-      num_workers(), (rows + kRowsPerTurn - 1) / kRowsPerTurn, [&](int32_t, int64_t turn) {
+  bool ran =
+      for_each_item(num_workers(), ceil_div64(rows, kRowsPerTurn), [&](int32_t, int64_t turn) {
         int64_t end = (turn + 1) * kRowsPerTurn < rows ? (turn + 1) * kRowsPerTurn : rows;
         for (int64_t row = turn * kRowsPerTurn; row < end; ++row) work(row);
       });

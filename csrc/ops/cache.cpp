@@ -40,20 +40,20 @@ void check_cache(const char* name, const Tensor& cache, const char* rows_name, c
   check_last_contiguous(kAppendOp, name, cache);
 }
 
-/// One part of the write; `scale` may be None.
-CacheRows part_of(const Tensor& rows, const Tensor& cache, const char* scale_name,
-                  const MaybeTensor& scale) {
-  CacheRows part;
-  part.rows = rows.const_data_ptr();
-  part.row_stride_t = rows.stride(0);
-  part.row_stride_h = rows.stride(1);
-  part.cache = cache.mutable_data_ptr();
-  part.stride_page = cache.stride(0);
-  part.stride_slot = cache.stride(1);
-  part.stride_h = cache.stride(2);
-  part.head_dim = static_cast<int32_t>(rows.size(2));
-  part.scale = check_cache_scale(kAppendOp, scale_name, scale, cache, "key");
-  return part;
+/// New rows and where they go; `scale` may be None.
+CacheRows rows_into(const Tensor& rows, const Tensor& cache, const char* scale_name,
+                    const MaybeTensor& scale) {
+  CacheRows written;
+  written.rows = rows.const_data_ptr();
+  written.row_stride_t = rows.stride(0);
+  written.row_stride_h = rows.stride(1);
+  written.cache = cache.mutable_data_ptr();
+  written.stride_page = cache.stride(0);
+  written.stride_slot = cache.stride(1);
+  written.stride_h = cache.stride(2);
+  written.head_dim = static_cast<int32_t>(rows.size(2));
+  written.scale = check_cache_scale(kAppendOp, scale_name, scale, cache, "key");
+  return written;
 }
 
 }  // namespace
@@ -87,8 +87,8 @@ void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, T
   check_no_overlap(kAppendOp, "key_cache", key_cache, inputs);
 
   AppendParams params;
-  params.key = part_of(key, key_cache, "key_scale", key_scale);
-  params.value = part_of(value, value_cache, "value_scale", value_scale);
+  params.key = rows_into(key, key_cache, "key_scale", key_scale);
+  params.value = rows_into(value, value_cache, "value_scale", value_scale);
   params.tokens = key.size(0);
   params.heads = static_cast<int32_t>(key.size(1));
   params.pages = key_cache.size(0);

@@ -105,6 +105,22 @@ inline int32_t check_block(const std::string& op, const char* name, int64_t bloc
   return static_cast<int32_t>(block);
 }
 
+inline void check_head_dim(const std::string& op, const char* name, int64_t head_dim) {
+  if (head_dim < 8 || head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
+    fail_expected(op, text(name, " with a head_dim that is a multiple of 8 up to ", kMaxHeadDim),
+                  std::to_string(head_dim));
+  }
+}
+
+/// Keys of a page.
+inline void check_page_size(const std::string& op, const char* name, int64_t page_size) {
+  constexpr int64_t kPageUnit = 16;
+  if (page_size == 0 || page_size % kPageUnit != 0 || page_size > kMaxLength) {
+    fail_expected(op, text(name, " with a page_size that is a multiple of ", kPageUnit),
+                  std::to_string(page_size));
+  }
+}
+
 /// The sizes that broadcast to `size`.
 inline std::string one_or(int64_t size) { return size == 1 ? "1" : text("1 or ", size); }
 

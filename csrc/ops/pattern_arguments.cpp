@@ -51,6 +51,10 @@ void fill_leading(const std::string& op, const CallArguments& args, CheckedCall*
   if (tokens.scalar_type() != ScalarType::Int && tokens.scalar_type() != ScalarType::Long) {
     fail_expected(op, "global_tokens of dtype int32 or int64", dtype_of(tokens));
   }
+  if (tokens.numel() > kMaxLength) {
+    fail_expected(op, text("global_tokens of up to ", kMaxLength, " positions"),
+                  std::to_string(tokens.numel()));
+  }
   check_same_device(op, "global_tokens", tokens, *args.query);
   bool wide = tokens.scalar_type() == ScalarType::Long;
   call->global_tokens = torch::stable::contiguous(wide ? narrowed(tokens) : tokens);

@@ -11,8 +11,6 @@
 namespace sparse_attn {
 namespace {
 
-constexpr int64_t kPageUnit = 16;  // keys
-
 /// Packed rows (tokens, heads, head_dim) as (1, heads, tokens, head_dim).
 Tensor unpacked(const std::string& op, const char* name, const Tensor& tensor) {
   if (tensor.dim() != 3) {
@@ -26,10 +24,7 @@ Tensor turned(const std::string& op, const char* name, const Tensor& cache) {
   if (cache.dim() != 4) {
     fail_expected(op, text(name, " of shape (pages, page_size, heads, head_dim)"), shape_of(cache));
   }
-  if (cache.size(1) == 0 || cache.size(1) % kPageUnit != 0 || cache.size(1) > kMaxLength) {
-    fail_expected(op, text(name, " with a page_size that is a multiple of ", kPageUnit),
-                  std::to_string(cache.size(1)));
-  }
+  check_page_size(op, name, cache.size(1));
   return torch::stable::transpose(cache, 1, 2);
 }
 

@@ -30,11 +30,7 @@ void check_keys(const std::string& op, const char* name, const Tensor& key, cons
         cache ? "float32, float16, bfloat16 or float8_e4m3fn" : "float32, float16 or bfloat16";
     fail_expected(op, text(name, " of dtype ", dtypes), dtype_of(key));
   }
-  const int64_t head_dim = key.size(3);
-  if (head_dim < 8 || head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
-    fail_expected(op, text(name, " with a head_dim that is a multiple of 8 up to ", kMaxHeadDim),
-                  std::to_string(head_dim));
-  }
+  check_head_dim(op, name, key.size(3));
   check_last_contiguous(op, name, key);
 }
 
@@ -136,10 +132,7 @@ void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Te
   const std::string op = "sketch_pages";
   check_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)", true);
   const int64_t page_size = key_cache.size(1);
-  if (page_size < 16 || page_size % 16 != 0 || page_size > kMaxLength) {
-    fail_expected(op, "key_cache with a page_size that is a multiple of 16",
-                  std::to_string(page_size));
-  }
+  check_page_size(op, "key_cache", page_size);
   SketchPagesParams params;
   params.sketch =
       check_sketch(op, {key_cache.size(0), key_cache.size(2), key_cache.size(3), page_size}, codes,

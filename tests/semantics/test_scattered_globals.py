@@ -85,3 +85,10 @@ def test_index_tensors_of_any_integer_dtype(device, dtype):
     want = sa.band_attention(query, key, value, 3, global_tokens=where)
     got = sa.band_attention(query, key, value, 3, global_tokens=where.to(dtype))
     assert torch.equal(got, want)
+
+
+def test_more_tokens_than_a_sequence_has_keys_are_refused(device):
+    query = torch.randn(1, 1, 4, 16, device=device)
+    tokens = torch.zeros(1, dtype=torch.int32, device=device).expand(2**29)  # takes no memory
+    with pytest.raises(RuntimeError, match="global_tokens of up to 536870911 positions, got 5368"):
+        torch.ops.sparse_attn.band(query, query, query, global_tokens=tokens)

@@ -7,6 +7,7 @@
 
 #include "cpu/tiled/keys.h"
 #include "cpu/tiled/visible.h"
+#include "part.h"
 
 namespace sparse_attn::cpu {
 
@@ -109,9 +110,7 @@ class DenseMask {
     return axis == Axis::kLead ? slice.lead.view.at(element) : slice.keys.at(element);
   }
 
-  int64_t bytes() const {
-    return mask_.kind == MaskKind::kBool ? 1 : mask_.kind == MaskKind::kFloat32 ? 4 : 2;
-  }
+  int64_t bytes() const { return size_of(mask_.kind); }
 
   void load(const Slice& slice, Axis axis, const Run& run, const char* start, float* target) {
     if (axis == Axis::kGlobal) {
