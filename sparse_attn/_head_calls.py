@@ -236,9 +236,10 @@ def attend_by_head(
         return results[0]
     whole = given.get("out")
     if not given.get("return_lse"):
-        return torch.cat(results, 1) if whole is None else whole
+        return ops.join_heads(query, results) if whole is None else whole
     outs, lses = zip(*results, strict=True)
-    return torch.cat(outs, 1) if whole is None else whole, torch.cat(lses, -2)
+    joined = ops.join_heads(query, outs) if whole is None else whole
+    return joined, torch.cat(lses, -2)
 
 
 def check_out(

@@ -8,7 +8,7 @@ fake kernel, its ``_out`` twin another; what differentiation and autocast meet s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,15 @@ from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_ref
 from ._ops import add_op_namespace_prefix
 from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, bound, overload
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "ask_engine", "call", "empty_output", "lse_shape"]
+__all__ = [
+    "ATTENTION_OPS",
+    "TOOL_OPS",
+    "ask_engine",
+    "call",
+    "empty_output",
+    "join_heads",
+    "lse_shape",
+]
 
 _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
@@ -61,12 +69,25 @@ def empty_output(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Make the output of a call: of query's dtype and order of strides, with value's head dim."""
     if query.shape[-1] == value.shape[-1]:
         return torch.empty_like(query)
-    strides = query.stride()
-    order = sorted(range(query.dim() - 1), key=lambda dim: -strides[dim])
     shape = (*query.shape[:-1], value.shape[-1])
-    return torch.empty_permuted(
-        shape, (*order, query.dim() - 1), dtype=query.dtype, device=query.device
-    )
+    return torch.empty_permuted(shape, _stride_order(query), dtype=query.dtype, device=query.device)
+
+
+def join_heads(query: torch.Tensor, outs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join outputs of neighbouring heads, in query's order of strides as one call's would be."""
+    order = _stride_order(query)
+    joined = torch.cat([out.permute(order) for out in outs], order.index(1))
+    return joined.permute([order.index(dim) for dim in range(query.dim())])
+
+
+def _stride_order(query: torch.Tensor) -> list[int]:
+    """Return the dimensions of a query from the largest stride to the head dim's."""
+    strides = query.stride()
+    order: list[int] = []
+    for dim in range(query.dim() - 1):  # torch.compile follows no sort by traced strides
+        larger = [other for other in order if strides[other] >= strides[dim]]
+        order.insert(len(larger), dim)
+    return [*order, query.dim() - 1]
 
 
 def _attention_fake(op: Any) -> Callable[..., Any]:

@@ -192,6 +192,27 @@ def test_grad_mode_and_autocast(device):
         assert sa.sparse_attention(query, key, value, pattern).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("value_dim", [32, 24])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)], ids=["bhs", "bsh", "sbh"])
+@pytest.mark.parametrize("mode", ["grad", "autocast", "compile"])
+def test_joined_outputs_have_the_order_of_query(device, mode, order, value_dim):
+    """Where no call can write its part of one output."""
+    query, key, value = SHAPE.make(device)
+    query = query.permute(*order, 3).contiguous().permute([order.index(d) for d in range(3)] + [3])
+    value = value[..., :value_dim]
+    pattern, call = PATTERNS["alternating"](device), sa.sparse_attention
+    want = call(query, key, value, pattern)
+    if mode == "compile":
+        torch._dynamo.reset()
+        call = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    query.requires_grad_(mode == "grad")
+    with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
+        out, lse = call(query, key, value, pattern, return_lse=True)
+        assert call(query, key, value, pattern).stride() == want.stride()
+    assert out.stride() == want.stride() and lse.is_contiguous()
+    assert mode == "autocast" or torch.equal(out, want)
+
+
 @pytest.mark.parametrize("name", ["sink_logits", "alibi_slopes", "attn_mask"])
 @pytest.mark.parametrize("pattern", ["alternating", "lists"])
 def test_parameters_beside_query_that_require_grad(device, pattern, name):
