@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -368,6 +369,10 @@ class KeySketch:
             "sketch_ranges": self.ranges,
             "sketch_lengths": self.lengths,
         }
+
+    def __copy__(self) -> KeySketch:
+        """Return a sketch of its own: tokens that one takes in are not those of the other."""
+        return deepcopy(self)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.codes.shape[:3]))

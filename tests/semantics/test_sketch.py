@@ -1,5 +1,6 @@
 """Selection by the key sketch: which blocks it finds, and the patterns and calls it refuses."""
 
+import copy
 import io
 import re
 
@@ -248,3 +249,18 @@ def test_torch_load_reads_a_sketch_back_as_weights(device):
     pattern.sketch.append(key[:, :, 150:])
     want = sa.sparse_attention(query, key, value, decoding(sa.KeySketch(key)))
     assert torch.equal(sa.sparse_attention(query, key, value, pattern), want)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy], ids=lambda f: f.__name__)
+def test_a_copy_grows_on_its_own(device, duplicate):
+    """As beams and drafts go on from one prefix: each has the codes of its own tokens."""
+    key = torch.randn(1, 2, 140, 16, device=device)
+    sketch = sa.KeySketch(key[:, :, :100])
+    fork = duplicate(sketch)
+    fork.append(key[:, :, 100:120])
+    sketch.append(key[:, :, 120:])
+    for held, tail in ((fork, key[:, :, 100:120]), (sketch, key[:, :, 120:])):
+        want = sa.KeySketch(torch.cat([key[:, :, :100], tail], 2))
+        assert torch.equal(held.lengths, want.lengths)
+        assert torch.equal(held.codes[:, :, :120], want.codes[:, :, :120])
+        assert torch.equal(held.ranges[:, :, :2], want.ranges[:, :, :2])
