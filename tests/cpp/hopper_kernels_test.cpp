@@ -70,6 +70,32 @@ void test_plain_sequences_take_plain_kernels() {
   }
 }
 
+/// Calls with lists take the kernel of least code that has what they need, of one tile size.
+void test_lists_take_kernels_of_little_code() {
+  const Features packed = Features::of(Feature::kPacked);
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t block_q : {64, 128}) {
+      const std::string text = std::to_string(head_dim) + ", blocks of " + std::to_string(block_q);
+      auto takes = [&](Features features, bool raw_values, Features accepts) {
+        const Entry entry = find_kernel(head_dim, {features, Split::kNone, raw_values, block_q});
+        const Kernel& kernel = kKernels[entry.kernel];
+        CHECK(entry.head_dim == head_dim && kernel.rows() == block_q, text);
+        CHECK(kernel.accepts.within(accepts) && accepts.within(kernel.accepts), text);
+        CHECK(entry.keys() == 128, text);
+      };
+      takes(kPlainListedCalls, false, kPlainListedCalls);
+      takes(kPlainListedCalls, true, kListedCalls);
+      takes(kPlainListedCalls.with(Features::of(Feature::kPartialBlocks)), false, kListedCalls);
+      takes(kPlainListedCalls.with(Features::of(Feature::kSoftcap)), false,
+            block_q == 64 ? kScoredHalfListedCalls : kScoredListedCalls);
+      if (block_q == 64) continue;
+      takes(kPlainListedCalls.with(packed), false, kPlainRaggedListedCalls);
+      takes(kListedCalls.without(Features::of(Feature::kKeyBounds)).with(packed), true,
+            kRaggedListedCalls);
+    }
+  }
+}
+
 /// Few queries and any masks are served wherever plain calls are.
 void test_every_range_is_served() {
   for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
@@ -107,6 +133,7 @@ int main() {
   test_every_row_serves_what_it_accepts();
   test_marked_kernels_keep_to_their_calls();
   test_plain_sequences_take_plain_kernels();
+  test_lists_take_kernels_of_little_code();
   test_every_range_is_served();
   test_many_rows_are_split_whoever_knows();
   return check::summary();

@@ -37,6 +37,7 @@ struct Config {
   static constexpr bool kPlain = kOwn.is_plain();
   static constexpr bool kRagged = kOwn.is_ragged();  // sequences of any length, keys in pages
   static constexpr bool kListed = kOwn.is_listed();
+  static constexpr bool kPartial = kOwn.accepts.has(Feature::kPartialBlocks);
   static constexpr bool kHalf = kConsumers == 1;  // half tiles, for lists of low query blocks
   static constexpr bool kPacks = kTile.packs;     // several heads a tile
   static constexpr bool kSplits = kTile.splits;   // takes chunks of keys
@@ -88,6 +89,9 @@ struct Config {
   static constexpr bool kPingPong =
       kConsumers > 1 && !kWide &&
       (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries || kColumnsAlone));
+  // A list's tile is written while QK of the next one's second step runs; in a turn it would hold
+  // up the other consumer, and other tiles lose 1 to 5 % by it.
+  static constexpr bool kWritesInStep = kListed && kCrossTile && !kPingPong;
   // Where three consumers take turns one finishes its rows past its turn; elsewhere that is done
   // under QK, where it takes no time.
   static constexpr bool kFinishesLate = kConsumers == 3 && HEAD_DIM <= 64;
@@ -197,6 +201,11 @@ struct ExistingKeys {
 /// the words have their bits too. Where the bits are all of the mask consumers read them as they
 /// are.
 enum class TileMask : int32_t { kNone, kSliding, kBits, kWritten, kPartial };
+/// Whether words of the mask have the bits of partial blocks.
+template <class C>
+__device__ __forceinline__ bool has_bits_in_words(TileMask mask) {
+  return C::kPartial && mask == TileMask::kPartial;
+}
 
 /// What follows a key tile in its query tile: the first one of the next chunk, of those that a
 /// thread block takes in turn, or one of the same chunk; a narrow one, of few leading keys, is the

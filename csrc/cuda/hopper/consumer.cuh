@@ -22,7 +22,7 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class Consumer {
   using Element = std::conditional_t<C::kDtype == Dtype::kFloat16, __half, __nv_bfloat16>;
-  static constexpr bool kReadsBits = C::kListed && !C::kBiased;  // in steps of their own
+  static constexpr bool kReadsBits = C::kPartial && !C::kBiased;  // in steps of their own
   /// Which of a key tile's scores a step may have to hide.
   enum class Hides { kNothing, kBits, kAny };
 
@@ -71,6 +71,11 @@ class Consumer {
       } else {
         finish_products();
       }
+      if (C::kWritesInStep && crosses && plain_follows()) {
+        pack_probabilities();
+        step<Hides::kNothing, false, true>();
+        continue;
+      }
       write_out(chunk);
       if (crosses) {
         pack_probabilities();
@@ -106,8 +111,9 @@ class Consumer {
     clear_out();
   }
 
-  /// One key tile. The code for scores that are more than scaled would lie in the way of the rest.
-  template <Hides kHides, bool kTransforms = false>
+  /// One key tile; `kWrites`: the query tile before is written first. The code for scores that are
+  /// more than scaled would lie in the way of the rest.
+  template <Hides kHides, bool kTransforms = false, bool kWrites = false>
   __device__ __forceinline__ void step() {
     constexpr bool kMasked = kHides != Hides::kNothing, kBits = kHides == Hides::kBits;
     constexpr bool kReadsLate = C::kPingPong && !kMasked;  // not in a turn, which others wait for
@@ -121,6 +127,11 @@ class Consumer {
     issue_qk();
     if constexpr (kMasked && !kAsksEarly) ask_for_mask<kBits>();
     if constexpr (C::kEarlyRescale) rescale_out();
+    if constexpr (kWrites) {
+      write_out(false);
+      clear_out();
+      ptx::pin(o_);
+    }
     rings_.wait_value();
     issue_pv();
     rings_.pass_turn();

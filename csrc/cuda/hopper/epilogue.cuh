@@ -40,19 +40,23 @@ class Epilogue {
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows, float scale_log2,
                                               const Work& work, float (&inverse)[2]) {
     const Strip strip = strip_of(work);
+    RowState state;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float m = log2_of_maximum<C::kBiased>(rows.m[r], scale_log2);
-      const float l = quad_sum(rows.l[r]);
-      const bool folding = folds<C>(args_, work);
-      if (folding || is_chunk(work)) {
-        if (!folding) write_state(m, l, r, work, strip);
-        if constexpr (C::kFolds) maxima_[r] = m;
-        inverse[r] = l;
-        continue;
-      }
-      inverse[r] = finish_row(m, l, r, work, strip);
+      state.m[r] = log2_of_maximum<C::kBiased>(rows.m[r], scale_log2);
+      state.l[r] = quad_sum(rows.l[r]);
     }
+    const bool folding = folds<C>(args_, work);
+    if (folding || is_chunk(work)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!folding) write_state(state.m[r], state.l[r], r, work, strip);
+        if constexpr (C::kFolds) maxima_[r] = state.m[r];
+        inverse[r] = state.l[r];
+      }
+      return;
+    }
+    finish(state, work, strip, inverse);
   }
 
   /// Stores O = `o` / l of a finished tile; of a chunk `o`, which joins the sum where the thread
@@ -148,18 +152,29 @@ class Epilogue {
     return strip;
   }
 
-  /// Writes lse of row r of this thread's two; returns 1 / l, times the values' scale.
-  __device__ __forceinline__ float finish_row(float m, float l, int r, const Work& work,
-                                              const Strip& strip) const {
-    if (strip.rows <= 0) return 0.0f;
+  /// Writes lse of this thread's rows; finds 1 / l of them, times the values' scale.
+  __device__ __forceinline__ void finish(const RowState& state, const Work& work,
+                                         const Strip& strip, float (&inverse)[2]) const {
+    inverse[0] = inverse[1] = 0.0f;
+    if (strip.rows <= 0) return;
     const Outputs& outputs = args_.params.outputs;
-    const int32_t row = lane_ / 4 + 8 * r;
-    if (outputs.lse != nullptr && lane_ % 4 == 0 && row < strip.rows) {
-      outputs.lse[strip.batch * outputs.lse_stride_b + strip.head * outputs.lse_stride_h +
-                  tensor_row(work, strip.first + row) * outputs.lse_stride_s] = log_sum(m, l);
+    if (outputs.lse != nullptr && lane_ % 4 == 0) {
+      float* of_head =
+          outputs.lse + strip.batch * outputs.lse_stride_b + strip.head * outputs.lse_stride_h;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t row = lane_ / 4 + 8 * r;
+        if (row >= strip.rows) continue;
+        of_head[tensor_row(work, strip.first + row) * outputs.lse_stride_s] =
+            log_sum(state.m[r], state.l[r]);
+      }
     }
-    return inverse_of(m, l, args_.params.scores.sink_logits, strip.head) *
-           scale_of(args_.params.keys.value_scale, work);
+    const float scale = scale_of(args_.params.keys.value_scale, work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      inverse[r] =
+          scale * inverse_of(state.m[r], state.l[r], args_.params.scores.sink_logits, strip.head);
+    }
   }
 
   /// Its number among the strips of Partials.
@@ -218,12 +233,7 @@ class Epilogue {
     } else {
       sum_.add(o, state, reinterpret_cast<float4*>(staged(work)), work, last);
     }
-    if (last && !is_piece(work)) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        inverse[r] = finish_row(state.m[r], state.l[r], r, work, strip);
-      }
-    }
+    if (last && !is_piece(work)) finish(state, work, strip, inverse);
     return state;
   }
 

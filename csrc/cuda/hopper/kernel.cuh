@@ -53,6 +53,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     Pattern listed;
     listed.causal = pattern.causal;
     listed.list = pattern.list;
+    if (!C::kPartial) listed.list.partial = nullptr;
     pattern = listed;
   } else {
     pattern.list = {};

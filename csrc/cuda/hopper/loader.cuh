@@ -31,7 +31,6 @@ class Loader {
         maps_(maps),
         smem_(smem),
         lane_(threadIdx.x % kWarp),
-        boxes_(args.boxes),
         box_bytes_(args.copy_rows * C::kRowBytes),
         box_of_copy_(C::kListed ? lane_ / (args.box_rows / args.copy_rows) : 0),
         row_of_copy_(C::kListed ? lane_ % (args.box_rows / args.copy_rows) * args.copy_rows
@@ -110,16 +109,19 @@ class Loader {
       return {&maps[kLeadView], 0, work.head_kv, key_batch(work), work.sequence_key + lead.offset};
     }
     const ViewPlace at = view_place(lead, step, work.sequence_key);
-    const RowsOf rows = at.class_idx < args_.long_leads ? kLongLead : kLeadView;
-    return {&maps[rows], at.class_idx * class_step(), work.head_kv, key_batch(work), at.row};
+    return {&maps[at.class_idx < args_.long_leads ? kLongLead : kLeadView],
+            at.class_idx * class_step(), work.head_kv, key_batch(work), at.row};
   }
 
   __device__ __forceinline__ void load_tile(const Work& work) {
     const CUtensorMap* maps = kKeys ? maps_.key : maps_.value;
     const ViewPlace at =
         view_place(work.slice.keys, args_.params.pattern.dilation, work.sequence_key);
-    const Place main = {&maps[work.key_rows], at.class_idx * class_step(), work.head_kv,
-                        key_batch(work), at.row};
+    // Where many lanes copy, each moves its operands to registers of the warp; these lie there.
+    constexpr bool kManyCopy = C::kListed || C::kRagged;
+    auto uniform = [](int32_t x) { return kManyCopy ? __reduce_max_sync(~0u, x) : x; };
+    const Place main = {&maps[uniform(work.key_rows)], at.class_idx * class_step(),
+                        uniform(work.head_kv), uniform(key_batch(work)), at.row};
     const Keys keys = keys_of(work);
     const bool folding = folds<C>(args_, work);
     const bool query_first = kQueryFirst && !folding;
@@ -132,8 +134,7 @@ class Loader {
     if (kKeys && folding && work.chunk_tiles > 0) {
       chunk_left = (work.tiles.count() - 1) % work.chunk_tiles + 1;
     }
-    int32_t until_almost = 0;  // key tiles left to be loaded before the planner is told
-    if (kKeys && claims_late<C>(args_)) until_almost = most_visits<C>(args_, work) - kPlanningTiles;
+    int32_t until_almost = kKeys ? loads_before_claim<C>(args_, work) : 0;  // key tiles
     int32_t entry = table_entry(keys, step);
     while (step.valid) {
       Step ahead = source.next();
@@ -147,8 +148,7 @@ class Loader {
         }
         describe(work, step, masked ? source.mask(step) : StepMask{}, next);
       }
-      Place place = main;
-      if (step.lead && !paged()) place = lead_place(maps, work);
+      const Place place = step.lead && !paged() ? lead_place(maps, work) : main;
       const Interval there = C::kLeads && step.lead ? keys.there.lead : keys.there.main;
       if (kKeys && first) wait_for_inputs();
       if (kClears && args_.raw && holds_no_keys(step, there)) {
@@ -181,19 +181,19 @@ class Loader {
                                            Follows follows) {
     const uint32_t slot = steps_++ % kInfoSlots;
     if (C::kHalf && mask.kind >= TileMask::kWritten) {
-      for (int32_t box = 0; box < boxes_; ++box) {
-        const bool by_run = mask.kind == TileMask::kPartial;
+      for (int32_t box = 0; box < args_.boxes; ++box) {
+        const bool by_run = has_bits_in_words<C>(mask.kind);
         const int32_t of_box = __shfl_sync(~0u, by_run ? step.run : step.key, box);
         if (lane_ == 0) smem_.boxes[slot][box] = of_box;
       }
     }
     if constexpr (C::kBiased && C::kListed) {
-      if (lane_ < boxes_) smem_.box_keys[slot][lane_] = step.key;
+      if (lane_ < args_.boxes) smem_.box_keys[slot][lane_] = step.key;
       __syncwarp();
     }
     StepInfo& info = smem_.info[slot];
-    if (C::kListed && mask.kind == TileMask::kBits) {
-      if (lane_ < boxes_) info.bits[lane_] = rows_of_bits(work, step);
+    if (C::kPartial && mask.kind == TileMask::kBits) {
+      if (lane_ < args_.boxes) info.bits[lane_] = rows_of_bits(work, step);
       __syncwarp();
     }
     if (lane_ != 0) return;
@@ -387,7 +387,6 @@ class Loader {
   const TensorMaps& maps_;
   SharedStorage<C>& smem_;
   const int lane_;
-  const int boxes_;  // of a tile of the main view
   const int box_bytes_;
   const int box_of_copy_, row_of_copy_;  // where the lane's copy begins in the tile's boxes
   uint32_t steps_ = 0;

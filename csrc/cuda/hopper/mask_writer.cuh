@@ -59,7 +59,7 @@ class MaskWriter {
       if (!source.needs_mask(step)) continue;
       const TileMask kind = source.mask(step).kind;
       if (kind < TileMask::kWritten) continue;
-      const BoxWords bits = kind == TileMask::kPartial ? bits_of(work, step) : BoxWords{};
+      const BoxWords bits = has_bits_in_words<C>(kind) ? bits_of(work, step) : BoxWords{};
 #pragma unroll 1
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         const int32_t first = consumer * kConsumerRows;

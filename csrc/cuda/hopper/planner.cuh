@@ -14,7 +14,6 @@ namespace sparse_attn::cuda::hopper {
 template <class C>
 class Planner {
   using Work = typename SharedStorage<C>::Work;
-  static constexpr int32_t kShortTile = 8;  // key tiles
 
  public:
   __device__ __forceinline__ Planner(const Arguments& args, SharedStorage<C>& smem)
@@ -267,11 +266,10 @@ class Planner {
     };
     wait(slot_);
     const int32_t visits = most_visits<C>(args_, work);
-    const bool late = claims_late<C>(args_);
-    if (late && visits > kPlanningTiles) {
+    if (loads_before_claim<C>(args_, work) > 0) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.event[kAlmostLoaded]), loaded_parity_);
       loaded_parity_ ^= 1;
-    } else if (late ? C::kDeals && visits > 1 : visits > kShortTile) {
+    } else if (C::kDeals && claims_late<C>(args_) ? visits > 1 : visits > kShortTile) {
       auto before = slot_;
       before.advance();
       wait(before);

@@ -87,7 +87,7 @@ class RowMasks {
     }
     if constexpr (C::kHalf) {
       find(info, row, work, smem_.boxes[slot], visible);
-      if (info.mask == TileMask::kPartial) keep_partial(row, work, smem_.boxes[slot], visible);
+      if (has_bits_in_words<C>(info.mask)) keep_partial(row, work, smem_.boxes[slot], visible);
       return;
     }
     const int32_t own_row = kWarpRows * warp_ + lane_ / 4;
@@ -116,7 +116,7 @@ class RowMasks {
 #pragma unroll 1
         for (int32_t box = 0; box < args_.boxes; ++box) {
           int32_t first = boxes[box];
-          if (info.mask == TileMask::kPartial) {
+          if (has_bits_in_words<C>(info.mask)) {
             if (first < 0) break;
             first = work.runs.keys(first).begin;
           }

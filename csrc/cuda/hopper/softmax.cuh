@@ -48,9 +48,9 @@ __device__ __forceinline__ float log_sum(float m, float l) {
 /// 1 / l of a row of a head, whose sink logit joins the sum; 0 where no key is.
 __device__ __forceinline__ float inverse_of(float m, float l, const float* sink_logits,
                                             int32_t head) {
-  if (l == 0.0f) return 0.0f;
-  if (sink_logits != nullptr) l += exp2_approx(sink_logits[head] * kLog2e - m);
-  return 1.0f / l;
+  float sum = l;
+  if (sink_logits != nullptr) sum += exp2_approx(sink_logits[head] * kLog2e - m);
+  return l == 0.0f ? 0.0f : 1.0f / sum;
 }
 
 /// Drops the scores of keys that a row does not see: bit j of its word is column j of the thread,

@@ -53,11 +53,11 @@ class TileScores {
   /// issues PV, and makes seven of them predicates at once.
   template <bool kBits>
   __device__ __forceinline__ void ask(const StepInfo& info, int32_t slot) {
-    if (kBits || (C::kListed && info.mask == TileMask::kBits)) masks_.ask_bits(slot);
+    if (kBits || (C::kPartial && info.mask == TileMask::kBits)) masks_.ask_bits(slot);
   }
   template <bool kBits>
   __device__ __forceinline__ void take_mask(const StepInfo& info, const Work& work, int32_t slot) {
-    if (C::kListed && info.mask == TileMask::kBits) {
+    if (C::kPartial && info.mask == TileMask::kBits) {
       masks_.take_bits();
     } else if (!kBits && info.mask != TileMask::kNone) {
       masks_.take(info, tile_row(), work, slot);

@@ -70,6 +70,17 @@ __device__ __forceinline__ bool plans_early(const Arguments& args) {
 
 /// Key tiles in whose time the next query tile is claimed and planned.
 constexpr int32_t kPlanningTiles = 4;
+/// Key tiles of a query tile that is so short that the next one is claimed as it begins.
+constexpr int32_t kShortTile = 8;
+
+/// Where query tiles are claimed late, the key tiles of one that are loaded before the next one is
+/// claimed; 0: it is claimed without. A list is read from memory before its first tile is named.
+template <class C>
+__device__ __forceinline__ int32_t loads_before_claim(const Arguments& args, const Work& work) {
+  constexpr int32_t kMostAtOnce = C::kListed ? kShortTile : kPlanningTiles;
+  const int32_t visits = most_visits<C>(args, work);
+  return claims_late<C>(args) && visits > kMostAtOnce ? visits - kPlanningTiles : 0;
+}
 
 /// `kMasks`: for a warp that asks for masks, and in lists for bits of partial blocks.
 template <class C, bool kMasks>
@@ -146,7 +157,7 @@ class TileSource {
            (tiles.seen_lead.end - 1) / kNarrowKeys == narrow_keys(tiles);
   }
 
-  static constexpr bool kBits = kMasks && C::kListed;
+  static constexpr bool kBits = kMasks && C::kPartial;
   __device__ __forceinline__ bool has_bits() const { return kBits && list_.has_bits(); }
 
   // ---- Lists ------------------------------------------------------------------------------------
