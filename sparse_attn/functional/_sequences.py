@@ -77,6 +77,12 @@ def attend_sequences(
         if isinstance(pattern._region, BlockTopK):
             pattern = with_lists(pattern, query, key, common | placing)
         arguments |= placing | pattern._arguments()
+        if isinstance(arguments.get("num_kv_blocks"), torch.Tensor):
+            # A number of the example's lengths would cut lists of longer sequences.
+            raise TypeError(
+                f"sparse_attn.{owner}: expected a layout of an int number of blocks, got Tensor; "
+                "torch.jit.trace does not tell lengths, torch.export.export does"
+            )
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
         raise as_given(error, common | sequences) from None

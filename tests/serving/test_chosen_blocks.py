@@ -309,6 +309,23 @@ def test_one_graph_serves_all_lengths(device):
     check_one_graph(device, SELECTIONS["mixed"], batches)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("pattern", [SELECTIONS["mixed"], sa.TopK(5, inside=SELECTIONS["mixed"])])
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_jit_trace_of_lists_is_refused(device, page_size, pattern):
+    """It would hold the example's number of blocks, and cut the lists of longer sequences."""
+    ragged = Ragged((3, 40), (30, 50))
+    batch = Batch(ragged, ragged.sequences(device, torch.float32), page_size)
+
+    def attend(query, key, value):
+        return batch.function(query, key, value, pattern=pattern, **batch.placing)
+
+    call = (batch.query.nan_to_num(), batch.key.nan_to_num(), batch.value.nan_to_num())
+    with pytest.raises(TypeError, match=r"_attention: expected a layout .*torch.jit.trace"):
+        torch.jit.trace(attend, call, check_trace=False)
+    assert attend(*call).shape == batch.query.shape
+
+
 lengths = st.one_of(st.integers(0, 90), st.sampled_from([0, 1, 15, 16, 17, 64, 65, 129, 300]))
 
 
