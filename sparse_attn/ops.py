@@ -137,11 +137,33 @@ def _merge_states_fake(
 
 def _writing_fake(name: str, op: Any) -> Callable[..., None]:
     """Fake kernel of an op that writes into its arguments; sentences call it `name`."""
+    places = [argument.name for argument in op._schema.arguments if argument.is_write]
 
     def fake(*args: Any, **kwargs: Any) -> None:
-        _check_meta(name, bound(op, args, kwargs))
+        arguments = bound(op, args, kwargs)
+        _check_meta(name, arguments)
+        for place in places:
+            if arguments[place] is not None:
+                _check_offset(name, place, arguments[place])
 
     return fake
+
+
+def _check_offset(name: str, place: str, tensor: torch.Tensor) -> None:
+    """Refuse to write into a view whose place in its storage follows from sizes left open.
+
+    torch's Inductor takes such an offset for 0 and writes at the start of the whole tensor. The
+    offset of an input of the graph is a symbol of its own, and arrives.
+    """
+    offset = tensor.storage_offset()
+    if isinstance(offset, torch.SymInt):
+        offset = offset.node.expr
+        if not offset.is_number and not offset.is_Symbol:
+            raise RuntimeError(
+                f"sparse_attn::{name}: expected {place} at a fixed place of its storage, got one "
+                f"that moves with open sizes ({offset}), which compilation loses: make the view "
+                "outside of the graph"
+            )
 
 
 def _register() -> None:

@@ -183,3 +183,55 @@ def test_export(device):
     assert torch.equal(program.module()(*tensors), Layer()(*tensors))
     targets = [str(node.target) for node in program.graph.nodes]
     assert "sparse_attn.band.default" in targets
+
+
+def write_layer(new, caches, slots):
+    sa.append_to_cache(new, new, caches[0, 1], caches[1, 1], slots)
+    return caches + 0
+
+
+def write_out(new, caches, slots):
+    query = caches[0].transpose(1, 2)  # (3, 16, pages, 2, 16)
+    query = query[:, :, :, 0]
+    outs = query.new_zeros(2, *query.shape)
+    sa.fused_attention(query, query, query, out=outs[1])
+    return outs
+
+
+def caches_of(pages, device):
+    new, caches = torch.randn(3, 2, 16, device=device), torch.randn(2, 3, pages, 16, 2, 16)
+    return new, caches.to(device), torch.arange(3, device=device)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("write", [write_layer, write_out])
+def test_writes_at_places_that_open_sizes_move_are_refused(device, backend, write):
+    """Inductor takes such a place for the start of the tensor and writes there."""
+    torch._dynamo.reset()
+    compiled = torch.compile(write, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        call = caches_of(5, device)
+        own = [tensor.clone() for tensor in call]
+        assert torch.equal(compiled(*call), write(*own))  # sizes are numbers yet
+        with pytest.raises(RuntimeError, match="fixed place of its storage, got one that moves"):
+            compiled(*caches_of(7, device))
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_views_that_a_graph_takes_are_written(device, dynamic):
+    torch._dynamo.reset()
+
+    def step(new, key_cache, value_cache, slots):
+        sa.append_to_cache(new, new, key_cache, value_cache, slots)
+        return key_cache.sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for pages in (5, 7, 9):
+            new, caches, slots = caches_of(pages, device)
+            keys, values = caches.unbind(0)
+            values = values.clone()
+            own = keys.clone(), values.clone()
+            compiled(new, keys[1], values[2], slots)
+            sa.append_to_cache(new, new, own[0][1], own[1][2], slots)
+            assert torch.equal(keys, own[0]) and torch.equal(values, own[1])
