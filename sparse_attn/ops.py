@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -142,9 +143,11 @@ def _writing_fake(name: str, op: Any) -> Callable[..., None]:
     def fake(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)
         _check_meta(name, arguments)
-        for place in places:
-            if arguments[place] is not None:
-                _check_offset(name, place, arguments[place])
+        written = {place: arguments[place] for place in places if arguments[place] is not None}
+        for place, tensor in written.items():
+            _check_offset(name, place, tensor)
+        for pair in combinations(written.items(), 2):
+            _check_parts(name, *pair)
 
     return fake
 
@@ -164,6 +167,35 @@ def _check_offset(name: str, place: str, tensor: torch.Tensor) -> None:
                 f"that moves with open sizes ({offset}), which compilation loses: make the view "
                 "outside of the graph"
             )
+
+
+def _check_parts(
+    name: str, first: tuple[str, torch.Tensor], second: tuple[str, torch.Tensor]
+) -> None:
+    """Refuse to write into two parts of one storage, one after the other, at an open place.
+
+    Inductor copies one of them, from the start of the storage. Parts that interleave arrive.
+    """
+    tensors = first[1], second[1]
+    if not any(isinstance(tensor.storage_offset(), torch.SymInt) for tensor in tensors):
+        return
+    if len({tensor.untyped_storage()._cdata for tensor in tensors}) == 2:
+        return
+    (begin, end), (other_begin, other_end) = map(_place, tensors)
+    if end <= other_begin or other_end <= begin:
+        raise RuntimeError(
+            f"sparse_attn::{name}: expected {first[0]} and {second[0]} of storages of their own, "
+            "got parts of one, of sizes left open, which compilation mixes up"
+        )
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a traced tensor begins and ends in its storage, as far as the example tells."""
+    numbers = (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+    hints = [n.node.hint or 0 if isinstance(n, torch.SymInt) else n for n in numbers]
+    sizes, strides = hints[1 : tensor.dim() + 1], hints[tensor.dim() + 1 :]
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return hints[0], hints[0] + reach + 1
 
 
 def _register() -> None:

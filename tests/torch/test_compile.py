@@ -235,3 +235,28 @@ def test_views_that_a_graph_takes_are_written(device, dynamic):
             compiled(new, keys[1], values[2], slots)
             sa.append_to_cache(new, new, own[0][1], own[1][2], slots)
             assert torch.equal(keys, own[0]) and torch.equal(values, own[1])
+
+
+@pytest.mark.parametrize("kind", ["halves", "interleaved"])
+def test_two_inputs_of_one_tensor(device, kind):
+    """Inductor mixes up halves at a place that is open; what interleaves is written."""
+    torch._dynamo.reset()
+
+    def step(new, key_cache, value_cache, slots):
+        sa.append_to_cache(new, new, key_cache, value_cache, slots)
+        return key_cache.sum()
+
+    compiled = torch.compile(step, fullgraph=True)
+    with torch.no_grad():
+        for pages in (5, 7, 9):
+            new, caches, slots = caches_of(pages, device)
+            axis = 0 if kind == "halves" else 1
+            caches = caches[:, 0].transpose(0, axis).contiguous()
+            own = caches.clone()
+            if kind == "halves" and pages > 5:
+                with pytest.raises(RuntimeError, match="of storages of their own, got parts of"):
+                    compiled(new, *caches.unbind(axis), slots)
+                continue
+            compiled(new, *caches.unbind(axis), slots)
+            sa.append_to_cache(new, new, *own.unbind(axis), slots)
+            assert torch.equal(caches, own)
