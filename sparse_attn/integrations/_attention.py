@@ -107,6 +107,8 @@ def attention(
         is_causal = note.causal
     elif is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+        # Some decoders leave it to their mask (PegasusX), whose note a compiled graph does not see.
+        is_causal |= attention_mask is not None and bool(getattr(module, "is_decoder", False))
     if not flattened:
         _check_keys(module, attention_mask, query.shape[2], key.shape[2], bool(is_causal))
     layer = layer_of(module)

@@ -47,12 +47,13 @@ class Note(NamedTuple):
     does not see it). It spares the ops to read them, and says where each text begins.
     """
 
-    causal: bool | None  # None: a dense mask, which does not say it
+    causal: bool | None  # None: a dense mask of a function that does not say it
     sides: tuple[int | None, int | None] | None  # set: nothing but this window, queries at the end
     kv_length: int
     dropped: int  # keys that a sliding cache has dropped
     origin: torch.Tensor | None  # int32 (B,): key of each text's first token; None: key 0 in all
     packed: bool  # several texts in a row, told apart by their positions
+    position: int | torch.Tensor | None = None  # key index of query 0 where that is causal
 
 
 class _Band(NamedTuple):
@@ -127,6 +128,8 @@ def attention_mask(
     if not compiling:
         origin = _origin(attention_mask, batch_size, kv_offset, device)
         dense = dense._replace(origin=origin, packed=_tells_texts_apart(mask_function))
+        if _starts_causal(mask_function):
+            dense = dense._replace(causal=True, position=q_offset - kv_offset)
     if config is not None:
         if not calls_attention(type(config)):
             raise refuse_model(type(config).__name__.removesuffix("Config"))
@@ -254,9 +257,16 @@ def _tells_texts_apart(function: Callable[..., Any]) -> bool:
     return name == "packed_sequence_mask_function" or any(map(_tells_texts_apart, _parts(function)))
 
 
-def _parts(function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """Return what and_masks has put together; nothing of other functions."""
-    if getattr(function, "__qualname__", "") != "and_masks.<locals>.and_mask":
+def _starts_causal(function: Callable[..., Any]) -> bool:
+    """Whether a mask function begins with the causal one, whatever it adds or takes away."""
+    return function is causal_mask_function or any(
+        map(_starts_causal, _parts(function) or _parts(function, "or_mask"))
+    )
+
+
+def _parts(function: Callable[..., Any], joined: str = "and_mask") -> tuple[Any, ...]:
+    """Return what and_masks, or or_masks, has put together; nothing of other functions."""
+    if getattr(function, "__qualname__", "") != f"{joined}s.<locals>.{joined}":
         return ()
     parts = _free_variable(function, "mask_functions")
     return parts if isinstance(parts, tuple) else ()

@@ -37,7 +37,7 @@ def placed(
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
         # The op's index tensors are key positions, alike for all texts.
-        mask = narrowed_mask(mask, pattern, origin, is_causal, key.shape[2])
+        mask = narrowed_mask(mask, note, pattern, origin, is_causal, key.shape[2])
         pattern, note, origin = Full(), None, None
     sides = None if note is None else note.sides
     narrowed = None if sides is None else joined(pattern, sides)
@@ -45,7 +45,7 @@ def placed(
         pattern, mask = narrowed, None
     placing: dict[str, Any] = {"is_causal": is_causal}
     if mask is not None:
-        placing = _masked(module, mask, query, key, pattern, is_causal)
+        placing = _masked(module, mask, note, query, key, pattern, is_causal)
     return pattern, placing if origin is None else placing | {"key_origin": origin}
 
 
@@ -117,6 +117,7 @@ def _origin(
 def _masked(
     module: nn.Module,
     mask: torch.Tensor,
+    note: Note | None,
     query: torch.Tensor,
     key: torch.Tensor,
     pattern: Pattern,
@@ -133,7 +134,7 @@ def _masked(
         got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
         raise layer_error(module, "attention_mask", got)
     if asks_positions(pattern) and is_causal and seq_q < key.shape[2]:
-        common["query_offset"] = query_positions(mask, batch, seq_q)
+        common["query_offset"] = query_positions(mask, note, batch, seq_q)
     if isinstance(pattern._region, BlockTopK):
         common["is_causal"] = is_causal
     return common

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from .._origins import allowed_keys
 from ..patterns import Pattern
@@ -51,7 +52,12 @@ def _slides(module: nn.Module) -> bool:
 
 
 def narrowed_mask(
-    mask: torch.Tensor, pattern: Pattern, origin: torch.Tensor, is_causal: bool, seq_kv: int
+    mask: torch.Tensor,
+    note: Note | None,
+    pattern: Pattern,
+    origin: torch.Tensor,
+    is_causal: bool,
+    seq_kv: int,
 ) -> torch.Tensor:
     """Cut a mask, intervals or dense, to what a pattern allows at positions of the texts."""
     batch, seq_q = origin.shape[0], mask.shape[2]
@@ -59,7 +65,7 @@ def narrowed_mask(
     key = torch.arange(seq_kv, device=mask.device)
     position = row + (seq_kv - seq_q)
     if is_causal:
-        position = row + query_positions(mask, batch, seq_q)[:, None, None, None]
+        position = row + query_positions(mask, note, batch, seq_q)[:, None, None, None]
     first = origin.long()[:, None, None, None]
     allowed = pattern.allows(row, position - first, key - first)
     if is_intervals(mask):
@@ -67,12 +73,17 @@ def narrowed_mask(
     return mask & allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, -torch.inf)
 
 
-def query_positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
-    """Key index of query 0, int32 (B,), read off a causal mask: a token's last key is its own.
+def query_positions(mask: torch.Tensor, note: Note | None, batch: int, seq_q: int) -> torch.Tensor:
+    """Key index of query 0, int32 (B,): what the note says, else read off a causal mask.
 
-    A static cache is longer than its contents, so the lengths do not say it. Rows of padding end
-    before their own position, so the maximum over the rows is that of the tokens.
+    A static cache is longer than its contents, so the lengths do not say it. A token's last key is
+    its own, one past that of the row above. Rows of padding end before their own position and
+    tokens of an image after theirs, all at one key: no two of these follow each other so.
     """
+    if note is not None and note.position is not None:
+        if isinstance(note.position, int):
+            return torch.full((batch,), note.position, dtype=torch.int32, device=mask.device)
+        return note.position.to(torch.int32).repeat(batch)
     if is_intervals(mask):
         last = mask[..., 1] - 1
     else:
@@ -80,4 +91,8 @@ def query_positions(mask: torch.Tensor, batch: int, seq_q: int) -> torch.Tensor:
         index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
         last = (allowed * index).amax(-1) - 1
     row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)
-    return (last - row).amax((1, 2)).to(torch.int32).expand(batch)
+    first = (last - row).to(torch.int32)
+    follows = pad(first[..., 1:] == first[..., :-1], (1, 0))
+    none = torch.iinfo(torch.int32).min
+    read = first.masked_fill(~follows, none).amax((1, 2))
+    return torch.where(read == none, first.amax((1, 2)), read).expand(batch).contiguous()

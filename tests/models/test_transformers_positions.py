@@ -1,0 +1,124 @@
+"""A policy stands at positions of the text under masks that look ahead, and in any decoder."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from tiny_models import CONFIGS, GROUPED, assert_same, build, output, sequence_to_sequence, text
+
+import sparse_attn as sa
+from sparse_attn.integrations._positions import query_positions
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+apply = sa.integrations.transformers.apply
+PATTERNS = {
+    "band": lambda: sa.Band((3, 0)),
+    "sinks": lambda: sa.Band((3, 0), sinks=2),
+    "both sides": lambda: sa.Band((3, 2)),
+    "strided": lambda: sa.Strided(3, 4),
+    "scattered": lambda: sa.Band((3, 0), global_tokens=torch.tensor([7, 2], dtype=torch.int32)),
+}
+IMAGES = (slice(4, 9), slice(14, 18))
+CALLS = {"prefill": [(0, 24)], "two turns": [(0, 11), (11, 23), (23, 24)]}
+
+
+def exactly(pattern):
+    return sa.Policy(PATTERNS[pattern](), dense_below=0)
+
+
+def new_cache(model, cache):
+    if cache == "static":
+        return transformers.StaticCache(config=model.config, max_cache_len=40)
+    return transformers.DynamicCache(config=model.config)
+
+
+def gemma3():
+    """Tokens of an image see each other, later ones too."""
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.Gemma3Config(
+        text_config=dict(**GROUPED, sliding_window=30, layer_types=["full_attention"] * 2),
+        vision_config=dict(**sizes, image_size=16, patch_size=8),
+        image_token_id=96,
+    )
+    return build(config, cls=transformers.Gemma3ForConditionalGeneration)
+
+
+# In a second turn transformers' own mask loses what an image's tokens see ahead.
+@pytest.mark.parametrize(
+    ("pattern", "calls"),
+    [
+        (name, calls)
+        for name in PATTERNS
+        for calls in CALLS
+        if (name, calls) != ("both sides", "two turns")
+    ],
+)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_images_in_a_cache(pattern, padding, cache, calls):
+    model = gemma3()
+    apply(model.model.language_model, exactly(pattern))
+    ids, mask = text(padding)
+    ids = ids.clamp(max=90)
+    image = torch.zeros_like(ids)
+    for place in IMAGES:
+        image[:, place] = 1
+    whole = output(model, input_ids=ids, attention_mask=mask, token_type_ids=image, use_cache=False)
+    past, parts = new_cache(model, cache), []
+    for begin, end in CALLS[calls]:
+        inputs = dict(input_ids=ids[:, begin:end], token_type_ids=image[:, begin:end])
+        inputs |= dict(attention_mask=mask[:, :end], past_key_values=past)
+        parts.append(output(model, **inputs))
+    assert_same(torch.cat(parts, dim=1), whole, mask)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "holes"])
+@pytest.mark.parametrize(
+    ("name", "compiled"),  # PegasusX computes with numpy, which does not compile here
+    [("pegasus_x", False), *((n, c) for n in ("nllb_moe", "bigbird_pegasus") for c in (0, 1))],
+)
+def test_decoders_that_are_not_marked_causal_in_a_static_cache(name, padding, compiled):
+    torch._dynamo.reset()
+    config = sequence_to_sequence(name)
+    model = build(config, cls=transformers.AutoModelForSeq2SeqLM)
+    apply(model, exactly("sinks"))
+    source, _ = text()
+    ids, mask = text(padding)
+    with torch.no_grad():
+        memory = model.get_encoder()(input_ids=source)
+    common = dict(encoder_outputs=memory)
+    whole = output(
+        model, decoder_input_ids=ids, decoder_attention_mask=mask, use_cache=False, **common
+    )
+    past = transformers.EncoderDecoderCache(
+        new_cache(model, "static"), transformers.DynamicCache(config=config)
+    )
+    parts = []
+    for begin, end in ((0, 15), (15, 23), (23, 24)):
+        inputs = dict(decoder_input_ids=ids[:, begin:end], decoder_attention_mask=mask[:, :end])
+        called = torch.compile(model, backend="eager") if compiled and begin else model
+        parts.append(output(called, **inputs, past_key_values=past, **common))
+    assert_same(torch.cat(parts, dim=1), whole, mask)
+
+
+def test_a_dense_mask_of_one_row_serves_all_texts():
+    """A mask of one's own, made for one text, in a cache with more keys than queries."""
+    model = apply(build(CONFIGS["llama"]()), exactly("sinks"))
+    ids, _ = text()
+    past = transformers.DynamicCache(config=model.config)
+    output(model, input_ids=ids[:, :20], past_key_values=past)
+    own = torch.ones(24, 24, dtype=torch.bool).tril()[None, None, 20:]
+    last = output(model, input_ids=ids[:, 20:], attention_mask=own, past_key_values=past)
+    assert_same(last, output(model, input_ids=ids, use_cache=False)[:, 20:])
+
+
+def test_positions_are_read_off_a_mask_that_looks_ahead():
+    """Eight queries at keys 5 to 12 of 20: tokens, an image, then tokens or padding."""
+    sees = torch.arange(20) <= torch.arange(5, 13)[:, None]
+    sees[2:5] |= torch.arange(20) < 10
+    padded = sees & (torch.arange(20) < 11)
+    mask = torch.stack([sees, padded])[:, None]
+    assert query_positions(mask, None, 2, 8).tolist() == [5, 5]
+    assert query_positions(mask[:1, :, :1], None, 2, 1).tolist() == [5, 5]
