@@ -160,6 +160,8 @@ def attention(
         advice = "give the layer another pattern, or load the model with its own attention"
         if query.dtype == torch.float64:
             advice = "no pattern changes that: call model.float()"
+        elif "head_dim" in str(error):
+            advice = "no pattern changes that: load the model with its own attention"
         raise type(error)(f"sparse_attn: {place(module)}: {error}; {advice}") from error
     return out.transpose(1, 2), None
 

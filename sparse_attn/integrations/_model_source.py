@@ -1,9 +1,10 @@
-"""What a model's source says about its attention, read once for a configuration class.
+"""What a model's source says about its attention, read once for a class.
 
-Two questions decide which mask a model can be given: whether its attention modules call attention
-functions at all, and whether they or their layers compute with the mask before they do (sparse
-indexers, dynamic masks, a position bias that is added to it), so that an interval in place of a
-mask would be misread. Asked by the mask function.
+Two questions about a configuration decide which mask a model can be given: whether its attention
+modules call attention functions at all, and whether they or their layers compute with the mask
+before they do (sparse indexers, dynamic masks, a position bias that is added to it), so that an
+interval in place of a mask would be misread. Asked by the mask function. A third, about an
+attention module, is whether it appends keys that are no tokens, among which no pattern has a place.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 
-__all__ = ["calls_attention", "reads_mask", "refuse_model"]
+__all__ = ["appends_keys", "calls_attention", "reads_mask", "refuse_model"]
 
 
 def refuse_model(name: str) -> ValueError:
@@ -44,6 +48,12 @@ def calls_attention(config: type) -> bool:
 def reads_mask(config: type) -> bool:
     """Whether models beside a configuration class compute with the mask of their attention."""
     return _reads_mask(config)
+
+
+@torch.compiler.assume_constant_result
+def appends_keys(module: type[nn.Module]) -> bool:
+    """Whether attention modules of a class lengthen their mask, as for DeepSeek V4's summaries."""
+    return _appends_keys(module.forward)
 
 
 @lru_cache
@@ -70,6 +80,23 @@ def _reads_mask(config: type) -> bool:
         for method in parent.body
         if getattr(method, "name", None) not in _EAGER_ONLY
         for node in ast.walk(method)
+    )
+
+
+@lru_cache
+def _appends_keys(forward: Callable[..., object]) -> bool:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
+    except (OSError, TypeError):
+        return False
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "torch.cat"
+        and any(
+            isinstance(part, ast.Name) and part.id.endswith("mask")
+            for part in ast.walk(node.args[0])
+        )
+        for node in ast.walk(tree)
     )
 
 

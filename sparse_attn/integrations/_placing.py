@@ -17,6 +17,7 @@ from .._origins import asks_positions, counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error
 from ._masks import Note, is_intervals
+from ._model_source import appends_keys
 from ._positions import has_origin, narrowed_mask, origin_of, query_positions
 
 __all__ = ["joined", "placed"]
@@ -34,6 +35,9 @@ def placed(
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
     if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
         pattern = Full()  # the causal cut says it all
+    if not isinstance(pattern, Full) and appends_keys(type(module)):
+        got = f"{type(pattern).__name__} in a layer with keys that are no tokens"
+        raise layer_error(module, "pattern", got, "list the layer in the policy's dense_layers")
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
         # The op's index tensors are key positions, alike for all texts.

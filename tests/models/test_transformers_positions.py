@@ -122,3 +122,42 @@ def test_positions_are_read_off_a_mask_that_looks_ahead():
     mask = torch.stack([sees, padded])[:, None]
     assert query_positions(mask, None, 2, 8).tolist() == [5, 5]
     assert query_positions(mask[:1, :, :1], None, 2, 1).tolist() == [5, 5]
+
+
+def deepseek_v4():
+    """Keys of a window, and appended to them summaries of four tokens each."""
+    config = transformers.DeepseekV4Config(
+        **{**GROUPED, "num_key_value_heads": 1},
+        layer_types=["compressed_sparse_attention"] * 2,
+        mlp_layer_types=["hash_moe", "moe"],
+        q_lora_rank=32,
+        o_lora_rank=16,
+        o_groups=2,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=6,
+        moe_intermediate_size=32,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+    )
+    return build(config)
+
+
+def test_layers_with_keys_that_are_no_tokens_take_no_pattern():
+    ids, mask = text("left")
+    inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
+    own = output(deepseek_v4(), **inputs)
+    assert_same(output(apply(deepseek_v4()), **inputs), own, mask)
+    policy = sa.Policy(sa.Band((99, 0)), dense_below=0, dense_layers=[0, 1])
+    assert_same(output(apply(deepseek_v4(), policy), **inputs), own, mask)
+    sentence = r"layer 0 \(model.*pattern=Band in a layer with keys that are no tokens; .*dense_lay"
+    with pytest.raises(NotImplementedError, match=sentence):
+        output(apply(deepseek_v4(), sa.Band((99, 0))), **inputs)
+
+
+@pytest.mark.parametrize("size", [20, 264])
+def test_a_head_dim_that_no_pattern_changes(size):
+    config = transformers.LlamaConfig(**{**GROUPED, "head_dim": size})
+    model = apply(build(config), exactly("band"))
+    with pytest.raises(ValueError, match=f"got {size}; no pattern changes that: load the model w"):
+        output(model, input_ids=text()[0])
