@@ -33,6 +33,8 @@ def placed(
     is_causal: bool,
 ) -> tuple[Pattern, dict[str, Any]]:
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
+    if mask is not None:
+        _check_mask(module, mask)
     if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
         pattern = Full()  # the causal cut says it all
     if not isinstance(pattern, Full) and appends_keys(type(module)):
@@ -49,8 +51,17 @@ def placed(
         pattern, mask = narrowed, None
     placing: dict[str, Any] = {"is_causal": is_causal}
     if mask is not None:
-        placing = _masked(module, mask, note, query, key, pattern, is_causal)
+        placing = _masked(mask, note, query, key, pattern, is_causal)
     return pattern, placing if origin is None else placing | {"key_origin": origin}
+
+
+def _check_mask(module: nn.Module, mask: torch.Tensor) -> None:
+    """Refuse a mask that is neither intervals nor dense."""
+    dense = mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point())
+    if not dense and not is_intervals(mask):
+        got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
+        advice = "give one of dtype bool, true where to attend, in 4 dimensions"
+        raise layer_error(module, "attention_mask", got, advice)
 
 
 def joined(pattern: Pattern, window: tuple[int | None, int | None]) -> Pattern | None:
@@ -119,7 +130,6 @@ def _origin(
 
 
 def _masked(
-    module: nn.Module,
     mask: torch.Tensor,
     note: Note | None,
     query: torch.Tensor,
@@ -132,11 +142,8 @@ def _masked(
     common: dict[str, Any] = {}
     if is_intervals(mask):
         common["key_bounds"] = mask.expand(batch, -1, -1, -1)
-    elif mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point()):
-        common["attn_mask"] = mask
     else:
-        got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
-        raise layer_error(module, "attention_mask", got)
+        common["attn_mask"] = mask
     if asks_positions(pattern) and is_causal and seq_q < key.shape[2]:
         common["query_offset"] = query_positions(mask, note, batch, seq_q)
     if isinstance(pattern._region, BlockTopK):

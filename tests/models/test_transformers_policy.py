@@ -223,8 +223,10 @@ def test_refusals_of_the_ops_name_the_layer():
     heads = torch.zeros(1, 4, 8, 16)
     with pytest.raises(ValueError, match=r"layer 0 \(model\.layers\.0\.self_attn\).*attn_mask"):
         call(model.model.layers[0].self_attn, heads, heads, heads, torch.ones(1, 1, 8, 9) > 0)
-    with pytest.raises(NotImplementedError, match="layer 0.*attention_mask=int64"):
-        call(model.model.layers[0].self_attn, heads, heads, heads, torch.ones(1, 1, 8, 8).long())
+    for pattern in (NARROW, sa.Band((3, 0), sinks=2), sa.Strided(3, 4), sa.Full()):
+        module = apply(model, pattern).model.layers[0].self_attn
+        with pytest.raises(NotImplementedError, match="layer 0.*mask=int64.*; give .* bool"):
+            call(module, heads, heads, heads, torch.ones(1, 1, 8, 8).long())
 
 
 @pytest.mark.parametrize("holes", [False, True], ids=["run", "holes"])
