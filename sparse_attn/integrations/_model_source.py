@@ -4,7 +4,8 @@ Two questions about a configuration decide which mask a model can be given: whet
 modules call attention functions at all, and whether they or their layers compute with the mask
 before they do (sparse indexers, dynamic masks, a position bias that is added to it), so that an
 interval in place of a mask would be misread. Asked by the mask function. A third, about an
-attention module, is whether it appends keys that are no tokens, among which no pattern has a place.
+attention module, is whether it appends keys that are not of its text, among which no pattern has a
+place.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def reads_mask(config: type) -> bool:
 
 @torch.compiler.assume_constant_result
 def appends_keys(module: type[nn.Module]) -> bool:
-    """Whether attention modules of a class lengthen their mask, as for DeepSeek V4's summaries."""
+    """Whether attention modules of a class append keys to those of their text.
+
+    DeepSeek V4 appends summaries, T5Gemma 2 the keys of its encoder.
+    """
     return _appends_keys(module.forward)
 
 
@@ -72,7 +76,7 @@ def _reads_mask(config: type) -> bool:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError):
         return False
-    return any(map(_adds_bias_to_mask, ast.walk(tree))) or any(
+    return any(_adds_bias_to_mask(node) or _joins_masks(node) for node in ast.walk(tree)) or any(
         _computes_with_mask(node)
         for parent in tree.body
         if isinstance(parent, ast.ClassDef)
@@ -89,15 +93,17 @@ def _appends_keys(forward: Callable[..., object]) -> bool:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
     except (OSError, TypeError):
         return False
-    return any(
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "torch.cat"
-        and any(
-            isinstance(part, ast.Name) and part.id.endswith("mask")
-            for part in ast.walk(node.args[0])
-        )
-        for node in ast.walk(tree)
-    )
+    return any(map(_lengthens_keys, ast.walk(tree)))
+
+
+def _lengthens_keys(node: ast.AST) -> bool:
+    """Whether a node is torch.cat of keys and something after them, along the length."""
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.cat"):
+        return False
+    parts, along = node.args[0], [ast.unparse(keyword.value) for keyword in node.keywords]
+    first = parts.elts[0] if isinstance(parts, (ast.List, ast.Tuple)) and parts.elts else None
+    named = isinstance(first, ast.Name) and re.fullmatch("kv?|(keys?|kv)(_states)?", first.id)
+    return bool(named) and along in (["2"], ["-2"])
 
 
 def _adds_bias_to_mask(node: ast.AST) -> bool:
@@ -110,6 +116,21 @@ def _adds_bias_to_mask(node: ast.AST) -> bool:
     names = [side.id for side in (node.left, node.right) if isinstance(side, ast.Name)]
     return any(name.endswith("bias") for name in names) and any(
         name.endswith("mask") for name in names
+    )
+
+
+def _joins_masks(node: ast.AST) -> bool:
+    """Whether a node is torch.cat of masks by kind of layer, as in T5Gemma 2's decoder."""
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "torch.cat"
+        and any(
+            isinstance(part, ast.Subscript)
+            and isinstance(part.slice, ast.Constant)
+            and str(part.slice.value).endswith("_attention")
+            and "mask" in ast.unparse(part.value)
+            for part in getattr(node.args[0], "elts", ())
+        )
     )
 
 

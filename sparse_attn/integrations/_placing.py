@@ -38,7 +38,7 @@ def placed(
     if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
         pattern = Full()  # the causal cut says it all
     if not isinstance(pattern, Full) and appends_keys(type(module)):
-        got = f"{type(pattern).__name__} in a layer with keys that are no tokens"
+        got = f"{type(pattern).__name__} in a layer that appends keys to those of its text"
         raise layer_error(module, "pattern", got, "list the layer in the policy's dense_layers")
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):

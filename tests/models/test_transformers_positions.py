@@ -143,16 +143,38 @@ def deepseek_v4():
     return build(config)
 
 
-def test_layers_with_keys_that_are_no_tokens_take_no_pattern():
+def t5gemma2_decoder():
+    """A decoder whose keys end with those of its encoder."""
+    sizes = dict(GROUPED, num_hidden_layers=1, sliding_window=30, layer_types=["full_attention"])
+    vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.T5Gemma2Config(
+        encoder=dict(text_config=sizes, vision_config=dict(**vision, image_size=16, patch_size=8)),
+        decoder=sizes,
+        eoi_token_index=95,
+        image_token_index=96,
+    )
+    return build(config, cls=transformers.T5Gemma2ForConditionalGeneration)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"), [(deepseek_v4, 0), (t5gemma2_decoder, 1)], ids=["deepseek_v4", "t5gemma2"]
+)
+def test_layers_that_append_keys_take_no_pattern(make, number):
     ids, mask = text("left")
+    ids = ids.clamp(max=90)
     inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
-    own = output(deepseek_v4(), **inputs)
-    assert_same(output(apply(deepseek_v4()), **inputs), own, mask)
-    policy = sa.Policy(sa.Band((99, 0)), dense_below=0, dense_layers=[0, 1])
-    assert_same(output(apply(deepseek_v4(), policy), **inputs), own, mask)
-    sentence = r"layer 0 \(model.*pattern=Band in a layer with keys that are no tokens; .*dense_lay"
+    if number:
+        inputs |= dict(decoder_input_ids=ids, decoder_attention_mask=mask)
+    own, model = output(make(), **inputs), make()
+    only = "*layers*self_attn" if number == 0 else ["*text_model*", "*decoder*"]
+    assert_same(output(apply(model, only=only), **inputs), own, mask)
+    policy = sa.Policy(sa.Band(99), dense_below=0, dense_layers=[0, 1])
+    assert_same(output(apply(model, policy, only=only), **inputs), own, mask)
+    sentence = (
+        rf"layer {number} \(model.*pattern=Band in a layer that appends keys .*; .*dense_layers"
+    )
     with pytest.raises(NotImplementedError, match=sentence):
-        output(apply(deepseek_v4(), sa.Band((99, 0))), **inputs)
+        output(apply(model, sa.Band(99), only=only), **inputs)
 
 
 @pytest.mark.parametrize("size", [20, 264])
