@@ -270,11 +270,13 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _choose_key(model: PreTrainedModel) -> None:
     """Set our key in a model and its parts; refuse before anything changes."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    for part in parts:
+        if not part._can_set_attn_implementation():
             raise refuse_model(type(part).__name__)
     register()
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            vars(part).setdefault(BEFORE, part.config._attn_implementation)
+    for part in parts:
+        vars(part).setdefault(BEFORE, part.config._attn_implementation)
     model.set_attn_implementation(KEY)
+    # A part with a configuration of the model's class, but its own, may be left out (T5's stacks).
+    set_implementations([(part, KEY) for part in parts if part.config._attn_implementation != KEY])

@@ -388,3 +388,12 @@ def test_a_policy_for_layers_by_name():
         what = f"self-attention of LlamaF.* under the names {shown}, .*{there}"
         with pytest.raises(ValueError, match=what):
             apply(other, sa.Band(1), only=only)
+
+
+def test_a_part_with_a_configuration_of_its_own_is_reached():  # T5's stacks; 5.17 leaves it out
+    model = build(CONFIGS["llama"]())
+    own = type(model.config)(**model.config.to_dict(), attn_implementation="eager")
+    for part in model.model.modules():
+        vars(part).update({"config": own} if hasattr(part, "config") else {})
+    assert apply(model, NARROW).model.config._attn_implementation == "sparse_attn"
+    assert sa.integrations.transformers.restore(model).model.config._attn_implementation == "eager"
