@@ -23,7 +23,7 @@ _ADVICE = {
     "cu_seq_lens_q": "give one row of packed texts with cu_seq_lens_k, or a padded batch with an "
     "attention_mask",
     "dropout": "call model.eval()",
-    "position_bias": "load this model with attn_implementation='sdpa'",
+    "position_bias": "load this model with attn_implementation='sdpa', or 'eager' if it has none",
     "training": "call model.eval()",
 }
 
