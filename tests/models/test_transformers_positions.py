@@ -21,6 +21,14 @@ PATTERNS = {
     "scattered": lambda: sa.Band((3, 0), global_tokens=torch.tensor([7, 2], dtype=torch.int32)),
 }
 IMAGES = (slice(4, 9), slice(14, 18))
+VISION = dict(
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=16,
+    patch_size=8,
+)
 CALLS = {"prefill": [(0, 24)], "two turns": [(0, 11), (11, 23), (23, 24)]}
 
 
@@ -36,10 +44,9 @@ def new_cache(model, cache):
 
 def gemma3():
     """Tokens of an image see each other, later ones too."""
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     config = transformers.Gemma3Config(
         text_config=dict(**GROUPED, sliding_window=30, layer_types=["full_attention"] * 2),
-        vision_config=dict(**sizes, image_size=16, patch_size=8),
+        vision_config=VISION,
         image_token_id=96,
     )
     return build(config, cls=transformers.Gemma3ForConditionalGeneration)
@@ -146,9 +153,8 @@ def deepseek_v4():
 def t5gemma2_decoder():
     """A decoder whose keys end with those of its encoder."""
     sizes = dict(GROUPED, num_hidden_layers=1, sliding_window=30, layer_types=["full_attention"])
-    vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     config = transformers.T5Gemma2Config(
-        encoder=dict(text_config=sizes, vision_config=dict(**vision, image_size=16, patch_size=8)),
+        encoder=dict(text_config=sizes, vision_config=VISION),
         decoder=sizes,
         eoi_token_index=95,
         image_token_index=96,
