@@ -101,28 +101,32 @@ class RowMasks {
     mask_.advance();
   }
 
-  /// In half tiles: of the listed boxes, one after the other.
+  /// In half tiles: of the listed boxes, one after the other. No branch on the row, and no division
+  /// by steps, which are 1 in lists: for those the compiler would keep what products read in
+  /// registers of each lane, also where none is taken.
   __device__ __forceinline__ void find(const StepInfo& info, int32_t first_row, const Work& work,
                                        const int32_t* boxes, uint32_t (&visible)[2]) const {
     const AttentionParams& params = args_.params;
+    Slice slice = work.slice;
+    slice.rows.step = slice.keys.step = 1;
 #pragma unroll 1
     for (int r = 0; r < 2; ++r) {
       const int32_t row = work.first_row + first_row + 8 * r;
+      const int32_t own_row = imin(row, slice.rows.length - 1);
+      const Interval bounds = params.scores.bounds.row(
+          work.batch, work.head, slice.rows.at(own_row), params.problem.seq_kv);
+      Interval keys = make_row(params.pattern, slice, own_row, bounds).keys;
+      if (row != own_row) keys = {};
       uint32_t word = 0;
-      if (row < work.slice.rows.length) {
-        const Interval bounds = params.scores.bounds.row(
-            work.batch, work.head, work.slice.rows.at(row), params.problem.seq_kv);
-        const Interval keys = make_row(params.pattern, work.slice, row, bounds).keys;
 #pragma unroll 1
-        for (int32_t box = 0; box < args_.boxes; ++box) {
-          int32_t first = boxes[box];
-          if (has_bits_in_words<C>(info.mask)) {
-            if (first < 0) break;
-            first = work.runs.keys(first).begin;
-          }
-          const Interval own = intersect(keys, {first, first + args_.box_rows});
-          word |= columns_in(own, first - box * args_.box_rows + 2 * (lane_ % 4));
+      for (int32_t box = 0; box < args_.boxes; ++box) {
+        int32_t first = boxes[box];
+        if (has_bits_in_words<C>(info.mask)) {
+          if (first < 0) break;
+          first = work.runs.keys(first).begin;
         }
+        const Interval own = intersect(keys, {first, first + args_.box_rows});
+        word |= columns_in(own, first - box * args_.box_rows + 2 * (lane_ % 4));
       }
       (r == 0 ? visible[0] : visible[1]) = word;
     }
