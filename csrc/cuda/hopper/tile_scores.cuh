@@ -84,7 +84,7 @@ class TileScores {
 
   template <int kCount>
   __device__ __forceinline__ void hide_unseen(float (&s)[kCount]) const {
-    mask_scores<C::kListed>(s, masks_.visible());
+    mask_scores<C::kListed, C::kPartial>(s, masks_.visible());
   }
 
   /// Updates the rows' maxima.
