@@ -12,7 +12,7 @@ from .._checks import Number, check_choice, check_kind, check_share, refuse
 from ..quality._calls import as_inputs, evaluating
 from ._advice import Advice
 from ._candidates import named
-from ._causal import is_causal_in
+from ._first_call import is_causal_in
 from ._memory import Memory
 from ._run import OWNER, Run
 from ._times import checked_lengths, length_of
@@ -60,7 +60,8 @@ def advise(
         A transformers model, one with ``nn.MultiheadAttention``, or one that calls
         ``F.scaled_dot_product_attention``. It is left as it was.
     inputs : Tensor, mapping, or list of these
-        Token ids, or the keyword arguments of a call: the text that the search may see.
+        Token ids, or the keyword arguments of a call, tensors ``(batch, length, ...)``: the text
+        that the search may see.
     keep : float
         Share of the positions whose most likely token stays that of dense attention; the outputs'
         mean cosine for models without tokens. Above 0, up to 1.
@@ -123,7 +124,7 @@ def advise(
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     length = length_of(OWNER, calls[0])
     wanted = [length] if lengths is None else checked_lengths(OWNER, lengths)
-    is_causal = patterns is not None or is_causal_in(OWNER, model, calls[0])
+    is_causal = is_causal_in(OWNER, model, calls[0])
     found = named(OWNER, patterns, length, by, is_causal)
     memory = Memory(resume, model, calls, found)
     run = Run(model, calls, other, found, float(keep), by, minutes, memory)

@@ -28,8 +28,8 @@ from ..policy import Policy
 from ..quality._calls import as_inputs, call_model, evaluating
 from ..quality._named import DENSE_NAME, named_policies
 from ._candidates import named
-from ._causal import is_causal_in
 from ._crossover import crossover
+from ._first_call import is_causal_in
 from ._profiled import AtLength, Profile
 from ._times import checked_lengths, in_turns, length_of, resized
 
@@ -90,7 +90,8 @@ def profile(
         A transformers model, one with ``nn.MultiheadAttention``, or one that calls
         ``F.scaled_dot_product_attention``; nothing stays in it.
     inputs : Tensor or mapping
-        Token ids, or the keyword arguments of a call; of several inputs the first counts.
+        Token ids, or the keyword arguments of a call, tensors ``(batch, length, ...)``; of several
+        inputs the first counts.
     lengths : list of int, optional
         Positions to measure at: the input is cut, or repeated. By default a quarter and half of
         its length, and its length.
@@ -125,8 +126,8 @@ def profile(
         lengths = sorted({max(1, own // 4), max(1, own // 2), own})
     lengths = checked_lengths(OWNER, lengths)
     found: dict[str, Policy | Pattern] = {}
+    is_causal = is_causal_in(OWNER, model, resized(call, min(own, *lengths)))
     if patterns is None:
-        is_causal = is_causal_in(OWNER, model, resized(call, min(lengths)))
         found |= _usual(named(OWNER, None, max(lengths), "time", is_causal))
     else:
         judged = named_policies(OWNER, patterns, "patterns", "pattern")

@@ -24,6 +24,7 @@ __all__ = [
     "resized",
     "seconds_of",
     "seconds_of_call",
+    "text_of",
 ]
 
 RUNS = 3
@@ -32,10 +33,15 @@ _ROUNDS = 49
 
 
 def length_of(owner: str, call: dict[str, Any], name: str = "inputs") -> int:
-    """Return the second size of the first tensor: the length of a text; sentences say `name`."""
+    """Return the length of a text, the second size of its tensor; sentences say `name`."""
+    return int(text_of(owner, call, name).shape[1])
+
+
+def text_of(owner: str, call: dict[str, Any], name: str = "inputs") -> torch.Tensor:
+    """Return the first tensor of a call that has a length, ``(B, S, ...)``."""
     for value in call.values():
         if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
-            return int(value.shape[1])
+            return value
     got = [
         f"{key} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else key
         for key, value in call.items()

@@ -237,6 +237,19 @@ def test_cross_attention_is_no_layer():
     assert advice.policy.num_layers == 2
 
 
+@pytest.mark.parametrize("lengths", [None, [96], [48, 96]], ids=str)
+def test_a_model_of_length_and_batch_is_refused(lengths):
+    """What torch's modules take unless told otherwise: the batch would be cut and repeated."""
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    inputs = {"src": torch.randn(96, 2, 32)}
+    what = r": expected a model of inputs \(batch, length, ...\), got TransformerEncoder that takes"
+    with pytest.raises(ValueError, match=f"^sparse_attn.profile{what}"):
+        sa.profile(model, inputs, lengths, patterns=sa.Band(3), progress=False)
+    with pytest.raises(ValueError, match=f"^sparse_attn.advise{what}"):
+        sa.advise(model, [inputs, inputs], patterns=[sa.Band(3)], lengths=lengths, progress=False)
+
+
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     from sparse_attn.advisor import _crossover
     from sparse_attn.advisor._device_figures import cache_file
