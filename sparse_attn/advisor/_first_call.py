@@ -1,12 +1,13 @@
-"""What a model's first attention call shows, where the forward ends: whether calls are causal.
+"""What a model's first attention call shows, where the forward ends.
 
-And whether the model takes (batch, length, ...): lengths are cut and repeated along dimension 1.
+Whether calls are causal, how many positions an image has, and whether the model takes
+(batch, length, ...): lengths are cut and repeated along dimension 1.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,16 +19,30 @@ from ..patterns import Full
 from ..quality._calls import call_model, evaluating
 from ._times import text_of
 
-__all__ = ["is_causal_in"]
+__all__ = ["FirstCall", "first_call"]
 
 
 class _Seen(BaseException):
     """Ends a forward; no model catches it."""
 
 
+class FirstCall(NamedTuple):
+    """A model's first attention call."""
+
+    is_causal: bool
+    positions: int  # of its queries
+
+    def only_length(self, owner: str, asked: list[int] | None) -> list[int]:
+        """Return the one length of inputs that are not cut, such as images; refuse others."""
+        if asked not in (None, [self.positions]):
+            what = f"lengths of [{self.positions}], the positions of inputs that are not cut"
+            raise refuse(owner, what, asked)
+        return [self.positions]
+
+
 @torch.no_grad()
-def is_causal_in(owner: str, model: nn.Module, call: dict[str, Any]) -> bool:
-    """Whether the first attention call of a model is causal; True where there is none.
+def first_call(owner: str, model: nn.Module, call: dict[str, Any]) -> FirstCall:
+    """Return the first attention call of a model; where there is none, a causal one of the inputs.
 
     Raises
     ------
@@ -43,11 +58,12 @@ def is_causal_in(owner: str, model: nn.Module, call: dict[str, Any]) -> bool:
 
     with suppress(_Seen), evaluating(model), bound(owner, model, Full()), watching(see):
         call_model(owner, model, call)
+    sizes = text_of(owner, call).shape[:2]
     if not seen:
-        return True
+        return FirstCall(True, sizes[1])
     entries, _, positions, _ = seen[0].query.shape
-    if entries != positions and text_of(owner, call).shape[:2] == (positions, entries):
+    if entries != positions and sizes == (positions, entries):
         name = type(model).__name__
         got = f"{name} that takes (length, batch, ...); batch_first=True turns torch's modules"
         raise refuse(owner, "a model of inputs (batch, length, ...)", got)
-    return bool(seen[0].common.get("is_causal"))
+    return FirstCall(bool(seen[0].common.get("is_causal")), positions)
