@@ -29,7 +29,7 @@ PIP_SAFE := $(PIP) --constraint $(STAMPS)/torch
 
 BUILD_TOOLS := "setuptools>=77.0.3" "cmake>=3.25" ninja "pybind11>=2.12"
 LINTERS := $(shell sed -n 's/^dev = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',')
-CXX_FILES := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu'
+CXX_FILES := find csrc tests examples -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu'
 CLANG_FORMAT := $(if $(VENV),$(VENV)/bin/)clang-format
 HAS_TORCH := import torch; v = torch.__version__.split("."); \
 	raise SystemExit((int(v[0]), int(v[1])) < (2, 10))

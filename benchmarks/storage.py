@@ -7,14 +7,14 @@ reference judges all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 
 import sparse_attn as sa
-from sparse_attn.functional import _sequences
+from sparse_attn.functional._sequences import sequence_arguments
 from sparse_attn.ops import ask_engine
 
 from .cases import Case
@@ -60,18 +60,14 @@ def _packed(case: Case, inputs: Inputs, _: int) -> Contender:
     """Lay the sequences one after the other, no padding between them."""
     extents = [case.extent(batch) for batch in range(case.batch)]
     rows, keys = ([extent[side] for extent in extents] for side in (0, 1))
-    call = partial(
-        sa.varlen_attention,
-        _pack(inputs.query, rows),
-        _pack(inputs.key, keys),
-        _pack(inputs.value, keys),
-        _starts(rows, inputs.device),
-        _starts(keys, inputs.device),
-        max(rows),
-        max(keys),
-        pattern=inputs.pattern(case),
-        is_causal=case.causal,
-    )
+    tensors = _pack(inputs.query, rows), _pack(inputs.key, keys), _pack(inputs.value, keys)
+    placing = {
+        "cu_seq_q": _starts(rows, inputs.device),
+        "cu_seq_k": _starts(keys, inputs.device),
+        "max_q": max(rows),
+        "max_k": max(keys),
+    }
+    made = _made("varlen", sa.varlen_attention, tensors, placing, inputs.pattern(case), case)
 
     def arrange(out: torch.Tensor) -> torch.Tensor:
         parts = [part.transpose(0, 1) for part in out.split(rows)]
@@ -80,7 +76,7 @@ def _packed(case: Case, inputs: Inputs, _: int) -> Contender:
             whole[:, : part.shape[1]] = part
         return padded
 
-    return Contender(call, engine=_engine(call), arrange=arrange)
+    return replace(made, arrange=arrange)
 
 
 def _attend(
@@ -99,31 +95,28 @@ def _attend_pages(
     table: torch.Tensor,
     **scales: torch.Tensor,
 ) -> Contender:
-    call = partial(
-        sa.paged_attention,
-        inputs.query,
-        *caches,
-        table,
-        inputs.used,
-        pattern=inputs.pattern(case),
-        is_causal=case.causal,
-        **scales,
-    )
-    return Contender(call, engine=_engine(call))
+    tensors = (inputs.query, *caches)
+    placing = {"block_table": table, "seqused_k": inputs.used}
+    pattern = inputs.pattern(case)
+    return _made("paged", sa.paged_attention, tensors, placing, pattern, case, **scales)
 
 
-def _engine(call: Callable[[], torch.Tensor]) -> str:
-    """Ask which engine serves a call on packed or paged sequences; `can_use` takes no such call."""
-    answers = []
-
-    def ask(op: str, *tensors: Any) -> torch.Tensor:
-        query, key, value, arguments = tensors
-        answers.append(ask_engine(op, {"query": query, "key": key, "value": value, **arguments}))
-        return query
-
-    with mock.patch.object(_sequences, "call_op", ask):
-        call()
-    return answers[0].partition("\n")[0]
+def _made(
+    op: str,
+    attend: Callable[..., torch.Tensor],
+    tensors: tuple[torch.Tensor, ...],
+    placing: dict[str, Any],
+    pattern: sa.Pattern,
+    case: Case,
+    **scales: torch.Tensor,
+) -> Contender:
+    """Return a call on packed or paged sequences, and its engine: `can_use` takes no such call."""
+    common = {"is_causal": case.causal, **scales}
+    query, key, value = tensors
+    arguments = sequence_arguments(op, pattern, query, key, placing, common)
+    answer = ask_engine(op, {"query": query, "key": key, "value": value, **arguments})
+    engine = answer.partition("\n")[0]
+    return Contender(partial(attend, *tensors, **placing, pattern=pattern, **common), engine=engine)
 
 
 def _table(case: Case, inputs: Inputs, page_size: int) -> tuple[torch.Tensor, int]:

@@ -67,8 +67,7 @@ def _applied(model: Any, policy: Policy | Pattern | None) -> Iterator[None]:
         (module, type(module), {name: vars(module)[name] for name in names & set(vars(module))})
         for module in model.modules()
     ]
-    models = [m for m in model.modules() if is_transformers_model(m)]
-    chosen = [(part, part.config._attn_implementation) for part in models]
+    chosen = transformers.implementations(model)
     transformers.undo(model)
     try:
         if policy is not None:

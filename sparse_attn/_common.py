@@ -187,7 +187,7 @@ def _ask_about_layout(
 ) -> None:
     """Warn once a function where more queries than keys leave the first rows without any.
 
-    So look ``(B, S, H, D)`` tensors of grouped-query heads: their lengths are read as heads.
+    So look ``(B, S, H, D)`` tensors of grouped-query heads, whose heads are read as lengths.
     """
     empty = query.shape[2] - key.shape[2] - ahead
     if empty <= 0 or key.shape[2] == 0 or common.get("query_offset") is not None:

@@ -25,6 +25,7 @@ _PAIRS = 2**22
 #: What to write where something close to a pattern was given, by its kind.
 _ADVICE = {
     "BlockLayout": "write BlockSparse(layout)",
+    "NoneType": "Full() means all keys",
     "Policy": "a call takes one pattern, such as policy.choose(layer, Sq, Skv)",
     "int": "a window is Band(128)",
     "tuple": "a window is Band((127, 0))",

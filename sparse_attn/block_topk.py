@@ -85,8 +85,8 @@ class BlockTopK(Pattern):
     block_size : int or (int, int)
         Queries and keys of a block, multiples of 16; by default 128 queries and 64 keys.
     mass : float, optional
-        Blocks until this share (0, 1] of the estimated probability; by default 0.9, or None beside
-        `budget_tokens`.
+        Keep blocks until they hold this share (0, 1] of the estimated probability; by default 0.9,
+        or None beside `budget_tokens`.
     selector : {"mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch"} or Tensor
         The estimate.
     budget_blocks : int, optional
@@ -102,17 +102,18 @@ class BlockTopK(Pattern):
         Forced blocks up to the diagonal, at least 0; by default those of 256 keys, with selector
         ``sketch`` of 64.
     groups : int, optional
-        Parts of a block, of which it is a multiple; by default parts of 8 keys.
+        Of selector ``mixed`` alone: parts that a block is cut into. Divides both block sizes; by
+        default an eighth of their greatest common divisor.
     row_step : int
-        Rows to a sampled one.
+        Of selector ``mixed`` alone: one row in so many is sampled, the last of each step.
     stride : {8, 16}
-        Rows of an antidiagonal's square.
+        Of selector ``antidiagonal`` alone: rows and keys of a square.
     sketch : KeySketch, optional
         Of the keys at hand, for selector ``sketch``; by default one of 2 bits is made for the call.
         Blocks with keys that it does not hold are always kept.
     budget_tokens : int, optional
-        At most as many key blocks as hold this number of keys; without `mass`, which is then the
-        default, as many.
+        `budget_blocks` by number of keys: as many blocks as hold them. `mass` is None beside it
+        unless it is given.
 
     Raises
     ------
@@ -156,7 +157,7 @@ class BlockTopK(Pattern):
         size = self.block_size
         if isinstance(size, (tuple, list)):
             if len(size) != 2:
-                raise refuse(_OWNER, "block_size or (queries, keys)", tuple(size))
+                raise refuse(_OWNER, "block_size of (queries, keys)", tuple(size))
             queries, keys = (check_block(_OWNER, "block_size", block) for block in size)
             self._set("block_size", (queries, keys))
         else:

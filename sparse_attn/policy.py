@@ -38,9 +38,9 @@ __all__ = ["Policy", "as_policy", "check_policy"]
 class Policy(ReadyPolicies, ShownPolicy):
     """A pattern for each layer, key head and key length, and for decode.
 
-    Layers are numbered from 0 in module order; cross attention is no layer and stays dense. Of what
-    the arguments say of a call, the first counts: `dense_below`, `heads`, `layers`, `dense_layers`,
-    `decode`, `pattern`.
+    Layers are numbered from 0 in module order; cross attention is no layer and stays dense. Where
+    several arguments apply to a call, the first of these decides: `dense_below`, `heads`, `layers`,
+    `dense_layers`, `decode`, `pattern`.
 
     Parameters
     ----------

@@ -114,6 +114,11 @@ class PatchedSDPA:
         self._patched = _Forward(self)
         model.forward = self._patched
 
+    def __repr__(self) -> str:
+        """Return what is patched, by which pattern, and what the last forward had of it."""
+        name, pattern = type(self.model).__name__, self.policy.pattern
+        return f"PatchedSDPA({name}, {pattern}, layers={self.layers}, left={dict(self.left)})"
+
     def restore(self) -> None:
         """Give the model its own attention back; a model that has it stays as it is.
 

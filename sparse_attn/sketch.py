@@ -90,7 +90,8 @@ class KeySketch:
     bits : {2, 4}
         Of a channel's code.
     capacity : int, optional
-        Tokens that it has room for, at most 2^29 - 1; by default it grows by new tensors.
+        Tokens that it has room for, rounded up to a multiple of 64, at most 2^29 - 1. By default
+        it grows, into new tensors.
     paged : bool
         A page has groups of its own (of 16 or 32 tokens where its size is no multiple of 64), so
         pages may be shared and reused. Its tokens come by `append_to_cache` with ``sketch=``.

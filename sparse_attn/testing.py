@@ -5,7 +5,7 @@ input's dtype, ``max|out - out64| <= 2 max|math - out64| + a max|out64|`` with a
 2^-11 (float16), 2^-8 (bfloat16); ``|lse - lse64| <= max(2^-18 max(1, |lse64|), 2^-22 size)``.
 The size is that of what a row's float32 scores are sums of, ``|scale| sum |q_d k_d|`` and the
 biases, its mean over the softmax: scores that cancel keep the rounding of their terms. Non-finite
-values must agree first. Our own tests use these functions and nothing else.
+values must agree first. Our own tests judge every engine by these functions.
 """
 
 from __future__ import annotations

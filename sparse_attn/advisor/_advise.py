@@ -12,10 +12,10 @@ from .._checks import Number, check_choice, check_kind, check_share, refuse
 from ..quality._calls import as_inputs, evaluating
 from ._advice import Advice
 from ._candidates import named
-from ._causal import is_causal_in
+from ._first_call import first_call
 from ._memory import Memory
 from ._run import OWNER, Run
-from ._times import checked_lengths, length_of
+from ._times import checked_lengths, is_text, length_of
 
 __all__ = ["advise"]
 
@@ -60,7 +60,8 @@ def advise(
         A transformers model, one with ``nn.MultiheadAttention``, or one that calls
         ``F.scaled_dot_product_attention``. It is left as it was.
     inputs : Tensor, mapping, or list of these
-        Token ids, or the keyword arguments of a call: the text that the search may see.
+        Token ids, or the keyword arguments of a call, tensors ``(batch, length, ...)``: the text
+        that the search may see.
     keep : float
         Share of the positions whose most likely token stays that of dense attention; the outputs'
         mean cosine for models without tokens. Above 0, up to 1.
@@ -71,7 +72,7 @@ def advise(
         Candidates; by default bands with sinks, a strided pattern and block top-k.
     lengths : list of int, optional
         Lengths at which the model is timed, dense and under the policy; by default that of the
-        validation text.
+        text. Images are timed as they are.
     by : {"pairs", "time"}
         The cost: pairs visited, or the predicted time on this device.
     minutes : float, optional
@@ -122,13 +123,15 @@ def advise(
     check_kind(OWNER, "resume", resume, (str, PathLike, type(None)), "a path or None")
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     length = length_of(OWNER, calls[0])
-    wanted = [length] if lengths is None else checked_lengths(OWNER, lengths)
-    is_causal = patterns is not None or is_causal_in(OWNER, model, calls[0])
-    found = named(OWNER, patterns, length, by, is_causal)
+    asked = None if lengths is None else checked_lengths(OWNER, lengths)
+    first = first_call(OWNER, model, calls[0])
+    if not is_text(OWNER, calls[0]):
+        (length,) = asked = first.only_length(OWNER, asked)
+    found = named(OWNER, patterns, length, by, first.is_causal)
     memory = Memory(resume, model, calls, found)
     run = Run(model, calls, other, found, float(keep), by, minutes, memory)
     with torch.no_grad(), evaluating(model):
-        return run.advice(wanted, progress)
+        return run.advice(length, asked or [length], progress)
 
 
 def _split(

@@ -28,10 +28,10 @@ from ..policy import Policy
 from ..quality._calls import as_inputs, call_model, evaluating
 from ..quality._named import DENSE_NAME, named_policies
 from ._candidates import named
-from ._causal import is_causal_in
 from ._crossover import crossover
+from ._first_call import first_call
 from ._profiled import AtLength, Profile
-from ._times import checked_lengths, in_turns, length_of, resized
+from ._times import checked_lengths, in_turns, is_text, length_of, resized
 
 __all__ = ["profile"]
 
@@ -90,10 +90,11 @@ def profile(
         A transformers model, one with ``nn.MultiheadAttention``, or one that calls
         ``F.scaled_dot_product_attention``; nothing stays in it.
     inputs : Tensor or mapping
-        Token ids, or the keyword arguments of a call; of several inputs the first counts.
+        Token ids, or the keyword arguments of a call, tensors ``(batch, length, ...)``; of several
+        inputs the first counts.
     lengths : list of int, optional
         Positions to measure at: the input is cut, or repeated. By default a quarter and half of
-        its length, and its length.
+        its length, and its length. Images are measured as they are.
     patterns : Pattern or Policy, list or mapping of these, optional
         What is timed beside dense attention; by default one of each kind that the advisor tries.
     progress : bool
@@ -121,13 +122,15 @@ def profile(
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
     call = as_inputs(OWNER, inputs)[0]
     own = length_of(OWNER, call)
-    if lengths is None:
-        lengths = sorted({max(1, own // 4), max(1, own // 2), own})
-    lengths = checked_lengths(OWNER, lengths)
+    asked = [] if lengths is None else checked_lengths(OWNER, lengths)
+    first = first_call(OWNER, model, resized(call, min(own, *asked)) if asked else call)
+    if is_text(OWNER, call):
+        lengths = asked or sorted({max(1, own // 4), max(1, own // 2), own})
+    else:
+        lengths = first.only_length(OWNER, asked or None)
     found: dict[str, Policy | Pattern] = {}
     if patterns is None:
-        is_causal = is_causal_in(OWNER, model, resized(call, min(lengths)))
-        found |= _usual(named(OWNER, None, max(lengths), "time", is_causal))
+        found |= _usual(named(OWNER, None, max(lengths), "time", first.is_causal))
     else:
         judged = named_policies(OWNER, patterns, "patterns", "pattern")
         found |= {name: one for name, one in judged.items() if one != Full()}

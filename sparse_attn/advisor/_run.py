@@ -25,7 +25,7 @@ from ._findings import Tried
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search
-from ._times import length_of, resized, seconds_of
+from ._times import resized, seconds_of
 
 __all__ = ["OWNER", "Run"]
 
@@ -70,8 +70,8 @@ class Run:
         width = getattr(config, "vocab_size", 1)
         return 4 * width * sum(_size(call) for call in self.calls) < _HELD_BYTES
 
-    def advice(self, lengths: list[int], progress: bool) -> Advice:
-        """Search and validate."""
+    def advice(self, length: int, lengths: list[int], progress: bool) -> Advice:
+        """Search on a text of so many positions and validate; time at `lengths`."""
         steps = self.clock.layers + len(self.calls) * self.clock.evaluations
         with Progress(steps, progress) as bar:
             self.bar = bar
@@ -93,11 +93,11 @@ class Run:
             best = search.find(self.keep, STEPS, late)
             chosen, rows = self._validated(search, best)
             times = {}
-            for done, length in enumerate(lengths):
+            for done, timed in enumerate(lengths):
                 self.clock.evaluations, self.clock.after = 0, TIMED * (len(lengths) - done)
                 self.step("times", 0)
-                times[length] = self._times(chosen.choice, length)
-        return self._made(search, chosen, rows, times)
+                times[timed] = self._times(chosen.choice, timed)
+        return self._made(length, search, chosen, rows, times)
 
     def step(self, name: str, steps: int = 1) -> None:
         """Show how far the search is, and how long it still takes."""
@@ -198,6 +198,7 @@ class Run:
 
     def _made(
         self,
+        length: int,
         search: Search,
         chosen: Outcome,
         rows: list[PolicyQuality],
@@ -223,7 +224,7 @@ class Run:
             skipped=tuple(sorted(self.local.skipped)),
             unmeasured=tuple(sorted(self.local.unmeasured)),
             model=type(self.model).__name__,
-            length=length_of(OWNER, self.calls[0]),
+            length=length,
             dense_kept=dense.kept,
             seconds=time.monotonic() - self.clock.began,
         )

@@ -19,11 +19,13 @@ from ..quality._calls import call_model, stopwatch
 __all__ = [
     "checked_lengths",
     "in_turns",
+    "is_text",
     "length_of",
     "random_tensors",
     "resized",
     "seconds_of",
     "seconds_of_call",
+    "text_of",
 ]
 
 RUNS = 3
@@ -32,15 +34,31 @@ _ROUNDS = 49
 
 
 def length_of(owner: str, call: dict[str, Any], name: str = "inputs") -> int:
-    """Return the second size of the first tensor: the length of a text; sentences say `name`."""
-    for value in call.values():
-        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
-            return int(value.shape[1])
+    """Return the length of a text, the second size of its tensor; sentences say `name`."""
+    return int(text_of(owner, call, name).shape[1])
+
+
+def text_of(owner: str, call: dict[str, Any], name: str = "inputs") -> torch.Tensor:
+    """Return the tensor of a text, ``(B, S)`` or ``(B, S, E)``; of images the first tensor."""
+    there = [v for v in call.values() if isinstance(v, torch.Tensor) and v.dim() > 1 and v.shape[1]]
+    texts = [v for v in there if _has_length(v)] or there
+    if texts:
+        return texts[0]
     got = [
         f"{key} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else key
         for key, value in call.items()
     ]
     raise refuse(owner, f"{name} with a tensor (B, S, ...)", ", ".join(got) or "none")
+
+
+def _has_length(tensor: torch.Tensor) -> bool:
+    """Whether dimension 1 is a length; of images and videos it is not."""
+    return 1 < tensor.dim() <= 3
+
+
+def is_text(owner: str, call: dict[str, Any]) -> bool:
+    """Whether a call can be cut and repeated to other lengths."""
+    return _has_length(text_of(owner, call))
 
 
 def checked_lengths(owner: str, lengths: Any) -> list[int]:
@@ -55,7 +73,7 @@ def resized(call: dict[str, Any], length: int) -> dict[str, Any]:
     """Return a call of `length` positions: cut, or repeated from the start."""
     made = {}
     for name, value in call.items():
-        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1]:
+        if isinstance(value, torch.Tensor) and _has_length(value) and value.shape[1]:
             index = torch.arange(length, device=value.device) % value.shape[1]
             value = value[:, index]
         made[name] = value

@@ -23,7 +23,7 @@ from ..patterns import BlockTopK, Pattern
 from ..tools import with_lists
 from ..windows import DENSE
 
-__all__ = ["attend_sequences"]
+__all__ = ["attend_sequences", "sequence_arguments"]
 
 #: Arguments that a call may leave out, of each op.
 _OPTIONAL = {"varlen": ("seqused_k",), "paged": ("cu_seq_q", "max_q")}
@@ -56,6 +56,21 @@ def attend_sequences(
     """
     owner = f"{op}_attention"
     check_tensors(owner, query, key, value, _TENSORS[op])
+    placing = _placing(op, sequences)
+    pattern = DENSE if pattern is None else pattern
+    check_pattern(owner, pattern)
+    if isinstance(pattern, ByHead):
+        return _attend_by_head(op, pattern, query, key, value, placing, common)
+    try:
+        arguments = sequence_arguments(op, pattern, query, key, placing, common)
+        return call_op(op, query, key, value, arguments)
+    except ValueError as error:
+        raise as_given(error, common | sequences) from None
+
+
+def _placing(op: str, sequences: dict[str, Any]) -> dict[str, Any]:
+    """Return what says where sequences and pages lie as the op takes it."""
+    owner = f"{op}_attention"
     placing: dict[str, Any] = {}
     for name, argument in sequences.items():
         if argument is None and name in _OPTIONAL[op]:
@@ -66,26 +81,40 @@ def attend_sequences(
         else:
             check_tensor(owner, name, argument)
             placing[name] = as_int32(owner, name, argument)
-    pattern = DENSE if pattern is None else pattern
-    check_pattern(owner, pattern)
-    if isinstance(pattern, ByHead):
-        return _attend_by_head(op, pattern, query, key, value, placing, common)
+    return placing
+
+
+def sequence_arguments(
+    op: str,
+    pattern: Pattern,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    placing: dict[str, Any],
+    common: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the op's arguments, beside its tensors, for a pattern that all heads share.
+
+    Parameters
+    ----------
+    op, pattern, query, key, common
+        As in `attend_sequences`; blocks that the data chooses are chosen here.
+    placing : dict
+        What says where sequences and pages lie, as the op takes it.
+    """
+    owner = f"{op}_attention"
     if pattern._op is None:
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {pattern._unserved()}")
     arguments = op_arguments(owner, common)
-    try:
-        if isinstance(pattern._region, BlockTopK):
-            pattern = with_lists(pattern, query, key, common | placing)
-        arguments |= placing | pattern._arguments()
-        if isinstance(arguments.get("num_kv_blocks"), torch.Tensor):
-            # A number of the example's lengths would cut lists of longer sequences.
-            raise TypeError(
-                f"sparse_attn.{owner}: expected a layout of an int number of blocks, got Tensor; "
-                "torch.jit.trace does not tell lengths, torch.export.export does"
-            )
-        return call_op(op, query, key, value, arguments)
-    except ValueError as error:
-        raise as_given(error, common | sequences) from None
+    if isinstance(pattern._region, BlockTopK):
+        pattern = with_lists(pattern, query, key, common | placing)
+    arguments |= placing | pattern._arguments()
+    if isinstance(arguments.get("num_kv_blocks"), torch.Tensor):
+        # A number of the example's lengths would cut lists of longer sequences.
+        raise TypeError(
+            f"sparse_attn.{owner}: expected a layout of an int number of blocks, got Tensor; "
+            "torch.jit.trace does not tell lengths, torch.export.export does"
+        )
+    return arguments
 
 
 def _attend_by_head(

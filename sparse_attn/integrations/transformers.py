@@ -35,7 +35,8 @@ from ._model_source import refuse_model
 __all__ = ["apply", "register", "restore"]
 
 KEY = "sparse_attn"
-#: The attribute that `apply` leaves on a model: the implementation that it had before.
+#: The attribute that `apply` leaves on the parts of a model that choose an implementation: the one
+#: that they had before.
 BEFORE = "_before_sparse_attn"
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -195,10 +196,30 @@ def undo(model: nn.Module) -> bool:
     return found or bool(before)
 
 
+def implementations(model: nn.Module) -> list[tuple[Any, str]]:
+    """List the parts of a model that choose an implementation, with their choice.
+
+    They are the models in it, and attention modules whose configuration no model has: a copy, as
+    in the decoder of ViTMAE or the frames' transformer of X-CLIP.
+    """
+    parts: list[Any] = list(model.modules())
+    known = {id(part.config) for part in parts if isinstance(part, PreTrainedModel)}
+    chosen = []
+    for part in parts:
+        config: Any = getattr(part, "config", None)
+        alone = _is_layer(part) and hasattr(config, "_attn_implementation")
+        if isinstance(part, PreTrainedModel) or (alone and id(config) not in known):
+            chosen.append((part, config._attn_implementation))
+    return chosen
+
+
 def set_implementations(chosen: Sequence[tuple[Any, str]]) -> None:
-    """Give models their implementations; what holds others comes before them."""
+    """Give parts of a model their implementations; what holds others comes before them."""
     for part, implementation in chosen:
-        part.set_attn_implementation(implementation)
+        if isinstance(part, PreTrainedModel):
+            part.set_attn_implementation(implementation)
+        else:
+            part.config._attn_implementation = implementation
 
 
 def _self_attention(model: PreTrainedModel) -> list[tuple[str, Any]]:
@@ -270,13 +291,14 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _choose_key(model: PreTrainedModel) -> None:
     """Set our key in a model and its parts; refuse before anything changes."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    for part in parts:
-        if not part._can_set_attn_implementation():
+    chosen = implementations(model)
+    for part, _ in chosen:
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             raise refuse_model(type(part).__name__)
     register()
-    for part in parts:
-        vars(part).setdefault(BEFORE, part.config._attn_implementation)
+    for part, before in chosen:
+        vars(part).setdefault(BEFORE, before)
     model.set_attn_implementation(KEY)
-    # A part with a configuration of the model's class, but its own, may be left out (T5's stacks).
-    set_implementations([(part, KEY) for part in parts if part.config._attn_implementation != KEY])
+    # It may leave out a part with a configuration of its own, such as a copy (T5's stacks).
+    left = [part for part, _ in chosen if part.config._attn_implementation != KEY]
+    set_implementations([(part, KEY) for part in left])

@@ -57,6 +57,15 @@ def tokens_of(inputs: Any, output: Output) -> torch.Tensor | None:
     return ids if fits else None
 
 
+def _not_padded(inputs: dict[str, Any]) -> torch.Tensor | None:
+    """Return which positions are no padding, bool ``(B, S)``, by transformers' mask or torch's."""
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, torch.Tensor):
+        return mask.bool()
+    padding = inputs.get("tgt_key_padding_mask" if "tgt" in inputs else "src_key_padding_mask")
+    return padding == 0 if isinstance(padding, torch.Tensor) else None  # False, or a term of 0
+
+
 @dataclass
 class Sums:
     """Running sums over positions, of one policy beside dense attention.
@@ -92,16 +101,16 @@ class Sums:
         own, dense : Output
             Values ``(..., features)``.
         inputs : dict
-            The call's, for ``input_ids`` and ``attention_mask``.
+            The call's, for ``input_ids`` and the mask of its padding.
         predicts : bool
             Whether logits are those of the next token.
         """
         ids = tokens_of(inputs, dense)
-        mask = inputs.get("attention_mask")
         mine, theirs = own.values, dense.values
         real = torch.ones(theirs.shape[:-1], dtype=torch.bool, device=theirs.device)
-        if isinstance(mask, torch.Tensor) and mask.shape == real.shape:
-            real = mask.to(real.device, torch.bool)
+        mask = _not_padded(inputs)
+        if mask is not None and mask.shape == real.shape:
+            real = mask.to(real.device)
         follows = torch.full(real.shape, -1, device=real.device)
         if ids is not None and predicts:
             both = real[:, :-1] & real[:, 1:]

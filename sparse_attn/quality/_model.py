@@ -232,9 +232,10 @@ def model(
         calls ``F.scaled_dot_product_attention``. It is left as it was; a policy that it has is set
         aside meanwhile.
     inputs : Tensor, mapping, or list of these
-        Token ids, or the keyword arguments of a call; padded positions do not count. Hidden states
-        of a model without a head (``AutoModel``) are judged by their cosine; perplexity, top-1 and
-        KL are those of one with a head, such as ``AutoModelForCausalLM``.
+        Token ids, or the keyword arguments of a call. Positions that ``attention_mask``, or the
+        ``src_key_padding_mask`` of torch's modules, says are padding do not count. Hidden states of
+        a model without a head (``AutoModel``) are judged by their cosine; perplexity, top-1 and KL
+        are those of one with a head, such as ``AutoModelForCausalLM``.
     policies : Policy or Pattern, list or mapping of these
         Judged by name; those of a list are named by their pattern, or numbered policies.
     timed : bool

@@ -94,6 +94,17 @@ def test_layers_are_numbered_by_their_calls(model, tokens):
 
 
 @torch.no_grad()
+def test_a_patch_says_what_it_met(model, tokens):
+    memory = torch.randn(2, 7, 64, device=tokens.device)
+    with warnings.catch_warnings(), sa.patch_sdpa(model, sa.TopK(3)) as patched:
+        warnings.simplefilter("ignore")
+        assert repr(patched) == "PatchedSDPA(Model, TopK(k=3), layers=None, left={})"
+        model(tokens, memory)
+    left = "'calls whose numbers of queries and keys differ (cross attention, a cache)': 1"
+    assert repr(patched) == f"PatchedSDPA(Model, TopK(k=3), layers=3, left={{{left}}})"
+
+
+@torch.no_grad()
 def test_permanent_until_restored(model, tokens):
     dense = model(tokens)
     patched = sa.patch_sdpa(model, BAND)

@@ -76,3 +76,25 @@ def test_what_generate_hands_on_to_a_tower_is_accepted():
     chosen = dict(max_new_tokens=3, do_sample=False, num_beams=2)
     expected = kosmos2().generate(**inputs, **chosen)
     assert torch.equal(apply(kosmos2()).generate(**inputs, **chosen), expected)
+
+
+def vit_mae():
+    sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+    decoder = {f"decoder_{name}": size for name, size in sizes.items()}
+    config = transformers.ViTMAEConfig(**sizes, **decoder, image_size=32, patch_size=8)
+    return build(config, cls=transformers.ViTMAEForPreTraining)
+
+
+def test_a_copied_configuration_is_reached_and_given_back():
+    """ViTMAE's decoder has a configuration that no model has, which transformers leaves out."""
+    pixels, noise = torch.randn(1, 3, 32, 32), torch.rand(1, 16)
+    inputs = dict(pixel_values=pixels, noise=noise)
+    model, restore = vit_mae(), sa.integrations.transformers.restore
+    expected = output(model, **inputs)
+    assert_same(output(apply(model), **inputs), expected)
+    apply(model, sa.Policy(sa.Full(), layers={1: sa.Band(0)}, dense_below=0))
+    narrow = output(model, **inputs)
+    assert not torch.allclose(narrow, expected, rtol=1e-2)
+    sa.quality.model(model, inputs, sa.Full(), timed=False, progress=False)
+    assert torch.equal(output(model, **inputs), narrow)
+    assert torch.equal(output(restore(model), **inputs), expected)

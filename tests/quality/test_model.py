@@ -323,6 +323,22 @@ def test_texts_of_padding_alone_are_refused(on_device, llama):
         judge(llama, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}, {"band": BAND})
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32], ids=["bool", "additive"])
+def test_positions_that_torchs_modules_pad_do_not_count(on_device, kind):
+    model, src = of_torch().eval(), torch.randn(2, 30, 64)
+    padding = torch.zeros(2, 30, dtype=torch.bool)
+    padding[1, 20:] = True
+    mask = padding if kind is torch.bool else torch.zeros(2, 30).masked_fill(padding, -torch.inf)
+    inputs = dict(src=src, src_key_padding_mask=mask)
+    with torch.no_grad():
+        outs = [model(src, src_key_padding_mask=padding)]
+        outs.append(sa.swap_attention(model, sa.Band(3))(src, src_key_padding_mask=padding))
+    sa.restore_attention(model)
+    cosine = torch.cosine_similarity(*outs, -1)[~padding].mean().item()
+    got = judge(model, inputs, {"band": sa.Band(3)}, timed=False)
+    assert got["band"].cosine == pytest.approx(cosine, abs=1e-6) and got.positions == 50
+
+
 def test_nan_in_padded_rows_does_not_count(on_device):
     class Padded(torch.nn.Module):
         def forward(self, x, attention_mask):

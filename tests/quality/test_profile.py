@@ -82,8 +82,8 @@ def test_profile_refuses_what_it_cannot_measure(llama, inputs, lengths, sentence
 
 
 def test_models_that_refuse_the_inputs_are_named():
-    sentence = r"inputs that the model takes \(input_ids of shape \(1, 2\)\), got RuntimeError of"
-    for judge in (sa.profile, lambda model, ids: sa.quality.model(model, ids[:, :2], sa.Full())):
+    sentence = r"inputs that the model takes \(input_ids of shape \(1, 8\)\), got RuntimeError of"
+    for judge in (sa.profile, lambda model, ids: sa.quality.model(model, ids, sa.Full())):
         with pytest.raises(ValueError, match=rf"^sparse_attn\.[a-z.]+: expected {sentence} Linear"):
             judge(torch.nn.Linear(3, 3), torch.zeros(1, 8))
 
@@ -200,7 +200,7 @@ def test_a_machine_that_slows_down_does_not_change_the_share(monkeypatch):
 
     monkeypatch.setattr(_times, "stopwatch", lambda: now[0])
     inputs = {"x": torch.randn(1, 2, 64, 16)}
-    (row,) = sa.profile(Attend(), inputs, [2], patterns=sa.Band(3), progress=False).rows
+    (row,) = sa.profile(Attend(), inputs, patterns=sa.Band(3), progress=False).rows
     assert row.share == pytest.approx(0.2, abs=0.05) and not row.within_noise
 
 
@@ -235,6 +235,47 @@ def test_cross_attention_is_no_layer():
     inputs = [inputs, {name: tensor.flip(1) for name, tensor in inputs.items()}]
     advice = sa.advise(model, inputs, 0.8, patterns=[sa.Band(20)], progress=False)
     assert advice.policy.num_layers == 2
+
+
+@pytest.mark.parametrize("lengths", [None, [96], [48, 96]], ids=str)
+def test_a_model_of_length_and_batch_is_refused(lengths):
+    """What torch's modules take unless told otherwise: the batch would be cut and repeated."""
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    inputs = {"src": torch.randn(96, 2, 32)}
+    what = r": expected a model of inputs \(batch, length, ...\), got TransformerEncoder that takes"
+    with pytest.raises(ValueError, match=f"^sparse_attn.profile{what}"):
+        sa.profile(model, inputs, lengths, patterns=sa.Band(3), progress=False)
+    with pytest.raises(ValueError, match=f"^sparse_attn.advise{what}"):
+        sa.advise(model, [inputs, inputs], patterns=[sa.Band(3)], lengths=lengths, progress=False)
+
+
+class Patches(torch.nn.Module):
+    """An encoder of images: 16 patches, and a token before them."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.patches = torch.nn.Conv2d(3, 32, 4, 4)
+
+    def forward(self, pixels):
+        tokens = self.patches(pixels).flatten(2).mT
+        return self.encoder(torch.nn.functional.pad(tokens, (0, 0, 1, 0)))
+
+
+def test_images_have_the_length_that_attention_sees():
+    model, images = Patches().eval(), [{"pixels": torch.randn(2, 3, 16, 16)} for _ in range(2)]
+    band = [sa.Band(3)]
+    measured = sa.profile(model, images[0], patterns=band, progress=False)
+    assert [row.length for row in measured.rows] == [17]
+    advice = sa.advise(model, images, 0.5, patterns=band, progress=False)
+    assert advice.length == 17 and list(advice.times) == [17]
+    what = r"expected lengths of \[17\], the positions of inputs that are not cut, got \[8\]$"
+    with pytest.raises(ValueError, match=f"profile: {what}"):
+        sa.profile(model, images[0], [8], patterns=band, progress=False)
+    with pytest.raises(ValueError, match=f"advise: {what}"):
+        sa.advise(model, images, lengths=[8], patterns=band, progress=False)
 
 
 def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):

@@ -196,6 +196,10 @@ NUMBERS = {
         lambda: sa.BlockTopK(24),
         "block_size that is a positive multiple of 16, got 24",
     ),
+    "block-sides": (
+        lambda: sa.BlockTopK((64, 64, 64)),
+        r"block_size of \(queries, keys\), got \(64, 64, 64\)",
+    ),
     "share": (lambda: sa.BlockTopK(budget_share=1.5), "budget_share above 0 and up to 1, got 1.5"),
     "nan-share": (lambda: sa.BlockTopK(budget_share=float("nan")), "up to 1, got nan"),
     "count": (lambda: sa.BlockTopK(budget_blocks=0), "budget_blocks of at least 1, got 0"),
@@ -341,7 +345,14 @@ def test_minus_one_is_told_of_none():
         sa.Band((-1, 0))
 
 
-@pytest.mark.parametrize("window", [7, (7, 0)])
-def test_a_bare_window_is_told_its_pattern(window):
-    with pytest.raises(TypeError, match=r"got (int|tuple); a window is Band\("):
-        sa.sparse_attention(*torch.randn(3, 1, 1, 8, 16), window)
+@pytest.mark.parametrize(
+    "given, advice",
+    [
+        (7, r"got int; a window is Band\("),
+        ((7, 0), r"got tuple; a window is Band\("),
+        (None, r"got NoneType; Full\(\) means all keys$"),
+    ],
+)
+def test_what_is_close_to_a_pattern_is_told_what_to_write(given, advice):
+    with pytest.raises(TypeError, match=advice):
+        sa.sparse_attention(*torch.randn(3, 1, 1, 8, 16), given)
