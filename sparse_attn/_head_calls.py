@@ -258,9 +258,12 @@ def check_whole(
     """Raise where the whole call is refused whatever its pattern, in a sentence of its tensors.
 
     A call sees the heads of its run alone: ``out`` may write what another is still to read. Where
-    nothing is computed (meta and fake tensors, tracing) there is nothing to judge, as in the ops.
+    nothing is computed (meta and fake tensors, tracing) there is nothing to judge, as in the ops,
+    nor under torch.vmap, which asks no op.
     """
     if torch.compiler.is_compiling() or query.is_meta or torch._C._len_torch_dispatch_stack():
+        return
+    if torch._C._are_functorch_transforms_active():
         return
     placed = {name: given[name] for name in given.keys() - Common.__annotations__.keys()}
     shared = {name: given[name] for name in given.keys() - placed.keys() - {"return_lse"}}

@@ -36,6 +36,8 @@ _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 _NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' backend")
 #: What torch's own classes of tensors raise where they have no rule for the op: its name.
 _NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
+#: What torch.vmap raises of ops that return no tensors, of which it makes no calls.
+_NO_BATCHES = re.compile(rf"Batching rule not implemented for {_NAMESPACE}::(\w+)")
 _WITH_TWIN = (*ATTENTION_OPS, "merge_states")
 #: What each op calls, without the frame of its class.
 _OPS = {
@@ -222,6 +224,12 @@ def _translated(error: RuntimeError) -> Exception:
     if missing is not None:
         op = missing.group(1).removesuffix("_engine")
         return NotImplementedError(f"sparse_attn::{op}: not served: tensors of this class")
+    missing = _NO_BATCHES.match(sentence)
+    if missing is not None:
+        op, what = missing.group(1), "to write"
+        if op.endswith("_engine"):
+            op, what = op.removesuffix("_engine"), "to ask for the engine"
+        return NotImplementedError(f"sparse_attn::{op}: not served: {what} under torch.vmap")
     missing = _NO_KERNEL.match(sentence)
     if missing is None:
         return error

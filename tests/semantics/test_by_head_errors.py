@@ -114,3 +114,17 @@ def test_out_without_data(device):
     )
     with pytest.raises(ValueError, match=sentence):
         sa.sparse_attention(*tensors, PATTERN, out=out)
+
+
+def test_what_a_run_refuses_under_vmap(device):
+    """No op is asked there about the whole call: the run's own sentence stays."""
+    tensors = torch.zeros(3, *SHAPE.make(device)[0].shape, device=device)
+    pattern = sa.ByHead({0: sa.Band(3)})
+    call = torch.vmap(lambda t: sa.sparse_attention(t, t, t[:, :, :9], pattern))
+    with pytest.raises(ValueError, match=r"^sparse_attn::\w+: expected value of shape"):
+        call(tensors)
+    assert torch.vmap(lambda t: sa.quality.compare(t, t, t, pattern).mass)(tensors).shape == (
+        3,
+        2,
+        8,
+    )
