@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import ops
-from ._autocast import is_autocast_enabled
+from ._autocast import autocast, is_autocast_enabled
 from ._autograd import is_tracked
 from ._checks import as_given, is_dense
 from ._common import Common, op_arguments
@@ -30,11 +30,11 @@ __all__ = [
     "ListsByHead",
     "attend_by_head",
     "calls_by_head",
-    "check_out",
+    "check_whole",
 ]
 
 #: Arguments with query heads or key heads, and the dimension of these, from the right but of `out`,
-#: where it is that of query.
+#: where it is that of query. Without that dimension a mask and a scale are those of all heads.
 _QUERY_HEADS = {
     "attn_mask": -3,
     "key_bounds": -3,
@@ -43,6 +43,9 @@ _QUERY_HEADS = {
     "alibi_slopes": -1,
 }
 _KEY_HEADS = {"key_scale": -1, "value_scale": -1}
+_MAY_LACK_HEADS = ("attn_mask", *_KEY_HEADS)
+#: Of one head for all of them.
+_MAY_SHARE = ("attn_mask", "key_bounds")
 
 #: Up to so many queries lists stay with their own op, which has an engine for them.
 _FEW_QUERIES = 16
@@ -112,8 +115,8 @@ def calls_by_head(
     ----------
     pattern : ByHead
     query, key, value : Tensor
-        Of `dims`. Where they are no such tensors, the one call is the whole one, which the op
-        refuses.
+        Of `dims`. Where they, or keywords, have not the heads of the call, the one call is the
+        whole one, which the op refuses.
     common : dict
         Keywords of the call; those with heads are cut to the heads of each run.
     joins : bool
@@ -125,7 +128,7 @@ def calls_by_head(
         return [HeadCall(pattern.rest, tensors, common)]
     heads_q, heads_kv = query.shape[1], key.shape[dims.key_heads]
     runs = pattern.runs(heads_kv)
-    if len(runs) <= 1 or heads_q % heads_kv:
+    if len(runs) <= 1 or heads_q % heads_kv or not _agree(value, common, heads_q, heads_kv, dims):
         return [HeadCall(runs[0][0] if runs else pattern.rest, tensors, common)]
     return _cut_calls(_joined_runs(runs) if joins else runs, tensors, common, dims)
 
@@ -201,7 +204,7 @@ def attend_by_head(
     attend: Callable[..., Any],
     joins: bool = True,
     dims: HeadDims = PLAIN,
-    op: str = "fused",
+    op: str | None = None,
     placing: Mapping[str, Any] | None = None,
 ) -> Any:
     """Run ``attend(query, key, value, pattern, **common)`` for every run of equal heads.
@@ -212,8 +215,9 @@ def attend_by_head(
         As in `calls_by_head`; few queries never join, since a decode call takes no lists of tiles.
     attend : callable
         As `sparse_attention`.
-    op : str
-        What judges the caller's `out` beside the tensors of all heads.
+    op : str, optional
+        What judges the call of all heads: the caller's `out`, and what a run refused, whose tensors
+        the caller does not know. None where `attend` takes other keywords than ops do.
     placing : mapping, optional
         What that op needs besides: where sequences and pages lie.
 
@@ -222,16 +226,22 @@ def attend_by_head(
     Tensor or (Tensor, Tensor)
         What one call would return.
     """
-    given = {name: argument for name, argument in common.items() if argument is not None}
+    given, placing = dict(common), placing or {}
     have_heads = _have_heads(query, key, value, dims)
-    if "out" in given:
-        check_out(op, query, key, value, {**given, **(placing or {})})
+    if given.get("out") is not None:
+        assert op is not None
+        check_whole(op, query, key, value, {**given, **placing})
     elif have_heads and not _joins((query, key, value), given):
         given["out"] = ops.empty_output(query, value)
     # A traced length is asked about only where the answer matters: to ask would narrow the graph.
     joins = joins and have_heads and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
     calls = calls_by_head(pattern, query, key, value, given, joins, dims)
-    results = [attend(*call.tensors, call.pattern, **call.common) for call in calls]
+    try:
+        results = [attend(*call.tensors, call.pattern, **call.common) for call in calls]
+    except ValueError:
+        if op is not None and len(calls) > 1:
+            check_whole(op, query, key, value, {**common, **placing})
+        raise
     if len(results) == 1:
         return results[0]
     whole = given.get("out")
@@ -242,27 +252,57 @@ def attend_by_head(
     return joined, torch.cat(lses, -2)
 
 
-def check_out(
+def check_whole(
     op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
 ) -> None:
-    """Raise where the whole of ``out`` does not fit the whole call.
+    """Raise where the whole call is refused whatever its pattern, in a sentence of its tensors.
 
-    A call sees the heads of its run alone: it may write what another is still to read. Where
-    nothing is computed (meta and fake tensors, tracing) there is nothing to judge, as in the ops.
+    A call sees the heads of its run alone: ``out`` may write what another is still to read. Where
+    nothing is computed (meta and fake tensors, tracing) there is nothing to judge, as in the ops,
+    nor under torch.vmap, which asks no op.
     """
     if torch.compiler.is_compiling() or query.is_meta or torch._C._len_torch_dispatch_stack():
+        return
+    if torch._C._are_functorch_transforms_active():
         return
     placed = {name: given[name] for name in given.keys() - Common.__annotations__.keys()}
     shared = {name: given[name] for name in given.keys() - placed.keys() - {"return_lse"}}
     arguments = {"query": query, "key": key, "value": value, **placed}
     try:
-        ops.ask_engine(op, arguments | op_arguments(op, shared))
+        arguments |= op_arguments(op, shared)
+    except (TypeError, ValueError):
+        return  # of the whole call too, which the first run refuses for the caller's function
+    if given.get("out") is None:  # as the op's twin for `out` is not cast
+        arguments = autocast(arguments, query.device.type)
+    try:
+        ops.ask_engine(op, arguments)
     except ValueError as error:
         raise as_given(error, given) from None
 
 
+def _agree(
+    value: torch.Tensor, common: Mapping[str, Any], heads_q: int, heads_kv: int, dims: HeadDims
+) -> bool:
+    """Whether values and keywords have the heads of query and key."""
+    if value.shape[dims.key_heads] != heads_kv:
+        return False
+    for table, count in ((_QUERY_HEADS, heads_q), (_KEY_HEADS, heads_kv)):
+        for name, dim in table.items():
+            argument = common.get(name)
+            if not isinstance(argument, torch.Tensor) or not is_dense(argument):
+                continue
+            if not -argument.dim() <= dim < argument.dim():
+                if name in _MAY_LACK_HEADS:
+                    continue
+                return False
+            heads = argument.shape[dim]
+            if heads != count and (heads != 1 or name not in _MAY_SHARE):
+                return False
+    return True
+
+
 def _cut(name: str, argument: Any, rows: slice, heads_q: int, heads: slice, heads_kv: int) -> Any:
-    """Cut an argument to the heads of a run; one of another size is left for the op to refuse."""
+    """Cut an argument to the heads of a run; one without heads, or of one for all, stays."""
     for table, own, count in ((_QUERY_HEADS, rows, heads_q), (_KEY_HEADS, heads, heads_kv)):
         dim = table.get(name)
         if dim is None or not isinstance(argument, torch.Tensor) or not is_dense(argument):

@@ -77,6 +77,8 @@ def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
         if mask.dim() == 4:
             got += "; that of a head is mask[0, 0]"
         raise refuse("nearest", "mask of dtype bool and shape (Sq, Skv)", got)
+    if mask.is_meta:
+        raise refuse("nearest", "mask with contents", "a meta tensor")
     check_kind("nearest", "is_causal", is_causal, bool, "a bool")
     mask = mask.cpu()
     Sq, Skv = mask.shape

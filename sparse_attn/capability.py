@@ -17,7 +17,7 @@ from . import ops
 from ._autocast import autocast
 from ._checks import check_tensors, is_dense
 from ._common import Common, op_arguments
-from ._head_calls import calls_by_head, check_out
+from ._head_calls import calls_by_head, check_whole
 from ._pattern import check_pattern
 from .by_head import ByHead
 from .layout import BlockLayout
@@ -133,11 +133,14 @@ def can_use(
     if isinstance(pattern, ByHead):
         try:
             if common.get("out") is not None:
-                check_out("fused", query, key, value, common)
+                check_whole("fused", query, key, value, common)
             calls = calls_by_head(pattern, query, key, value, dict(common))
+            answers = [can_use(*call.tensors, call.pattern, **call.common) for call in calls]
+            if len(calls) > 1 and not all(answers):
+                check_whole("fused", query, key, value, common)  # in the words of the whole call
         except (ValueError, NotImplementedError) as error:
             return Capability(None, (str(error),), False)
-        return _of_all([can_use(*call.tensors, call.pattern, **call.common) for call in calls])
+        return _of_all(answers)
     given: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
     if common.get("out") is None:
         given = autocast(given, query.device.type)

@@ -111,6 +111,8 @@ def sharded_attention(
         raise refuse(OWNER, what, "none")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         return sparse_attention(query, key, value, pattern, **calls)  # refuses them
+    # What does not fit is refused before other ranks wait for this one, of a rank without keys too.
+    sparse_attention(query[:, :, :0], key, value, pattern, **calls)
     with_lse = calls.pop("return_lse", False)
     sinks = calls.pop("sink_logits", None)
     exchange = _Exchange(query, key, value, pattern, bool(calls.get("is_causal")), group)

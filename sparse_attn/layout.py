@@ -18,6 +18,7 @@ from . import ops
 from ._checks import (
     MAX_LENGTH,
     as_device,
+    as_int64,
     check_blocks,
     check_dense,
     check_integer,
@@ -285,8 +286,8 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Parameters
         ----------
         row, key : Tensor
-            int64 ``(rows,)`` and ``(keys,)``, query and key indices. Below 0 and past the last
-            block nothing is seen.
+            int64 or converted to it, ``(rows,)`` and ``(keys,)``, query and key indices. Below 0
+            and past the last block nothing is seen.
 
         Returns
         -------
@@ -303,6 +304,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         """
         check_dense(_OWNER, "row", row)
         check_dense(_OWNER, "key", key)
+        row, key = as_int64(_OWNER, "row", row), as_int64(_OWNER, "key", key)
         sizes = (self.block_q, self.block_kv)
         seen = of_pairs(self.to_mask(), row, key, *sizes)
         if self.bits is None or self.partial is None or not len(self.bits):

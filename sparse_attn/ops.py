@@ -36,6 +36,8 @@ _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 _NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' backend")
 #: What torch's own classes of tensors raise where they have no rule for the op: its name.
 _NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
+#: What torch.vmap raises of ops that return no tensors, of which it makes no calls.
+_NO_BATCHES = re.compile(rf"Batching rule not implemented for {_NAMESPACE}::(\w+)")
 _WITH_TWIN = (*ATTENTION_OPS, "merge_states")
 #: What each op calls, without the frame of its class.
 _OPS = {
@@ -220,17 +222,32 @@ def _translated(error: RuntimeError) -> Exception:
         return NotImplementedError(sentence) if not_served else ValueError(sentence)
     missing = _NO_RULE.match(sentence)
     if missing is not None:
-        op = missing.group(1)
+        op = missing.group(1).removesuffix("_engine")
         return NotImplementedError(f"sparse_attn::{op}: not served: tensors of this class")
+    missing = _NO_BATCHES.match(sentence)
+    if missing is not None:
+        op, what = missing.group(1), "to write"
+        if op.endswith("_engine"):
+            op, what = op.removesuffix("_engine"), "to ask for the engine"
+        return NotImplementedError(f"sparse_attn::{op}: not served: {what} under torch.vmap")
     missing = _NO_KERNEL.match(sentence)
     if missing is None:
         return error
-    op, backend = missing.groups()
+    op, backend = missing.group(1).removesuffix("_engine"), missing.group(2)
     if backend == "CUDA" and _load.cuda_error is not None:
         return NotImplementedError(f"sparse_attn: no CUDA engines: {_load.cuda_error}")
     return NotImplementedError(
         f"sparse_attn::{op}: not served: tensors of torch's backend {backend}"
     )
+
+
+def _negated(name: str) -> NotImplementedError:
+    """Refusal to write into a negated view.
+
+    torch has no rule for an op that may: it fails late, up to 2.11 with memory that others own.
+    """
+    what = "to write into a negated view (tensor.is_neg())"
+    return NotImplementedError(f"sparse_attn::{name}: not served: {what}")
 
 
 def call(
@@ -253,13 +270,9 @@ def call(
     if is_compiling():
         return overload(name)(*args, **kwargs)
     op = _OPS[name]
-    # torch has no rule for an op that may write into such views: it fails late, up to 2.11 with
-    # memory that others own.
     for tensor in written:
         if tensor.is_neg():
-            raise NotImplementedError(
-                f"sparse_attn::{name}: not served: to write into a negated view (tensor.is_neg())"
-            )
+            raise _negated(name)
     try:
         # Inference mode leaves the autograd kernels out by itself.
         if (torch.is_inference_mode_enabled() and not written) or is_tracked(args, kwargs):
@@ -288,11 +301,15 @@ def ask_engine(name: str, arguments: dict[str, Any]) -> str:
     ValueError, NotImplementedError
         As the call would.
     """
-    if arguments["query"].device.type == "meta":
-        raise NotImplementedError(f"sparse_attn::{name}: not served: meta tensors have no data")
+    out = arguments.get("out")
     try:
-        if arguments.get("out") is not None:
+        _check_meta(name, {"query": arguments["query"], **arguments})
+        if arguments["query"].device.type == "meta":
+            raise NotImplementedError(f"sparse_attn::{name}: not served: meta tensors have no data")
+        if out is not None:
             refuse_gradients(name, arguments)
+            if out.is_neg():
+                raise _negated(f"{name}_out")
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             answer: str = overload(f"{name}_engine")(**arguments)
     except RuntimeError as error:

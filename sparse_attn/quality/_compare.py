@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from .._checks import check_tensors
 from .._common import Common, op_arguments
-from .._head_calls import calls_by_head
+from .._head_calls import calls_by_head, check_whole
 from .._pattern import check_pattern
 from ..by_head import ByHead
 from ..patterns import Full, Pattern
@@ -142,6 +142,7 @@ def compare(
             raise TypeError(f"sparse_attn.{owner}: expected no {name}, got one")
     op_arguments(owner, given)  # refuses in the name of this function
     if isinstance(pattern, ByHead):
+        check_whole("fused", query, key, value, given)
         calls = calls_by_head(pattern, query, key, value, given)
         return _joined([compare(*call.tensors, call.pattern, **call.common) for call in calls])
     return Reference(query, key, value, given).compare(pattern)

@@ -203,3 +203,18 @@ def test_notebooks_show_the_answer(device):
         ._repr_html_()
         .endswith("<ul><li>a &lt; b</li></ul>")
     )
+
+
+def test_what_torch_refuses_is_said_in_the_words_of_the_call(device):
+    """The question goes to an op of its own, which no sentence names."""
+    query, key, value = torch.randn(3, 1, 2, 16, 16, device=device)
+    calls = {
+        "meta": ((query, key, value.to("meta")), {}),
+        "meta-sinks": ((query, key, value), {"sink_logits": torch.zeros(2, device="meta")}),
+        "sparse": ((query, key.to_sparse(), value), {}),
+        "negated": ((query, key, value), {"out": torch._neg_view(torch.empty_like(query))}),
+    }
+    for tensors, common in calls.values():
+        with pytest.raises((ValueError, NotImplementedError)) as raised:
+            sa.sparse_attention(*tensors, sa.Band(3), **common)
+        assert sa.can_use(*tensors, sa.Band(3), **common).reasons == (str(raised.value),)

@@ -176,6 +176,12 @@ def test_makers_take_large_numbers():
     assert BlockLayout.strided(*size, 2**70, 2**70) == BlockLayout.local(*size, (None, 0))
 
 
+def test_seeds_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    size = (99, 99, 16, 16)
+    assert BlockLayout.bigbird(*size, seed=numpy.int64(3)) == BlockLayout.bigbird(*size, seed=3)
+
+
 def test_layout_moves_and_copies(device):
     layout = BlockLayout.local(64, 64, 16, 16, 1).to(device)
     assert layout.counts.device.type == device

@@ -71,3 +71,16 @@ def test_what_is_no_tensor_is_refused(device):
     layout = layouts(device)["lists"][0]
     with pytest.raises(TypeError, match=r"^sparse_attn\.BlockLayout: expected row to be a tensor"):
         layout.allows(3, torch.arange(4, device=device))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("kind", ["lists", "bits"])
+def test_numbers_of_other_dtypes(device, kind, dtype):
+    layout = layouts(device)[kind][0]
+    row, key = torch.arange(48, device=device), torch.arange(64, device=device)
+    assert torch.equal(layout.allows(row.to(dtype), key.to(dtype)), layout.allows(row, key))
+    for name, places in {"row": (row.float(), key), "key": (row, key.bool())}.items():
+        with pytest.raises(
+            ValueError, match=rf"^sparse_attn\.BlockLayout: expected {name} of an int"
+        ):
+            layout.allows(*places)

@@ -79,3 +79,8 @@ def test_patterns_of_causal_calls(pattern):
 def test_a_mask_with_heads_says_which_part_to_give():
     with pytest.raises(ValueError, match=r"mask\[0, 0\]$"):
         sa.nearest(torch.ones(1, 1, 4, 4).bool())
+
+
+def test_a_mask_without_contents():
+    with pytest.raises(ValueError, match=r"^sparse_attn\.nearest: .* contents, got a meta tensor$"):
+        sa.nearest(torch.ones(4, 4, dtype=torch.bool, device="meta"))

@@ -1,6 +1,7 @@
 """sharded_attention: shards of a sequence over ranks give what one rank gives for all of it."""
 
 import os
+import re
 import socket
 import sys
 
@@ -100,6 +101,34 @@ def test_ranks_send_no_more_than_is_reached():
     assert _reached(sa.Band((9, 3)), (100, 150), False) == [(91, 153)]
     assert _reached(sa.Dilated((4, 0), 3), (100, 150), False) == [(88, 150)]
     assert _reached(sa.Strided(8, 5), (100, 150), False) == [(0, 150)]
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rows", [0, 8])
+@pytest.mark.parametrize("pattern", [sa.Full(), sa.ByHead({1: sa.Band(3)})], ids=repr)
+def test_wrong_tensors(one_rank, pattern, rows):
+    """In the words of a call, whether or not a key is reached."""
+    sharded_attention = sa.distributed.sharded_attention
+    query, (key, value) = torch.randn(2, 4, rows, 16), torch.randn(2, 2, 2, 9, 16)
+    heads = r"sparse_attn::\w+: expected sink_logits of shape \(4\), got shape "
+    for shape, got in (((1,), "(1)"), ((2,), "(2)"), ((1, 4), "(1, 4)"), ((), "()")):
+        with pytest.raises(ValueError, match=rf"^{heads}{re.escape(got)}$"):
+            sharded_attention(query, key, value, pattern, sink_logits=torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"^sparse_attn::\w+: expected sink_logits on query's dev"):
+        sharded_attention(query, key, value, pattern, sink_logits=torch.zeros(4, device="meta"))
+    for wrong in (value[:, :1], value[:, :, :8], value.double()):
+        with pytest.raises(ValueError, match=r"^sparse_attn::\w+: expected value of"):
+            sharded_attention(query, key, wrong, pattern)
+    assert (
+        sharded_attention(query, key, value, pattern, sink_logits=torch.zeros(4)).shape
+        == query.shape
+    )
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,31 @@ def test_vmap(device):
     assert torch.equal(got, sa.band_attention(query, key, value, 5))
 
 
+def test_vmap_makes_no_calls_that_write(device):
+    """torch runs an op for each entry where it returns what it computes."""
+    query, new = torch.zeros(3, 1, 2, 9, 16, device=device), torch.zeros(3, 4, 2, 16, device=device)
+    slots = torch.zeros(4, dtype=torch.int64, device=device)
+    cache = torch.zeros(3, 2, 16, 2, 16, device=device)
+
+    def append(key, cache):
+        sa.append_to_cache(key, key, cache, cache.clone(), slots)
+        return key
+
+    calls = {
+        "band_out": lambda: torch.vmap(lambda q: sa.band_attention(q, q, q, 2, out=q * 1))(query),
+        "append_to_cache": lambda: torch.vmap(append)(new, cache),
+        "append_to_sketch": lambda: torch.vmap(lambda q: sa.KeySketch(q).codes)(query),
+    }
+    answers = []
+    torch.vmap(lambda q: answers.append(sa.can_use(q, q, q, sa.Band(2))) or q)(query)
+    sentence = "sparse_attn::band: not served: to ask for the engine under torch.vmap"
+    assert [answer.reasons for answer in answers] == [(sentence,)]
+    for op, call in calls.items():
+        sentence = rf"^sparse_attn::{op}: not served: to write under torch\.vmap$"
+        with pytest.raises(NotImplementedError, match=sentence):
+            call()
+
+
 @pytest.mark.parametrize("position", [2**31, 2**32, 2**32 + 3, 3 - 2**32, -1, 100])
 def test_global_tokens_beyond_the_keys_are_none(device, position):
     query, key, value = Shape(1, 2, 1, 20, 37, 64).make(device)
