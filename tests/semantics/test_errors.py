@@ -66,6 +66,10 @@ WRONG = {
         r"value of shape .* got shape \(67, 64\)",
     ),
     "query-dtype": (lambda c: c.band(query=c.query.double()), "query of dtype .* got float64"),
+    "query-of-8-bits": (
+        lambda c: c.band(query=c.query.to(torch.float8_e4m3fn)),
+        "query of dtype float32, float16 or bfloat16, got float8_e4m3fn",
+    ),
     "key-dtype": (lambda c: c.band(key=c.key.half()), "key of query's dtype float32, got float16"),
     "value-dtype": (lambda c: c.band(value=c.value.int()), "value of dtype .* got int32"),
     "heads": (lambda c: c.band(query=c.query[:, :3]), "multiple of the 2 key heads, got 3"),
