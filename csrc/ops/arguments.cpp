@@ -107,7 +107,10 @@ MaskView check_mask(const std::string& op, const CallArguments& args) {
     const bool whole = mask.scalar_type() == ScalarType::Long ||
                        mask.scalar_type() == ScalarType::Int ||
                        mask.scalar_type() == ScalarType::Byte;
-    fail_expected(op, text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
+    const bool single = dtype_code(query) == Dtype::kFloat32;
+    fail_expected(op,
+                  single ? "attn_mask of dtype bool or float32"
+                         : text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
                   text(dtype_of(mask), whole ? "; a mask of 0 and 1 goes in as mask.bool()" : ""));
   }
   const int64_t target[4] = {query.size(0), query.size(1), query.size(2), args.key->size(2)};
