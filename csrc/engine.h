@@ -1,4 +1,4 @@
-// What an engine is to ops/: three functions that know no framework. ops/ picks one with
+// What an engine is to ops/: a name and two functions that know no framework. ops/ picks one with
 // choice.h, allocates workspace_bytes, and calls run.
 #pragma once
 

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "cpu/tensor_rows.h"
 #include "cpu/vector/vector_math.h"
 #include "float8.h"
 #include "rows.h"
@@ -18,8 +19,7 @@ void quantize(const VectorMath& math, Element element, const char* row, float sc
   float piece[kPiece];
   for (int32_t start = 0; start < head_dim; start += kPiece) {
     int32_t size = imin(kPiece, head_dim - start);
-    int64_t bytes = element == Element::kFloat32 ? 4 : 2;
-    math.to_float(element, row + start * bytes, piece, size);
+    math.to_float(element, row + start * bytes_of(element), piece, size);
     for (int32_t d = 0; d < size; ++d) target[start + d] = float8_from_float(piece[d] / scale);
   }
 }

@@ -8,9 +8,9 @@
 #include <optional>
 #include <utility>
 
+#include "arena.h"
 #include "call_features.h"
 #include "cpu/float8_numbers.h"
-#include "cpu/tiled/keys.h"
 #include "part.h"
 #include "torch_host.h"
 

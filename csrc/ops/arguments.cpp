@@ -15,8 +15,10 @@ namespace {
 
 constexpr double kMaxScale = 2.3e38;  // engines take it in units of log2, 1.44 times as large
 
-void check_tensor(const std::string& op, const char* name, const Tensor& tensor) {
-  const bool is_query = name == std::string("query");
+enum class Role { kQuery, kKeys };  // keys, or values, which may have 8 bits
+
+void check_tensor(const std::string& op, Role role, const char* name, const Tensor& tensor) {
+  const bool is_query = role == Role::kQuery;
   if (tensor.dim() != 4) {
     std::string got = shape_of(tensor);
     if (is_query && tensor.dim() == 3 && op == "paged") {
@@ -24,7 +26,7 @@ void check_tensor(const std::string& op, const char* name, const Tensor& tensor)
     }
     fail_expected(op, text(name, " of shape (batch, heads, length, head_dim)"), got);
   }
-  if (!is_attention_dtype(tensor) && !is_float8(tensor)) {
+  if (!is_attention_dtype(tensor) && (is_query || !is_float8(tensor))) {
     std::string got = dtype_of(tensor);
     if (!is_query && tensor.scalar_type() == ScalarType::Byte) {
       got += "; a cache of 8 bits goes in as cache.view(torch.float8_e4m3fn)";
@@ -51,11 +53,8 @@ void check_like_query(const std::string& op, const char* name, const Tensor& ten
 void check_query_key(const std::string& op, const CallArguments& args) {
   const Tensor& query = *args.query;
   const Tensor& key = *args.key;
-  check_tensor(op, "query", query);
-  if (is_float8(query)) {
-    fail_expected(op, "query of dtype float32, float16 or bfloat16", dtype_of(query));
-  }
-  check_tensor(op, "key", key);
+  check_tensor(op, Role::kQuery, "query", query);
+  check_tensor(op, Role::kKeys, "key", key);
   if (is_float8(key)) {
     check_same_device(op, "key", key, query);
     if (dtype_code(query) == Dtype::kFloat32) {
@@ -108,7 +107,10 @@ MaskView check_mask(const std::string& op, const CallArguments& args) {
     const bool whole = mask.scalar_type() == ScalarType::Long ||
                        mask.scalar_type() == ScalarType::Int ||
                        mask.scalar_type() == ScalarType::Byte;
-    fail_expected(op, text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
+    const bool single = dtype_code(query) == Dtype::kFloat32;
+    fail_expected(op,
+                  single ? "attn_mask of dtype bool or float32"
+                         : text("attn_mask of dtype bool, float32 or query's ", dtype_of(query)),
                   text(dtype_of(mask), whole ? "; a mask of 0 and 1 goes in as mask.bool()" : ""));
   }
   const int64_t target[4] = {query.size(0), query.size(1), query.size(2), args.key->size(2)};
@@ -237,7 +239,7 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   const Tensor& key = *args.key;
   const Tensor& value = *args.value;
   check_query_key(op, args);
-  check_tensor(op, "value", value);
+  check_tensor(op, Role::kKeys, "value", value);
   check_same_device(op, "value", value, query);
   if (value.scalar_type() != key.scalar_type()) {
     fail_expected(op, text("value of key's dtype ", dtype_of(key)), dtype_of(value));

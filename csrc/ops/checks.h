@@ -90,6 +90,16 @@ inline void check_last_contiguous(const std::string& op, const char* name, const
   }
 }
 
+/// All elements lie in one piece, in order.
+inline void check_contiguous(const std::string& op, const char* name, const Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  std::string strides;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    strides += (d ? ", " : "") + std::to_string(tensor.stride(d));
+  }
+  fail_expected(op, text(name, " to be contiguous"), text("strides (", strides, ")"));
+}
+
 /// A count or size argument: at least `least`; numbers beyond 32 bits are simply large.
 inline int32_t check_at_least(const std::string& op, const char* name, int64_t value,
                               int64_t least) {

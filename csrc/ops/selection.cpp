@@ -19,10 +19,11 @@ Holding holding_of(const std::string& op, const CallArguments& args) {
   if (args.cu_seq_q && !packed_keys && !paged) {
     fail_expected(op, "cu_seq_k or block_table beside cu_seq_q", "neither");
   }
-  for (const auto& [name, bound, there] :
-       {std::tuple("max_q", args.max_q, args.cu_seq_q.has_value()),
-        std::tuple("max_k", args.max_k, packed_keys)}) {
-    if (bound && !there) fail_expected(op, text(name, " with packed sequences alone"), "others");
+  if (args.max_q && !args.cu_seq_q) {
+    fail_expected(op, "max_q with packed queries only", "queries of one length");
+  }
+  if (args.max_k && !packed_keys) {
+    fail_expected(op, "max_k with packed keys only", paged ? "pages" : "keys of one length");
   }
   return packed_keys ? Holding::kPacked : paged ? Holding::kPages : Holding::kTensors;
 }

@@ -54,9 +54,7 @@ const int32_t* check_numbers(const std::string& op, const char* name, const Tens
                   shape_of(numbers) + "; one offset for all batch entries is an int");
   }
   check_shape(op, name, numbers, {size});
-  if (size > 1 && !numbers.is_contiguous()) {
-    fail_expected(op, text(name, " that is contiguous"), text("stride ", numbers.stride(0)));
-  }
+  check_contiguous(op, name, numbers);
   return static_cast<const int32_t*>(numbers.const_data_ptr());
 }
 

@@ -1,3 +1,4 @@
+// Checks of starts, lengths, pages and scales, entry by entry where they lie on the CPU.
 #include "sequence_contents.h"
 
 #include <algorithm>

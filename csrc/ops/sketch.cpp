@@ -8,10 +8,6 @@
 namespace sparse_attn {
 namespace {
 
-void check_contiguous(const std::string& op, const char* name, const Tensor& tensor) {
-  if (!tensor.is_contiguous()) fail_expected(op, text(name, " that is contiguous"), "strides");
-}
-
 /// Kernels read 16 bytes at a time.
 void check_aligned(const std::string& op, const char* name, const Tensor& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());

@@ -66,6 +66,10 @@ WRONG = {
         r"value of shape .* got shape \(67, 64\)",
     ),
     "query-dtype": (lambda c: c.band(query=c.query.double()), "query of dtype .* got float64"),
+    "query-of-8-bits": (
+        lambda c: c.band(query=c.query.to(torch.float8_e4m3fn)),
+        "query of dtype float32, float16 or bfloat16, got float8_e4m3fn",
+    ),
     "key-dtype": (lambda c: c.band(key=c.key.half()), "key of query's dtype float32, got float16"),
     "value-dtype": (lambda c: c.band(value=c.value.int()), "value of dtype .* got int32"),
     "heads": (lambda c: c.band(query=c.query[:, :3]), "multiple of the 2 key heads, got 3"),
@@ -118,9 +122,18 @@ WRONG = {
     "mask-rank": (lambda c: c.band(attn_mask=c.ones(1, 1, 1, 1, 67)), "attn_mask that broadcasts"),
     "mask-dtype": (
         lambda c: c.band(attn_mask=c.ints(34, 67)),
-        "attn_mask of dtype bool.* got int32",
+        "attn_mask of dtype bool or float32, got int32",
     ),
-    "mask-half": (lambda c: c.band(attn_mask=c.ones(34, 67).half()), "attn_mask .* got float16"),
+    "mask-half": (
+        lambda c: c.band(attn_mask=c.ones(34, 67).half()),
+        "attn_mask of dtype bool or float32, got float16$",
+    ),
+    "mask-beside-half": (
+        lambda c: c.band(
+            *(t.half() for t in (c.query, c.key, c.value)), attn_mask=c.ones(34, 67).bfloat16()
+        ),
+        "attn_mask of dtype bool, float32 or query's float16, got bfloat16$",
+    ),
     "bounds-shape": (
         lambda c: c.band(key_bounds=c.ints(2, 34, 2)),
         r"key_bounds of shape \(2, 1, 34, 2\), got shape \(2, 34, 2\)",

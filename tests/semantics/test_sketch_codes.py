@@ -200,6 +200,14 @@ def test_wrong_keys(device):
         with pytest.raises(ValueError, match=f"append_to_sketch: expected {words}"):
             sa.KeySketch(wrong)
     sketch = sa.KeySketch(torch.randn(2, 1, 9, 16, device=device))
+    turned = sketch.ranges.mT.contiguous().mT
+    with pytest.raises(
+        RuntimeError, match=r"sketch's ranges to be contiguous, got strides \(32, 32, 32, 1, 2\)"
+    ):
+        torch.ops.sparse_attn.append_to_sketch(
+            torch.randn(2, 1, 1, 16, device=device),
+            *(sketch.codes, turned, sketch._open, sketch.lengths),
+        )
     for wrong, words in {
         torch.randn(2, 2, 1, 16, device=device): "a sketch of key's shape",
         torch.randn(2, 1, 1, 16, device=device).half(): "a sketch of key's dtype float16",

@@ -275,11 +275,14 @@ def test_wrong_calls(device):
             sa.select_blocks(batch.query, batch.key, pattern, **{**batch.placing, **change})
     plain = sequences[0][:2]
     for name, sentence in {
-        "max_k": "expected max_k with packed sequences alone",
+        "max_q": "expected max_q with packed queries only, got queries of one length",
+        "max_k": "expected max_k with packed keys only, got keys of one length",
         "cu_seq_q": "expected cu_seq_k or block_table beside cu_seq_q, got neither",
     }.items():
         with pytest.raises(ValueError, match=f"sparse_attn::select_blocks: {sentence}"):
             sa.select_blocks(*plain, pattern, **{name: batch.placing[name]})
+    with pytest.raises(ValueError, match="expected max_k with packed keys only, got pages"):
+        sa.select_blocks(pages.query, pages.key, pattern, **pages.placing, max_k=9)
     with pytest.raises(TypeError, match="select_blocks: expected max_q to be an int or None"):
         sa.select_blocks(*plain, pattern, max_q=2.0)
     many = Ragged((70, 1), (150, 64))

@@ -105,7 +105,10 @@ WRONG = {
     "key": ({"key": lambda t: t[0]}, r"key of shape \(tokens, heads, head_dim\)"),
     "cu-shape": ({"cu_seq_k": lambda t: t[1:]}, r"cu_seq_k of shape \(7\), got shape \(6\)"),
     "cu-dim": ({"cu_seq_q": lambda t: t[None]}, r"cu_seq_q of shape \(batch \+ 1\)"),
-    "cu-stride": ({"cu_seq_q": lambda t: t.repeat(2)[::2]}, "cu_seq_q that is contiguous"),
+    "cu-stride": (
+        {"cu_seq_q": lambda t: t.repeat(2)[::2]},
+        r"cu_seq_q to be contiguous, got strides \(2\)",
+    ),
     "bound": ({"max_q": lambda n: -1}, "max_q of at least 0, got -1"),
     "used": ({"seqused_k": lambda t: torch.zeros(5).int()}, r"seqused_k of shape \(6\)"),
     "out": (

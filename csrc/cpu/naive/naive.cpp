@@ -10,7 +10,7 @@
 #include "cpu/global_tokens.h"
 #include "cpu/naive/naive_row.h"
 #include "cpu/sequences.h"
-#include "cpu/tiled/keys.h"
+#include "cpu/tensor_rows.h"
 #include "cpu/torch_host.h"
 #include "visited_tiles.h"
 

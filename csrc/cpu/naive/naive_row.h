@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cpu/tiled/plan.h"
+#include "arena.h"
 #include "params.h"
 
 namespace sparse_attn::cpu {

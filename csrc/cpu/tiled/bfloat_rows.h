@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/tensor_rows.h"
 #include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
@@ -25,8 +26,7 @@ constexpr int32_t parts_of(Element element) {
 
 inline void copy_bfloat_row(const VectorMath& math, const Rows& rows, int64_t row, int32_t elements,
                             uint16_t* target) {
-  const int64_t bytes = rows.element == Element::kFloat32 ? 4 : 2;
-  const char* source = static_cast<const char*>(rows.data) + row * rows.stride * bytes;
+  const void* source = strided(rows, row, 1).data;
   if (rows.element == Element::kBFloat16) {
     std::memcpy(target, source, elements * sizeof(uint16_t));
   } else {
