@@ -53,24 +53,25 @@ void check_like_query(const std::string& op, const char* name, const Tensor& ten
 void check_query_key(const std::string& op, const CallArguments& args) {
   const Tensor& query = *args.query;
   const Tensor& key = *args.key;
+  const char* key_name = args.block_table ? "key_cache" : "key";
   check_tensor(op, Role::kQuery, "query", query);
-  check_tensor(op, Role::kKeys, "key", key);
+  check_tensor(op, Role::kKeys, key_name, key);
   if (is_float8(key)) {
-    check_same_device(op, "key", key, query);
+    check_same_device(op, key_name, key, query);
     if (dtype_code(query) == Dtype::kFloat32) {
       fail_expected(op, "query of dtype float16 or bfloat16 beside keys of float8_e4m3fn",
                     dtype_of(query));
     }
   } else {
-    check_like_query(op, "key", key, query);
+    check_like_query(op, key_name, key, query);
   }
   const int64_t head_dim = query.size(3);
   check_head_dim(op, "query", head_dim);
   if ((key.size(0) != query.size(0) && !args.block_table) || key.size(3) != head_dim) {
-    fail_expected(
-        op,
-        text("key of shape (", query.size(0), ", heads, length, ", head_dim, ") as query has it"),
-        shape_of(key));
+    fail_expected(op,
+                  text(key_name, " of shape (", query.size(0), ", heads, length, ", head_dim,
+                       ") as query has it"),
+                  shape_of(key));
   }
   int64_t heads_q = query.size(1), heads_kv = key.size(1);
   if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
@@ -220,6 +221,12 @@ std::string dtype_of(const Tensor& tensor) {
       return "float64";
     case ScalarType::BFloat16:
       return "bfloat16";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
     case ScalarType::Float8_e4m3fn:
       return "float8_e4m3fn";
     case ScalarType::Float8_e5m2:
@@ -239,13 +246,15 @@ CheckedCall check_call(const std::string& op, PatternKind kind, const CallArgume
   const Tensor& key = *args.key;
   const Tensor& value = *args.value;
   check_query_key(op, args);
-  check_tensor(op, Role::kKeys, "value", value);
-  check_same_device(op, "value", value, query);
+  const char* name = args.block_table ? "value_cache" : "value";
+  check_tensor(op, Role::kKeys, name, value);
+  check_same_device(op, name, value, query);
   if (value.scalar_type() != key.scalar_type()) {
-    fail_expected(op, text("value of key's dtype ", dtype_of(key)), dtype_of(value));
+    const char* owner = args.block_table ? "key_cache's" : "key's";
+    fail_expected(op, text(name, " of ", owner, " dtype ", dtype_of(key)), dtype_of(value));
   }
-  check_shape(op, "value", value, {key.size(0), key.size(1), key.size(2), value.size(3)});
-  check_head_dim(op, "value", value.size(3));
+  check_shape(op, name, value, {key.size(0), key.size(1), key.size(2), value.size(3)});
+  check_head_dim(op, name, value.size(3));
 
   CheckedCall call;
   AttentionParams& params = call.params;

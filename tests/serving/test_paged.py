@@ -229,6 +229,14 @@ WRONG = {
         {"value_cache": lambda t: t[:, :, :1]},
         r"value_cache of shape \(\d+, (\d+), 2, \d+\), got shape \(\d+, \1, 1, ",
     ),
+    "dtype": (
+        {"key_cache": lambda t: t.to(torch.complex64)},
+        "key_cache of dtype float32, float16, bfloat16 or float8_e4m3fn, got complex64",
+    ),
+    "value-dtype": (
+        {"value_cache": lambda t: t.float()},
+        "value_cache of key_cache's dtype float16, got float32",
+    ),
     "head-dim": (
         {"key_cache": lambda t: t[..., :8]},
         r"key_cache of shape \(pages, page_size, heads, 64\) as query has it, got .* 8\)",
