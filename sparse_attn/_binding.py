@@ -41,8 +41,8 @@ def _has_applied(model: nn.Module) -> bool:
 
 
 @contextmanager
-def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[None]:
-    """Run `model` under `policy` inside; None gives it its own attention."""
+def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[Any]:
+    """Run `model` under `policy` inside, a `PatchedSDPA` where that does it; None is its own."""
     check_kind(owner, "model", model, nn.Module, "an nn.Module")
     if is_transformers_model(model) or _has_applied(model):
         context: Any = _applied(model, policy)
@@ -54,8 +54,8 @@ def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iter
         raise refuse(owner, "a model that is not patched: call restore() first", "one that is")
     else:
         context = nullcontext() if policy is None else patch_sdpa(model, policy)
-    with context:
-        yield
+    with context as made:
+        yield made
 
 
 @contextmanager

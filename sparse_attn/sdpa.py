@@ -35,6 +35,7 @@ class _Mode(TorchFunctionMode):
         self.patch = patch
         self.layer = 0
         self.heads = 0  # key heads, the most of any layer
+        self.refused: set[int] = set()  # layers that no engine serves
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -48,6 +49,7 @@ class _Mode(TorchFunctionMode):
             try:
                 return _attend(self.patch.policy, layer, call)
             except (ValueError, NotImplementedError) as error:
+                self.refused.add(layer)
                 reason = str(error)
         self.patch._leave(reason)
         return func(*args, **kwargs)
@@ -110,6 +112,7 @@ class PatchedSDPA:
         self.model, self.policy = model, policy
         self.layers: int | None = None
         self.left: Counter[str] = Counter()
+        self._refused: set[int] = set()
         self._own = vars(model).get("forward")
         self._patched = _Forward(self)
         model.forward = self._patched
@@ -145,7 +148,7 @@ class PatchedSDPA:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         with _Mode(self) as mode:
             result = self._forward()(*args, **kwargs)
-        self.layers = mode.layer
+        self.layers, self._refused = mode.layer, mode.refused
         name = type(self.model).__name__
         if mode.layer:  # a decode with a cache of the model's own has none
             self.policy.check_model(mode.layer, mode.heads, name)

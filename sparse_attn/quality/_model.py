@@ -20,14 +20,14 @@ from .._binding import bound
 from .._checks import check_kind, refuse
 from .._columns import aligned, written
 from .._drawing import as_html
-from .._observe import Attended, watching
+from .._observe import watching
 from .._progress import Progress
-from ..patterns import Full, Pattern
+from ..patterns import Pattern
 from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating, stopwatch
-from ._counts import row_counts
 from ._figures import Output, Sums
 from ._named import DENSE_NAME, named_policies
+from ._pairs import Pairs
 from ._picture import draw
 
 __all__ = ["Judge", "ModelQuality", "PolicyQuality", "model"]
@@ -199,26 +199,6 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
     )
 
 
-class _Pairs:
-    """Counts visited and allowed pairs of all calls that it sees."""
-
-    def __init__(self) -> None:
-        self.visited = self.allowed = 0.0
-
-    def __call__(self, call: Attended) -> None:
-        """Count a call."""
-        for name, judged in (("visited", call.pattern), ("allowed", Full())):
-            counts = row_counts(call.query, call.key, judged, call.common)
-            heads = call.query.shape[1] / counts.shape[1]
-            setattr(self, name, getattr(self, name) + float(counts.sum()) * heads)
-
-    def share(self, counted: bool) -> float:
-        """Return visited over allowed; a model's own attention is not seen and sees all."""
-        if not counted:
-            return math.nan
-        return self.visited / self.allowed if self.allowed else 1.0
-
-
 @torch.no_grad()
 def model(
     model: nn.Module, inputs: Any, policies: Any, *, timed: bool = True, progress: bool = True
@@ -253,7 +233,8 @@ def model(
     ------
     TypeError, ValueError, NotImplementedError
         Arguments of a wrong kind; a policy that does not fit the model; a call that no engine
-        serves.
+        serves. Under `patch_sdpa` such calls stay dense and count as that; where all do, or there
+        are none, the model is refused.
 
     Examples
     --------
@@ -322,18 +303,19 @@ class Judge:
             Called after each of the model's calls.
         """
         sums = {name: Sums() for name in judged}
-        pairs = {name: _Pairs() for name in judged}
+        pairs = {name: Pairs() for name in judged}
         seconds = dict.fromkeys(judged, 0.0)
         with evaluating(self.module):
             for number, call in enumerate(self.calls):
                 dense = self._dense_output(number)
                 for name, policy in judged.items():
                     step(name, 0)
-                    with bound(self.owner, self.module, policy):
+                    with bound(self.owner, self.module, policy) as patch:
                         out = dense
                         if policy is not None:
                             with watching(pairs[name]) if counted else nullcontext():
                                 out = call_model(self.owner, self.module, call)
+                            pairs[name].end_forward(patch)
                         sums[name].add(out, dense, call, self._predicts)
                         if math.isnan(sums[name].size):
                             what = "a model whose own output holds numbers"
@@ -344,6 +326,9 @@ class Judge:
                             call_model(self.owner, self.module, call)
                             seconds[name] += stopwatch() - began
                             step(name)
+        for name, seen in pairs.items():
+            if counted:
+                seen.check_served(self.owner, self.module, name)
         self.positions = max((total.rows for total in sums.values()), default=0)
         if sums and not self.positions:
             raise refuse(self.owner, "inputs with a token that is not padding", "padding alone")

@@ -1,0 +1,60 @@
+"""quality.model's pairs are those that ran: calls that stay with torch visit all of theirs."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import sparse_attn as sa
+
+BAND = sa.Band(3)
+
+
+class Own(torch.nn.Module):
+    """Attends by heads of these dims, one after another."""
+
+    def __init__(self, *head_dims):
+        super().__init__()
+        self.head_dims = head_dims
+
+    def forward(self, hidden):
+        for head_dim in self.head_dims:
+            x = hidden.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+            hidden = functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+        return hidden
+
+
+def judge(model, hidden, policies=BAND):
+    policies = {"band": policies}
+    return sa.quality.model(model, {"hidden": hidden}, policies, timed=False, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:sparse_attn.patch_sdpa")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "reason"),
+    [(16, torch.float64, "got float64"), (12, torch.float32, "got 12")],
+    ids=["dtype", "head dim"],
+)
+def test_a_model_whose_calls_all_stay_with_torch_is_refused(head_dim, dtype, reason):
+    sentence = (
+        r"^sparse_attn\.quality\.model: expected a model with attention that band reaches, got "
+        rf"Own, which leaves all calls to torch: sparse_attn::band: .*{reason}"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        judge(Own(head_dim), torch.randn(2, 30, 48, dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore:sparse_attn.patch_sdpa")
+def test_a_model_without_attention_is_refused():
+    sentence = "band reaches, got Own without calls of F.scaled_dot_product_attention"
+    with pytest.raises(ValueError, match=sentence):
+        judge(Own(), torch.randn(2, 30, 48))
+
+
+@pytest.mark.filterwarnings("ignore:sparse_attn.patch_sdpa")
+def test_calls_that_stay_with_torch_count_as_dense():
+    share = BAND.density(30, 30)
+    hidden = torch.randn(2, 30, 48)
+    assert judge(Own(16, 16), hidden)["band"].pairs == pytest.approx(share)
+    # 3 heads of 16 under the band, 4 of 12 dense
+    want = (3 * share + 4) / 7
+    assert judge(Own(16, 12), hidden)["band"].pairs == pytest.approx(want)
