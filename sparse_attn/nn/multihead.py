@@ -19,8 +19,9 @@ from .._observe import attend_in
 from .._origins import text_arguments
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
+from ._served import check_parameters, unserved_module, unserved_options
 
-__all__ = ["SparseMultiheadAttention", "unserved_module"]
+__all__ = ["SparseMultiheadAttention"]
 
 _OWNER = "SparseMultiheadAttention"
 
@@ -98,7 +99,7 @@ class SparseMultiheadAttention(nn.Module):
         if embed_dim % num_heads:
             what = "embed_dim divisible by num_heads"
             raise refuse(_OWNER, what, f"{embed_dim} and {num_heads}")
-        reason = _unserved(embed_dim, num_heads, kdim, vdim, add_bias_kv, add_zero_attn)
+        reason = unserved_options(embed_dim, num_heads, kdim, vdim, add_bias_kv, add_zero_attn)
         if reason:
             raise NotImplementedError(f"sparse_attn.{_OWNER}: {reason}")
         self.embed_dim = embed_dim
@@ -140,7 +141,8 @@ class SparseMultiheadAttention(nn.Module):
         TypeError
             `module` is no ``nn.MultiheadAttention``.
         NotImplementedError
-            A subclass of ``nn.MultiheadAttention``, hooks, or an option that is not served.
+            A subclass of ``nn.MultiheadAttention``, hooks, or an option or dtype that is not
+            served.
 
         Examples
         --------
@@ -260,6 +262,7 @@ class SparseMultiheadAttention(nn.Module):
                 "SparseMultiheadAttention makes no attention weights: need_weights=True gives None",
                 stacklevel=2,
             )
+        check_parameters(f"{_OWNER}, layer {self.layer}", self.in_proj_weight.dtype)
         batched = query.dim() == 3
         query, key, value = self._project(query, key, value, batched)
         batch, _, seq_q, _ = query.shape
@@ -314,49 +317,6 @@ class SparseMultiheadAttention(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and the pattern."""
         return f"{self.embed_dim}, {self.num_heads}, layer={self.layer}, {self.policy.pattern}"
-
-
-def _unserved(
-    embed_dim: int,
-    num_heads: int,
-    kdim: int | None,
-    vdim: int | None,
-    add_bias_kv: bool,
-    add_zero_attn: bool,
-) -> str | None:
-    """Say which option of ``nn.MultiheadAttention`` the ops do not have, by name."""
-    head_dim = embed_dim // num_heads
-    extras = {
-        "head_dim": head_dim if head_dim % 8 or head_dim > 256 else None,
-        "kdim": kdim if kdim not in (None, embed_dim) else None,
-        "vdim": vdim if vdim not in (None, embed_dim) else None,
-        "add_bias_kv": add_bias_kv or None,
-        "add_zero_attn": add_zero_attn or None,
-    }
-    for name, value in extras.items():
-        if value is not None:
-            return f"not served: {name}={value}; keep nn.MultiheadAttention there"
-    return None
-
-
-def unserved_module(module: nn.MultiheadAttention) -> str | None:
-    """Say why a module has no sparse twin."""
-    if type(module) is not nn.MultiheadAttention:
-        return (
-            f"not served: {type(module).__name__}, a subclass of nn.MultiheadAttention; "
-            "replace it by a SparseMultiheadAttention yourself"
-        )
-    if module._forward_hooks or module._forward_pre_hooks:
-        return "not served: forward hooks; register them after the swap"
-    add_bias_kv = module.bias_k is not None
-    return _unserved(
-        module.embed_dim,
-        module.num_heads,
-        module.kdim,
-        module.vdim,
-        add_bias_kv,
-        module.add_zero_attn,
-    )
 
 
 def _attended(

@@ -13,7 +13,8 @@ from .._checks import check_kind, refuse
 from .._module_names import CROSS_ATTENTION, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
-from .multihead import SparseMultiheadAttention, unserved_module
+from ._served import unserved_module
+from .multihead import SparseMultiheadAttention
 
 __all__ = ["restore_attention", "swap_attention", "undo_swap"]
 
@@ -65,7 +66,7 @@ def swap_attention(
     TypeError, ValueError
         No model; no module to replace, or a policy that does not fit their number.
     NotImplementedError
-        A module that is not served, by name; the model is then unchanged.
+        A module that is not served (an option, a dtype), by name; the model is then unchanged.
 
     Examples
     --------
