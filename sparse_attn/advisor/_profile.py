@@ -31,7 +31,7 @@ from ._candidates import named
 from ._crossover import crossover
 from ._first_call import first_call
 from ._profiled import AtLength, Profile
-from ._times import checked_lengths, in_turns, is_text, length_of, resized
+from ._times import at_length, checked_lengths, in_turns, is_text, length_of
 
 __all__ = ["profile"]
 
@@ -123,7 +123,8 @@ def profile(
     call = as_inputs(OWNER, inputs)[0]
     own = length_of(OWNER, call)
     asked = [] if lengths is None else checked_lengths(OWNER, lengths)
-    first = first_call(OWNER, model, resized(call, min(own, *asked)) if asked else call)
+    with at_length(OWNER, model, call, min(own, *asked) if asked else own) as shortest:
+        first = first_call(OWNER, model, shortest)
     if is_text(OWNER, call):
         lengths = asked or sorted({max(1, own // 4), max(1, own // 2), own})
     else:
@@ -144,7 +145,8 @@ def profile(
         for length in lengths:
             bar.step(f"{length} positions", 0)
             layers = _Layers(found)
-            rows.append(_at(model, resized(call, length), length, layers, bar))
+            with at_length(OWNER, model, call, length) as resized:
+                rows.append(_at(model, resized, length, layers, bar))
         bar.step("crossovers", 0)
         pays_from = _pays_from(layers)
     return Profile(tuple(rows), type(model).__name__, pays_from, layers.is_causal)

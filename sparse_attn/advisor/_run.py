@@ -25,7 +25,7 @@ from ._findings import Tried
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search
-from ._times import resized, seconds_of
+from ._times import at_length, seconds_of
 
 __all__ = ["OWNER", "Run"]
 
@@ -190,11 +190,11 @@ class Run:
 
     def _times(self, choice: Choice, length: int) -> tuple[float, float]:
         """Return the seconds of a forward at a length, dense and under the policy."""
-        call = resized((self.other or self.calls)[0], length)
+        own = (self.other or self.calls)[0]
         policy = _policy_of(choice, self.found, self._shape())
-        return seconds_of(OWNER, self.model, call, Full()), seconds_of(
-            OWNER, self.model, call, policy
-        )
+        with at_length(OWNER, self.model, own, length) as call:
+            dense = seconds_of(OWNER, self.model, call, Full())
+            return dense, seconds_of(OWNER, self.model, call, policy)
 
     def _made(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..policy import Policy
 from ..quality._calls import call_model, stopwatch
 
 __all__ = [
+    "at_length",
     "checked_lengths",
     "in_turns",
     "is_text",
@@ -78,6 +80,32 @@ def resized(call: dict[str, Any], length: int) -> dict[str, Any]:
             value = value[:, index]
         made[name] = value
     return made
+
+
+@contextmanager
+def at_length(
+    owner: str, model: nn.Module, call: dict[str, Any], length: int
+) -> Iterator[dict[str, Any]]:
+    """Give a call of `length` positions to what is inside.
+
+    Dimension 1 of features may be no length, as in (batch, mel, time): what a model says of a shape
+    that no user gave comes with the shape that came.
+    """
+    try:
+        yield resized(call, length)
+    except ValueError as error:
+        came = [
+            f"{name} of shape {tuple(value.shape)}"
+            for name, value in call.items()
+            if isinstance(value, torch.Tensor) and value.dim() == 3 and value.shape[1] != length
+        ]
+        said = error.__cause__  # the model's own, as call_model has it
+        if not came or said is None or str(said).startswith("sparse_attn"):
+            raise
+        words = f"{type(said).__name__}: {' '.join(str(said).split()):.200}"
+        what = f"inputs (batch, length, ...), their dimension 1 cut or repeated to {length}"
+        got = f"{', '.join(came)}; {type(model).__name__} refuses that length by {words}"
+        raise refuse(owner, what, got) from said
 
 
 def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:

@@ -1,0 +1,46 @@
+"""Features (batch, channels, time) in place of (batch, length, ...): what was assumed is said."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import sparse_attn as sa
+
+MEL, TIME = 40, 128
+
+
+class Heard(torch.nn.Module):
+    """Attends along the last dimension, as speech models do after their convolution."""
+
+    def __init__(self, dims=MEL):
+        super().__init__()
+        self.inner = torch.nn.Conv1d(dims, 32, 1)
+
+    def forward(self, features):
+        x = self.inner(features).mT.contiguous().unflatten(-1, (2, 16)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("ask", ["profile", "advise"])
+def test_a_dimension_that_is_no_length_is_named_with_what_came(ask, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    inputs = {"features": torch.randn(1, MEL, TIME)}
+    ours = {"profile": sa.profile, "advise": sa.advise}[ask]
+    lengths = None if ask == "profile" else [MEL, 10]
+    sentence = (
+        rf"^sparse_attn\.{ask}: expected inputs \(batch, length, \.\.\.\), their dimension 1 cut "
+        rf"or repeated to 10, got features of shape \(1, {MEL}, {TIME}\); Heard refuses that "
+        r"length by RuntimeError: .*channels"
+    )
+    with pytest.raises(ValueError, match=sentence) as raised:
+        ours(Heard().eval(), inputs, lengths=lengths, patterns=[sa.Band(3)], progress=False)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    with pytest.raises(ValueError, match="to 20, got features"):
+        sa.profile(Heard().eval(), inputs, [20, 40], patterns=[sa.Band(3)], progress=False)
+
+
+def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
+    inputs = {"features": torch.randn(1, MEL, TIME)}
+    sentence = rf"expected inputs that the model takes \(features of shape \(1, {MEL}, {TIME}\)\)"
+    with pytest.raises(ValueError, match=sentence):
+        sa.profile(Heard(7).eval(), inputs, progress=False)
