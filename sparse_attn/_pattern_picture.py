@@ -9,6 +9,7 @@ import torch
 
 from ._checks import refuse
 from ._drawing import as_html, draw_mask, draw_shares, draw_tiles
+from ._part_of import part_of
 from ._reduced import EXACT, reduced_mask
 from ._tiles import TileRun, checked_tile, tile_picture
 
@@ -18,6 +19,7 @@ __all__ = ["DrawnPattern"]
 _TILED = 4096
 
 
+@part_of("Pattern")
 class DrawnPattern:
     """The part of `Pattern` that draws."""
 

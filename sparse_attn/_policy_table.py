@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._columns import aligned
 from ._drawing import as_html, draw_cells
+from ._part_of import part_of
 from .by_head import ByHead
 from .patterns import Full, Pattern
 
@@ -19,6 +20,7 @@ __all__ = ["ShownPolicy"]
 Row = tuple[Pattern, Pattern]  # of several queries, of decode
 
 
+@part_of("Policy")
 class ShownPolicy:
     """Table and map of a policy."""
 

@@ -19,6 +19,7 @@ from ._checks import (
     clamped,
     refuse,
 )
+from ._part_of import part_of
 from .layout_entries import OWNER, Device, Layout
 from .windows import Window
 
@@ -55,6 +56,7 @@ def _local_mask(diagonal: Diagonal, window: Window) -> torch.Tensor:
     return mask
 
 
+@part_of("BlockLayout")
 class ReadyLayouts:
     """Class methods of `BlockLayout` that make a layout from lengths and a few numbers."""
 

@@ -22,6 +22,7 @@ from ._checks import (
     clamped,
     refuse,
 )
+from ._part_of import part_of
 from .layout_bits import PAIRS, Blocks, existing_pairs, judged
 from .layout_entries import OWNER, Device, Layout
 
@@ -30,6 +31,7 @@ __all__ = ["GridLayouts"]
 _FAR = 2**30  # where tokens lie that do not exist
 
 
+@part_of("BlockLayout")
 class GridLayouts:
     """The class method of `BlockLayout` for grids."""
 

@@ -9,12 +9,14 @@ import torch
 
 from ._checks import check_integer, refuse
 from ._drawing import as_html, draw_blocks, draw_shares
+from ._part_of import part_of
 from ._reduced import EXACT, reduced_lists
 from .layout_entries import OWNER
 
 __all__ = ["DrawnLayouts"]
 
 
+@part_of("BlockLayout")
 class DrawnLayouts:
     """The part of `BlockLayout` that draws."""
 

@@ -16,6 +16,7 @@ from ._checks import (
     dtype_name,
     refuse,
 )
+from ._part_of import part_of
 from .layout_bits import (
     PAIRS,
     Blocks,
@@ -30,6 +31,7 @@ from .layout_entries import OWNER, Device, Layout, with_rank
 __all__ = ["TokenLayouts"]
 
 
+@part_of("BlockLayout")
 class TokenLayouts:
     """Class methods of `BlockLayout` that make a layout from a mask of tokens."""
 

@@ -6,6 +6,7 @@ import math
 from typing import Any, TypeVar
 
 from ._checks import Number, check_integer, check_kind, check_num_layers, refuse
+from ._part_of import part_of
 from .patterns import Pattern
 
 __all__ = ["ReadyPolicies"]
@@ -13,6 +14,7 @@ __all__ = ["ReadyPolicies"]
 Made = TypeVar("Made", bound="ReadyPolicies")
 
 
+@part_of("Policy")
 class ReadyPolicies:
     """Constructors of `Policy` for models whose dense layers follow a rule.
 

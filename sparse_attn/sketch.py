@@ -182,7 +182,10 @@ class KeySketch:
         """Sketch keys of batch entries, with room for more."""
         batch, heads, rows, head_dim = key.shape
         if capacity is not None:
-            rows = check_length(_OWNER, "capacity", capacity, 1)
+            tokens, rows = rows, check_length(_OWNER, "capacity", capacity, 1)
+            if tokens > _rounded(rows, GROUP):
+                what = f"capacity of at least {tokens}, the tokens of key"
+                raise refuse(_OWNER, what, capacity)
         self._allocate(key, dtype, (batch, heads), _rounded(max(rows, 1), GROUP), GROUP)
         self.lengths = key.new_zeros(batch, dtype=torch.int32)
         self._open = key.new_zeros(batch, heads, GROUP, head_dim, dtype=dtype)

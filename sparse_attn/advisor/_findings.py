@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .._columns import aligned, written
+from .._part_of import part_of
 from ..policy import Policy
 from ..quality._model import PolicyQuality
 from ._local import Unit
@@ -40,6 +41,7 @@ class Tried:
     chosen: bool
 
 
+@part_of("Advice")
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What a search found, in words; `Advice` names the fields."""
