@@ -146,6 +146,8 @@ def apply(
 def restore(model: Model) -> Model:
     """Undo `apply`, in place: the model attends as it did before, with the kernels that it had.
 
+    A model that was given others since, by its ``set_attn_implementation``, keeps these.
+
     Parameters
     ----------
     model : PreTrainedModel
@@ -185,15 +187,22 @@ def restore(model: Model) -> Model:
 
 
 def undo(model: nn.Module) -> bool:
-    """Undo `apply`; return whether there was anything to undo."""
-    found, before = False, []
+    """Undo `apply`; return whether there was anything to undo.
+
+    Parts that were set to another implementation meanwhile keep it; what holds them, set first,
+    would change that.
+    """
+    found = False
+    chosen: list[tuple[Any, str]] = []
+    module: Any
     for module in model.modules():
         found = found or LAYER in vars(module)
         _forget(module)
         if BEFORE in vars(module):
-            before.append((module, vars(module).pop(BEFORE)))
-    set_implementations(before)
-    return found or bool(before)
+            before, now = vars(module).pop(BEFORE), module.config._attn_implementation
+            chosen.append((module, before if now == KEY else now))
+    set_implementations(chosen)
+    return found or bool(chosen)
 
 
 def implementations(model: nn.Module) -> list[tuple[Any, str]]:
@@ -297,7 +306,8 @@ def _choose_key(model: PreTrainedModel) -> None:
             raise refuse_model(type(part).__name__)
     register()
     for part, before in chosen:
-        vars(part).setdefault(BEFORE, before)
+        if before != KEY or BEFORE not in vars(part):
+            vars(part)[BEFORE] = before
     model.set_attn_implementation(KEY)
     # It may leave out a part with a configuration of its own, such as a copy (T5's stacks).
     left = [part for part, _ in chosen if part.config._attn_implementation != KEY]
