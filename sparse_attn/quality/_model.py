@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class PolicyQuality:
     pairs : float
         Visited pairs over allowed pairs, over all layers, heads and inputs.
     perplexity : float or None
-        Of the next tokens.
+        Of the next tokens; None where every layer sees tokens past a row's own.
     top1 : float or None
         Share of the positions whose most likely token is that of dense attention.
     kl : float or None
@@ -333,7 +333,11 @@ class Judge:
         if sums and not self.positions:
             raise refuse(self.owner, "inputs with a token that is not padding", "padding alone")
         taken = seconds if timed else dict.fromkeys(judged)
-        return [_row(name, sums[name], pairs[name].share(counted), taken[name]) for name in judged]
+        rows = [_row(name, sums[name], pairs[name].share(counted), taken[name]) for name in judged]
+        ahead = set[bool]().union(*(seen.ahead for seen in pairs.values()))
+        if ahead == {True} and not hasattr(self.module, "can_generate"):
+            return [replace(row, perplexity=None) for row in rows]  # of no next token
+        return rows
 
     def _dense_output(self, number: int) -> Output:
         if number < len(self._dense):

@@ -1,5 +1,8 @@
 """Visited pairs over allowed pairs of a model's calls, as they ran: calls left to torch visit all.
 
+The same counts say whether all calls let rows see keys past their own, as no text model does that
+predicts the next token.
+
 A watcher sees a call before it runs, and `patch_sdpa` leaves to torch what no engine serves; which
 calls these were is known when the forward has ended.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
 from .._checks import refuse
@@ -20,9 +24,17 @@ __all__ = ["Pairs"]
 
 
 class Pairs:
-    """Counts visited and allowed pairs of all calls that it sees."""
+    """Counts visited and allowed pairs of all calls that it sees.
+
+    Attributes
+    ----------
+    visited, allowed : float
+    ahead : set of bool
+        Whether rows see keys past their own, of calls of several queries and as many keys.
+    """
 
     def __init__(self) -> None:
+        self.ahead: set[bool] = set()
         self.visited = self.allowed = 0.0
         self._is_served = False
         self._patch: PatchedSDPA | None = None
@@ -34,7 +46,10 @@ class Pairs:
             row_counts(call.query, call.key, judged, call.common)
             for judged in (call.pattern, Full())
         )
-        heads = call.query.shape[1]
+        heads, length = call.query.shape[1:3]
+        if 1 < length == call.key.shape[2]:
+            own = torch.arange(1, length + 1, device=allowed.device)
+            self.ahead.add(bool((allowed > own).any()))
         sums = [float(counts.sum()) * heads / counts.shape[1] for counts in (visited, allowed)]
         self._calls.append((call.layer, sums[0], sums[1]))
 
