@@ -44,3 +44,11 @@ def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
     sentence = rf"expected inputs that the model takes \(features of shape \(1, {MEL}, {TIME}\)\)"
     with pytest.raises(ValueError, match=sentence):
         sa.profile(Heard(7).eval(), inputs, progress=False)
+
+
+def test_what_a_layer_refuses_at_another_length_keeps_its_words(on_device):
+    from tiny_models import CONFIGS, build
+
+    inputs = {"inputs_embeds": torch.randn(1, 32, 64, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=r"got float64; .* model\.float\(\)$"):
+        sa.profile(build(CONFIGS["bert"]()).double(), inputs, [16], progress=False)
