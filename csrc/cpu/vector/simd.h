@@ -93,25 +93,36 @@ inline void hide_less(float* scores, Floats limit) {
 #endif
 }
 
-/// Sums by halves, in the same order on every call.
-inline float horizontal_sum(Floats x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
+/// The parts of four lanes joined: the upper half of a vector with the lower one until four lanes
+/// are left, in the same order on every call.
+template <class Join>
+inline Four join_parts(Floats x, const Join& join) {
+#if defined(__AVX512F__)
+  typedef float Eight __attribute__((vector_size(32)));
+  const __m256 halves = __m256(
+      join(Eight(_mm512_castps512_ps256(__m512(x))), Eight(_mm512_extractf32x8_ps(__m512(x), 1))));
+#elif defined(__AVX2__)
+  const __m256 halves = __m256(x);
+#endif
+#if defined(__AVX2__)
+  return join(Four(_mm256_castps256_ps128(halves)), Four(_mm256_extractf128_ps(halves, 1)));
+#else
+  return x;
+#endif
 }
 
+/// The lanes joined by halves.
+template <class Join>
+inline float join_lanes(Floats x, const Join& join) {
+  const Four four = join_parts(x, join);
+  return join(join(four[0], four[2]), join(four[1], four[3]));
+}
+
+inline float horizontal_sum(Floats x) {
+  return join_lanes(x, [](auto a, auto b) { return a + b; });
+}
 inline float horizontal_max(Floats x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    }
-  }
-  return lanes[0];
+  return join_lanes(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 /// Largest of n scores, a multiple of kLanes; NaN left aside.
@@ -143,24 +154,12 @@ inline Floats pick(Floats a, Floats b, int first, int second, int third, int fou
   return __builtin_shuffle(a, b, lanes);
 }
 
-/// The sum of the parts of four lanes.
-inline Four sum_of_parts(Floats x) {
-#if defined(__AVX512F__)
-  __m256 halves =
-      _mm256_add_ps(_mm512_castps512_ps256(__m512(x)), _mm512_extractf32x8_ps(__m512(x), 1));
-  return Four(_mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
-#elif defined(__AVX2__)
-  return Four(_mm_add_ps(_mm256_castps256_ps128(__m256(x)), _mm256_extractf128_ps(__m256(x), 1)));
-#else
-  return x;
-#endif
-}
-
 /// The sums of the lanes of four vectors, each in the same order.
 inline Four sums_of_lanes(Floats a, Floats b, Floats c, Floats d) {
   const Floats ab = pick(a, b, 0, 4, 1, 5) + pick(a, b, 2, 6, 3, 7);
   const Floats cd = pick(c, d, 0, 4, 1, 5) + pick(c, d, 2, 6, 3, 7);
-  return sum_of_parts(pick(ab, cd, 0, 1, 4, 5) + pick(ab, cd, 2, 3, 6, 7));
+  return join_parts(pick(ab, cd, 0, 1, 4, 5) + pick(ab, cd, 2, 3, 6, 7),
+                    [](auto x, auto y) { return x + y; });
 }
 
 /// A bit per lane that is set.

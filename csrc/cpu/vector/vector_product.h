@@ -20,6 +20,7 @@ constexpr bool kHasPanels = kLanes >= 8;
 // Products summed one after the other; then the sum joins the rest. It bounds the rounding errors.
 constexpr int32_t kSumLength = 32;        // of scores
 constexpr int32_t kValueSumLength = 256;  // of values
+constexpr int64_t kExpectedSteps = 8;     // of a product that begin to load before it
 
 /// Four elements each of every fourth key.
 inline Floats parts_of_keys(const float* keys, [[maybe_unused]] int64_t stride) {
@@ -86,6 +87,12 @@ struct GroupSums {
       }
     }
   }
+  /// Begins to load the first vectors of a product to come; the processor foresees the others.
+  static void expect(const float* vectors, int64_t gap, int64_t vector_stride, int64_t count) {
+    for (int64_t i = 0; i < count && i < kExpectedSteps; ++i, vectors += vector_stride) {
+      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(vectors + k * gap);
+    }
+  }
 };
 
 /// Scores with the keys of panels, kVectors vectors at a time.
@@ -94,9 +101,15 @@ void panel_scores_by(const float* query, int64_t query_stride, int32_t head_dim,
                      const float* const* panels, int32_t num_panels, float* scores,
                      int64_t stride) {
   constexpr int32_t kKeys = kVectors * kLanes, kStep = kKeys / kPanelKeys;
+  auto gap_of = [&](int32_t i) {
+    return kPanelVectors > 1 ? kLanes : panels[i + kStep - 1] - panels[i];
+  };
   for (int32_t i = 0; i < num_panels; i += kStep, scores += kKeys) {
     const float* panel = panels[i];
-    int64_t gap = kPanelVectors > 1 ? kLanes : panels[i + kStep - 1] - panel;
+    const int64_t gap = gap_of(i);
+    if (const int32_t next = i + kStep; next < num_panels) {
+      GroupSums<kRows, kVectors>::expect(panels[next], gap_of(next), kPanelKeys, head_dim);
+    }
     for (int32_t d = 0; d < head_dim; d += kSumLength) {
       int32_t count = head_dim - d < kSumLength ? head_dim - d : kSumLength;
       GroupSums<kRows, kVectors> sums;
@@ -128,6 +141,10 @@ void add_values(const float* weights, int64_t stride, const ValueRun* runs, int3
     GroupSums<kRows, kVectors> sums;
     for (int32_t room = kValueSumLength; run < num_runs && room > 0;) {
       int32_t left = runs[run].count - first, count = left < room ? left : room;
+      if (count == left && run + 1 < num_runs) {
+        const ValueRun& next = runs[run + 1];
+        GroupSums<kRows, kVectors>::expect(next.values + d, kLanes, value_stride, next.count);
+      }
       sums.multiply(weights, stride, runs[run].values + first * value_stride + d, kLanes,
                     value_stride, count);
       weights += count;
