@@ -313,13 +313,17 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         place = (row % self.block_q)[:, None], key % self.block_kv
         return seen & seen_by_bits(self.bits, bits_row, *place)
 
-    def to_flex(self, Sq: int | None = None, Skv: int | None = None) -> Any:
+    def to_flex(
+        self, Sq: int | None = None, Skv: int | None = None, heads: int | None = None
+    ) -> Any:
         """Return FlexAttention's `BlockMask`, with partial blocks and a ``mask_mod``.
 
         Parameters
         ----------
         Sq, Skv : int, optional
             Lengths when they are no multiples of the block sizes.
+        heads : int, optional
+            Query heads of the call, for lists of key heads; by default lists are of query heads.
 
         Returns
         -------
@@ -328,7 +332,8 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Raises
         ------
         TypeError, ValueError
-            Lengths that are no ints; lengths that the layout does not cover exactly.
+            Numbers that are no ints; lengths that the layout does not cover exactly; heads that are
+            no multiple of the layout's.
 
         Examples
         --------
@@ -339,7 +344,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         Sq = self.counts.shape[-1] * self.block_q if Sq is None else Sq
         Skv = self.num_kv_blocks * self.block_kv if Skv is None else Skv
         self.check_lengths(Sq, Skv)
-        return block_mask_from(self, Sq, Skv)
+        return block_mask_from(self, Sq, Skv, heads)
 
     def to(self, device: torch.device | str) -> BlockLayout:
         """Return the layout on another device.

@@ -97,8 +97,13 @@ class BlockSparse(Pattern):
         lists = self.layout._part(0, 0, slice(first, int(row.max()) // self.layout.block_q + 1))
         return lists.allows(row - first * lists.block_q, key)[0, 0]
 
-    def mask_mod(self) -> Callable[..., torch.Tensor]:
+    def mask_mod(self, heads: int | None = None) -> Callable[..., torch.Tensor]:
         """Return FlexAttention's ``mask_mod`` of the layout; see `BlockLayout.to_flex`.
+
+        Parameters
+        ----------
+        heads : int, optional
+            Query heads of the call: lists of key heads need it.
 
         Returns
         -------
@@ -113,7 +118,7 @@ class BlockSparse(Pattern):
         >>> BlockSparse(layout).mask_mod()(0, 0, torch.tensor(3), torch.tensor(17))
         tensor(False)
         """
-        mask_mod: Callable[..., torch.Tensor] = self.layout.to_flex().mask_mod
+        mask_mod: Callable[..., torch.Tensor] = self.layout.to_flex(heads=heads).mask_mod
         return mask_mod
 
     def _row_counts(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:

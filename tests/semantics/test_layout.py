@@ -232,6 +232,10 @@ REFUSED = {
         lambda: BlockLayout.local(32, 32, 16, 16, 1).to_flex(100, 100),
         "a layout of 7x7 blocks for 100 queries and 100 keys, got 2x2",
     ),
+    "flex-heads": (
+        lambda: BlockLayout.from_mask(torch.ones(2, 2, 2).bool(), 16, 16).to_flex(heads=3),
+        "heads as a multiple of the layout's 2, got 3",
+    ),
     "mask-rank": (
         lambda: BlockLayout.from_mask(ONE.bool(), 16, 16),
         r"mask of shape \(NQ, NKV\), \(H",

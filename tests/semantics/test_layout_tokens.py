@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference import Shape
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 import sparse_attn as sa
 from sparse_attn import BlockLayout, BlockSparse, layout_bits
@@ -119,6 +119,26 @@ def test_to_flex_gives_the_same_attention():
     want = flex_attention(query, key, value, block_mask=layout.to_flex(70, 95))
     out = sa.naive_attention(query, key, value, BlockSparse(layout))
     torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize("lists", [1, 2, 4])
+@pytest.mark.parametrize("bits", [True, False], ids=["bits", "blocks"])
+def test_to_flex_of_lists_of_key_heads(lists, bits):
+    """FlexAttention counts query heads: those of a group share the list of their key head."""
+    query, key, value = Shape(2, 4, 2, 70, 95, 16).make("cpu")
+    mask = token_mask("cpu", heads=lists)
+    mask[:, -1, :16, 32:] = False  # the lists name other blocks too
+    layout = BlockLayout.from_token_mask(mask, 16, 32, whole=not bits)
+    flex = layout.to_flex(70, 95, heads=4)
+    want = flex_attention(query, key, value, block_mask=flex, enable_gqa=True)
+    out = sa.naive_attention(query, key, value, BlockSparse(layout))
+    torch.testing.assert_close(out, want)
+    mask = BlockSparse(layout).mask(70, 95).repeat_interleave(4 // lists, 1)
+    asked = create_mask(BlockSparse(layout).mask_mod(heads=4), 2, 4, 70, 95, device="cpu")
+    assert torch.equal(asked, mask)
+    assert torch.equal(
+        BlockSparse(BlockLayout.from_flex(flex)).mask(70, 95).expand(-1, 4, -1, -1), mask
+    )
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
