@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch.compiler import is_compiling
 
-from ._checks import broadcasts, check_length, dtype_name, kind_of, refuse
+from ._checks import broadcasts, check_kind, check_length, dtype_name, kind_of, refuse
 from ._pattern_picture import DrawnPattern
 from ._tiles import TileRun, checked_tile
 
@@ -166,6 +166,11 @@ class Pattern(DrawnPattern):
         for name, length in (("Sq", Sq), ("Skv", Skv)):
             check_length(owner, name, length)
 
+    def _check_call(self, Sq: int, Skv: int, is_causal: bool) -> None:
+        """Refuse what no call has: such lengths, or a number in the place of ``is_causal``."""
+        check_kind(type(self).__name__, "is_causal", is_causal, bool, "a bool")
+        self._check_lengths(Sq, Skv)
+
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.
 
@@ -185,7 +190,8 @@ class Pattern(DrawnPattern):
         Raises
         ------
         TypeError, ValueError
-            Lengths that are no ints of at least 0, or that a layout does not cover.
+            Lengths that are no ints of at least 0, or that a layout does not cover; an `is_causal`
+            that is no bool.
         NotImplementedError
             When the pattern depends on the data (top-k, block top-k).
 
@@ -195,7 +201,7 @@ class Pattern(DrawnPattern):
         >>> Band((1, 0)).mask(3, 3).int().tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         """
-        self._check_lengths(Sq, Skv)
+        self._check_call(Sq, Skv, is_causal)
         row = torch.arange(Sq, device=self._device)[:, None]
         key = torch.arange(Skv, device=self._device)[None, :]
         position = row + (Skv - Sq)
@@ -264,7 +270,7 @@ class Pattern(DrawnPattern):
         >>> round(Band((4095, 0)).density(131072, 131072), 4)
         0.0308
         """
-        self._check_lengths(Sq, Skv)
+        self._check_call(Sq, Skv, is_causal)
         if Sq == 0 or Skv == 0:
             return 0.0
         position = torch.arange(Sq, device=self._device) + (Skv - Sq)
@@ -326,7 +332,7 @@ class Pattern(DrawnPattern):
         45.0
         """
         Skv = Sq if Skv is None else Skv
-        self._check_lengths(Sq, Skv)
+        self._check_call(Sq, Skv, is_causal)
         return self._visited(Sq, Skv, is_causal, checked_tile(type(self).__name__, tile))
 
 

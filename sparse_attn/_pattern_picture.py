@@ -29,7 +29,7 @@ class DrawnPattern:
         def _device(self) -> torch.device | None: ...
 
         _allowed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-        _check_lengths: Callable[[int, int], None]
+        _check_call: Callable[[int, int, bool], None]
         _runs: Callable[[int, int, bool, tuple[int, int]], list[TileRun]]
         mask: Callable[..., torch.Tensor]
         density: Callable[..., float]
@@ -97,7 +97,7 @@ class DrawnPattern:
         >>> Band((63, 0)).plot(512, tiles=64).figure.savefig("tiles.png")  # doctest: +SKIP
         """
         Skv = Sq if Skv is None else Skv
-        self._check_lengths(Sq, Skv)
+        self._check_call(Sq, Skv, is_causal)
         owner, most = type(self).__name__, EXACT if tiles is None else _TILED
         if max(Sq, Skv) > most and min(Sq, Skv) > 0:
             if tiles is not None:

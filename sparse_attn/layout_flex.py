@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._checks import check_integer, refuse
+from ._checks import check_length, refuse
 from .layout_bits import seen_by_bits
 from .layout_entries import OWNER
 
@@ -54,7 +54,7 @@ def _group(lists: int, query_heads: int | None) -> int:
     """Return how many query heads share each of a layout's lists; one list serves all as it is."""
     if query_heads is None:
         return 1
-    count = check_integer(OWNER, "heads", query_heads, 1)
+    count = check_length(OWNER, "heads", query_heads, 1)
     if count % max(lists, 1):
         raise refuse(OWNER, f"heads as a multiple of the layout's {lists}", count)
     return 1 if lists == 1 else count // max(lists, 1)

@@ -112,6 +112,14 @@ def test_density_asks_for_the_lengths_of_the_mask():
                 call(5, length)
 
 
+@pytest.mark.parametrize("method", ["mask", "density", "cost", "plot"])
+@pytest.mark.parametrize("number", [64, 0, None, "no"], ids=repr)
+def test_a_number_in_the_place_of_is_causal_is_refused(method, number):
+    """A tile given third, as in ``cost(1024, 1024, 64)``, is not a causal call."""
+    with pytest.raises(TypeError, match="Full: expected is_causal to be a bool, got"):
+        getattr(sa.Full(), method)(32, 32, number)
+
+
 @pytest.mark.parametrize(
     "tokens",
     [torch.tensor(3), torch.ones(1, 2).int(), torch.ones(2).bool(), torch.ones(2)],
