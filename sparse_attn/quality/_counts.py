@@ -48,6 +48,7 @@ def row_counts(
         placing["attn_mask"] = allowed_keys(mask)
     by_head = isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1
     by_head |= _heads(placing.get("key_bounds")) > 1 or _heads(placing.get("attn_mask")) > 1
+    by_head |= pattern._op is None  # whose `allows` may tell heads apart
     batch, heads_q, seq_q, _ = query.shape
     heads = heads_q if by_head else 1
     rows = query.new_zeros((batch, heads, seq_q, _HEAD_DIM))

@@ -119,6 +119,24 @@ def test_a_pattern_of_ones_own_has_figures(device, common):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+class BandsOfHeads(sa.Pattern):
+    """A window of its own for each query head."""
+
+    def allows(self, row, position, key):
+        left = torch.tensor([3, 9, 40, 0], device=key.device)[:, None, None]
+        return (position - key).abs() <= left
+
+
+def test_heads_of_a_pattern_of_ones_own_are_told_apart(device):
+    shape = Shape(B=2, Hq=4, Hkv=2, Sq=33, Skv=65)
+    tensors, common = shape.make(device), {"is_causal": True}
+    found = sa.quality.compare(*tensors, BandsOfHeads(), **common)
+    mass, *_, visited, allowed = truth(*tensors, BandsOfHeads(), **common)
+    torch.testing.assert_close(found.mass, mass.mean(-1), rtol=1e-5, atol=1e-5)
+    pairs = visited.sum(-1) / allowed.sum(-1)
+    torch.testing.assert_close(found.pairs_by_head, pairs.double())
+
+
 def test_rows_beyond_a_chunk(device, monkeypatch):
     from sparse_attn.quality import _compare
 
