@@ -28,7 +28,9 @@ _DENSE = (0.0, 1.0, 1.0, 1.0)
 
 @dataclass
 class Local:
-    """Figures of every candidate for every unit (layer, key head), means over the inputs.
+    """Figures of every candidate for every unit (layer, key head).
+
+    Means over the inputs, by the pairs that each has.
 
     Attributes
     ----------
@@ -58,7 +60,7 @@ class Local:
     unmeasured: set[int] = field(default_factory=set)
     step: Callable[..., None] = field(default=lambda name, steps=1: None, repr=False)
     late: Callable[[], bool] = field(default=lambda: False, repr=False)
-    _seen: dict[int, int] = field(default_factory=dict, repr=False)
+    _pairs: dict[Unit, float] = field(default_factory=dict, repr=False)
 
     def __call__(self, call: Attended) -> None:
         """Judge all candidates on a layer's tensors."""
@@ -88,7 +90,15 @@ class Local:
         layer, query, key, common = call.layer, call.query, call.key, call.common
         reference = Reference(query, key, call.value, common)
         heads = key.shape[1]
-        seen = self._seen[layer] = self._seen.get(layer, 0) + 1
+        allowed = _by_key_head(reference.allowed, heads).sum((0, 2))
+        weights = [
+            self._weight((layer, head), pairs) for head, pairs in enumerate(allowed.tolist())
+        ]
+
+        def share(shares: torch.Tensor) -> torch.Tensor:  # texts of padding alone have none
+            visited = _by_key_head(shares * reference.allowed, heads).nansum((0, 2))
+            return visited / allowed.clamp(min=1)
+
         for name, candidate in self.candidates.items():
             if candidate == Full():
                 rows = [list(_DENSE)] * heads
@@ -98,19 +108,18 @@ class Local:
                 # each (B, Hq) -> (Hkv,)
                 by_head = [
                     _by_key_head(error, heads).sum((0, 2)).sqrt(),
-                    _by_key_head(kept.mass, heads).mean((0, 2)),
-                    _by_key_head(kept.pairs_by_head, heads).mean((0, 2)),
+                    _by_key_head(kept.mass, heads).nanmean((0, 2)).nan_to_num(1.0),
+                    share(kept.pairs_by_head),
                 ]
                 rows = torch.stack(by_head, 1).tolist()
                 pairs = [row[2] for row in rows]
                 if isinstance(candidate, TopK):  # which scores all keys of its blocks
                     read = row_counts(query, key, candidate._region, common).sum(-1)
-                    shares = (read / reference.allowed).expand(query.shape[:2])
-                    pairs = _by_key_head(shares, heads).mean((0, 2)).tolist()
+                    pairs = share(read / reference.allowed).tolist()
                 costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]
             for head, row in enumerate(rows):
-                self._add((layer, head), name, row, seen)
+                self._add((layer, head), name, row, weights[head])
         self._allow(layer, heads, reference.allowed)
 
     def _allow(self, layer: int, heads: int, allowed: torch.Tensor) -> None:
@@ -119,11 +128,16 @@ class Local:
         for head, share in enumerate(shares):
             self.allowed[layer, head] = self.allowed.get((layer, head), 0.0) + share
 
-    def _add(self, unit: Unit, name: str, row: list[float], seen: int) -> None:
-        """Take a row into the mean of `seen` rows."""
+    def _weight(self, unit: Unit, pairs: float) -> float:
+        """Return the share that an input's pairs are of all that were measured of a unit."""
+        measured = self._pairs[unit] = self._pairs.get(unit, 0.0) + pairs
+        return pairs / measured if measured else 1.0
+
+    def _add(self, unit: Unit, name: str, row: list[float], weight: float) -> None:
+        """Take a row into the mean, in which its input has a weight."""
         own = self.figures.setdefault(unit, {})
         old = own.get(name, (0.0,) * len(row))
-        mean = [before + (now - before) / seen for before, now in zip(old, row, strict=True)]
+        mean = [before + (now - before) * weight for before, now in zip(old, row, strict=True)]
         own[name] = (mean[0], mean[1], mean[2], mean[3])
 
     def finish(self, owner: str) -> None:

@@ -22,7 +22,7 @@ from ._local import Local, Unit
 __all__ = ["Memory"]
 
 #: Of what the file holds; another one's is refused.
-FORMAT = 3
+FORMAT = 4
 
 
 class Memory:
