@@ -115,6 +115,7 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
     found += [Band(window) for window in windows]
     found += [Band(sides, sinks=sinks)] if sinks else []
     found += [Band(sides, global_tokens=tokens)] if tokens else []
+    found += [Band(sides, sinks=sinks, global_tokens=tokens)] if sinks > tokens > 0 else []
     # Diagonals far back hold little but sinks, so steps, and windows of short masks, are read
     # beside these: beside the columns, or the first keys of the first or the last query.
     runs = mask[[0, -1]].long().cumprod(1).sum(1).tolist()

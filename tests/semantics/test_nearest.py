@@ -13,6 +13,7 @@ PATTERNS = [
     sa.Band((0, 0)),
     sa.Band((5, 3), sinks=2),
     sa.Band(4, global_tokens=3),
+    sa.Band((5, 0), sinks=4, global_tokens=1),
     sa.Dilated((6, 0), 3),
     sa.Dilated((4, 4), 2),
     sa.Dilated((4, 0), 3, sinks=2),
