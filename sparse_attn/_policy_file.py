@@ -79,9 +79,11 @@ def _positions(entry: Mapping[str, Any]) -> torch.Tensor:
     if dtype not in ("int32", "int64"):
         raise refuse(_LOAD, "positions of dtype int32 or int64", json.dumps(dtype))
     try:
-        return torch.tensor(values, dtype=getattr(torch, dtype))
-    except (TypeError, ValueError, RuntimeError):
-        raise refuse(_LOAD, "positions, a list of ints", json.dumps(values)) from None
+        if isinstance(values, list) and all(type(position) is int for position in values):
+            return torch.tensor(values, dtype=getattr(torch, dtype))
+    except (ValueError, RuntimeError):  # beyond the dtype
+        pass
+    raise refuse(_LOAD, "positions, a list of ints", json.dumps(values))
 
 
 def _unreachable(owner: str, what: str, path: object, error: OSError) -> OSError:

@@ -216,6 +216,15 @@ def test_a_saved_policy_is_the_same(tmp_path):
             'expected positions, a list of ints, got "x"',
         ),
         (
+            '{"version": 1, "pattern": {"kind": "Band", "global_tokens": {"positions": [1.5]}}}',
+            r"expected positions, a list of ints, got \[1.5\]",
+        ),
+        (
+            '{"version": 1, "pattern": {"kind": "Band", "global_tokens": '
+            '{"positions": [18446744073709551616]}}}',
+            "expected positions, a list of ints, got .18446744073709551616.",
+        ),
+        (
             '{"version": 1, "pattern": {"kind": "Band", "global_tokens": '
             '{"positions": [1], "dtype": "load"}}}',
             'expected positions of dtype int32 or int64, got "load"',
