@@ -204,7 +204,8 @@ def _compare(options: argparse.Namespace) -> None:
     policies: dict[str, Any] = named("compare", None, ids.shape[1], "time")
     policies.pop(DENSE_NAME)
     if policy is not None:
-        policies = {options.policy.stem: policy}
+        name = options.policy.stem
+        policies = {f"policy {name}" if name == DENSE_NAME else name: policy}
     found = judge(model, ids, policies, progress=not options.quiet)
     print(found)
     if options.out is not None:

@@ -140,6 +140,13 @@ def test_advise_writes_policy_and_report(folder, text, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[2].startswith("policy ")
 
 
+def test_a_policy_file_may_be_called_dense(folder, text, tmp_path, capsys):
+    sa.Policy(sa.Band((7, 0))).save(tmp_path / "dense.json")
+    given = ("--text", text, "--length", 96, "--policy", tmp_path / "dense.json")
+    assert run("compare", folder, *given) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("policy dense ")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
