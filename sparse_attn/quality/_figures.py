@@ -13,7 +13,7 @@ from torch import nn
 
 from .._binding import is_transformers_model
 
-__all__ = ["Output", "Sums", "output_of", "tokens_of"]
+__all__ = ["Output", "Sums", "judged_by", "output_of", "tokens_of"]
 
 #: Numbers of an output that are compared at once, in float32: on a CPU few enough that the pages of
 #: what is computed in between are used again and not asked for each time.
@@ -46,6 +46,24 @@ def output_of(module: nn.Module, result: Any) -> Output:
 def _has_head(module: Any) -> bool:
     """Whether a model may return logits over tokens; transformers models say it."""
     return not is_transformers_model(module) or module.get_output_embeddings() is not None
+
+
+def judged_by(module: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the ids and the mask of a call's output, and whether its logits are of the next token.
+
+    An encoder-decoder's are of its decoder's ids. One without them moves its labels, or its input,
+    on by one: what it predicts then stands at its own position.
+    """
+    predicts: bool = getattr(module, "can_generate", lambda: True)()
+    if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return inputs, predicts
+    ids, mask = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
+    if isinstance(ids, torch.Tensor):
+        return {"input_ids": ids, "attention_mask": mask}, predicts
+    labels = inputs.get("labels")
+    if isinstance(labels, torch.Tensor):
+        return {"input_ids": labels, "attention_mask": labels >= 0}, False
+    return inputs, False
 
 
 def tokens_of(inputs: Any, output: Output) -> torch.Tensor | None:
@@ -101,7 +119,7 @@ class Sums:
         own, dense : Output
             Values ``(..., features)``.
         inputs : dict
-            The call's, for ``input_ids`` and the mask of its padding.
+            For ``input_ids`` and the mask of their padding; see `judged_by`.
         predicts : bool
             Whether logits are those of the next token.
         """

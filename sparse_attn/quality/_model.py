@@ -25,7 +25,7 @@ from .._progress import Progress
 from ..patterns import Pattern
 from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating, stopwatch
-from ._figures import Output, Sums
+from ._figures import Output, Sums, judged_by
 from ._named import DENSE_NAME, named_policies
 from ._pairs import Pairs
 from ._picture import draw
@@ -45,7 +45,8 @@ class PolicyQuality:
     pairs : float
         Visited pairs over allowed pairs, over all layers, heads and inputs.
     perplexity : float or None
-        Of the next tokens; None where every layer sees tokens past a row's own.
+        Of the next tokens; None where every layer sees tokens past a row's own, and of an
+        encoder-decoder without ``decoder_input_ids``.
     top1 : float or None
         Share of the positions whose most likely token is that of dense attention.
     kl : float or None
@@ -213,9 +214,11 @@ def model(
         aside meanwhile.
     inputs : Tensor, mapping, or list of these
         Token ids, or the keyword arguments of a call. Positions that ``attention_mask``, or the
-        ``src_key_padding_mask`` of torch's modules, says are padding do not count. Hidden states of
-        a model without a head (``AutoModel``) are judged by their cosine; perplexity, top-1 and KL
-        are those of one with a head, such as ``AutoModelForCausalLM``.
+        ``src_key_padding_mask`` of torch's modules, says are padding do not count. Of an
+        encoder-decoder ``decoder_input_ids`` and ``decoder_attention_mask`` are meant, or its
+        ``labels``, of which it has no next token. Hidden states of a model without a head
+        (``AutoModel``) are judged by their cosine; perplexity, top-1 and KL are those of one with a
+        head, such as ``AutoModelForCausalLM``.
     policies : Policy or Pattern, list or mapping of these
         Judged by name; those of a list are named by their pattern, or numbered policies.
     timed : bool
@@ -279,7 +282,6 @@ class Judge:
         self.positions = 0
         self._dense: list[Output] = []
         self._hold = hold
-        self._predicts: bool = getattr(module, "can_generate", lambda: True)()
 
     @torch.no_grad()
     def rows(
@@ -316,7 +318,7 @@ class Judge:
                             with watching(pairs[name]) if counted else nullcontext():
                                 out = call_model(self.owner, self.module, call)
                             pairs[name].end_forward(patch)
-                        sums[name].add(out, dense, call, self._predicts)
+                        sums[name].add(out, dense, *judged_by(self.module, call))
                         if math.isnan(sums[name].size):
                             what = "a model whose own output holds numbers"
                             raise refuse(self.owner, what, "NaN; a wider dtype may mend it")

@@ -71,3 +71,40 @@ def test_a_model_that_looks_ahead_everywhere_has_no_perplexity(make, predicts):
         assert (row.perplexity is not None) == predicts
         assert row.kl is not None and row.top1 is not None
     assert ("(" in found.table().splitlines()[-1]) == predicts
+
+
+@pytest.fixture
+def bart():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": TOKENS, "d_model": 32, "init_std": 0.5}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize("length", [LENGTH, LENGTH - 9])
+def test_an_encoder_decoder_is_judged_by_its_decoders_tokens(bart, length):
+    ids, own = torch.randint(4, TOKENS, (1, LENGTH)), torch.randint(4, TOKENS, (1, length))
+    is_text, is_own = torch.arange(LENGTH)[None] < 20, torch.arange(length)[None] < 25
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": is_text.long(),
+        "decoder_input_ids": own,
+        "decoder_attention_mask": is_own.long(),
+    }
+    found = sa.quality.model(bart, inputs, sa.Band((3, 3)), progress=False)
+    with torch.no_grad():
+        logits = bart(**inputs).logits
+    loss = functional.cross_entropy(logits[0, :24], own[0, 1:25])
+    assert found.positions == 25 and found.rows[1].top1 is not None
+    assert found["dense"].perplexity == pytest.approx(loss.exp().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels"])
+def test_tokens_that_an_encoder_decoder_moves_on_are_no_next_tokens(bart, name):
+    ids, labels = torch.randint(4, TOKENS, (2, 1, LENGTH))
+    labels[:, 30:] = -100
+    inputs = {"input_ids": ids} | ({"labels": labels} if name == "labels" else {})
+    found = sa.quality.model(bart, inputs, sa.Band((3, 3)), progress=False)
+    assert found["dense"].perplexity is None and found["dense"].top1 == 1
+    assert found.positions == (30 if name == "labels" else LENGTH)
