@@ -44,18 +44,30 @@ def _has_applied(model: nn.Module) -> bool:
 def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[Any]:
     """Run `model` under `policy` inside, a `PatchedSDPA` where that does it; None is its own."""
     check_kind(owner, "model", model, nn.Module, "an nn.Module")
-    if is_transformers_model(model) or _has_applied(model):
-        context: Any = _applied(model, policy)
-    elif _is_multihead(model):
+    if _is_multihead(model):
         raise refuse(owner, "a model that holds its attention", "an nn.MultiheadAttention itself")
-    elif any(_is_multihead(module) for module in model.modules()):
-        context = _swapped(model, policy)
-    elif is_patched(model):
-        raise refuse(owner, "a model that is not patched: call restore() first", "one that is")
-    else:
-        context = nullcontext() if policy is None else patch_sdpa(model, policy)
-    with context as made:
-        yield made
+    with _unpatched(model):
+        if is_transformers_model(model) or _has_applied(model):
+            context: Any = _applied(model, policy)
+        elif any(_is_multihead(module) for module in model.modules()):
+            context = _swapped(model, policy)
+        else:
+            context = nullcontext() if policy is None else patch_sdpa(model, policy)
+        with context as made:
+            yield made
+
+
+@contextmanager
+def _unpatched(model: nn.Module) -> Iterator[None]:
+    """Take every patch of `patch_sdpa` off inside, those of parts too."""
+    patched = [(part, vars(part)["forward"]) for part in model.modules() if is_patched(part)]
+    for _, forward in patched:
+        forward.patch.restore()
+    try:
+        yield
+    finally:
+        for part, forward in patched:
+            part.forward = forward
 
 
 @contextmanager

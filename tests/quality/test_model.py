@@ -295,14 +295,23 @@ def test_a_policy_of_a_model_that_another_holds_is_set_aside(on_device, llama):
     assert [vars(module) | {} for module in holder.modules()] == held
 
 
-def test_a_patched_model_is_refused():
-    class Own(torch.nn.Module):
-        def forward(self, x):
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+class Own(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
-    model = Own()
-    with sa.patch_sdpa(model, BAND), pytest.raises(ValueError, match=r"not patched: call restore"):
-        judge(model, {"x": torch.randn(1, 2, 48, 16)}, BAND)
+
+@pytest.mark.parametrize("whose", ["own", "part", "llama"])
+def test_a_patch_is_set_aside(on_device, llama, whose):
+    model, inputs = llama, text(length=64)[0]
+    if whose != "llama":
+        model, inputs = torch.nn.Sequential(Own()), {"input": torch.randn(1, 2, 48, 16)}
+    patched = model[0] if whose == "part" else model
+    want = judge(model, inputs, BAND, timed=False)
+    with sa.patch_sdpa(patched, sa.Band((1, 0))):
+        held = patched.forward
+        assert judge(model, inputs, BAND, timed=False).rows == want.rows
+        assert patched.forward is held
+    assert "forward" not in vars(patched)
 
 
 @pytest.mark.parametrize("ask", [judge, sa.advise], ids=["model", "advise"])
