@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from ._checks import check_kind, is_causal_bias, refuse
+from ._checks import check_kind, is_causal_bias, kind_of, refuse
 from ._observe import attend_in
 from ._warn import warn_once
 from .patterns import Pattern
@@ -198,7 +198,7 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     Raises
     ------
     TypeError
-        No module, or neither a policy nor a pattern.
+        No module, or one of ``torch.jit``; neither a policy nor a pattern.
     ValueError
         A model that is patched already. In the forward: a policy for another number of layers or
         key heads (the most of any layer).
@@ -216,6 +216,9 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     (True, 1)
     """
     check_kind("patch_sdpa", "model", model, nn.Module, "an nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        got = f"{kind_of(model)} of torch.jit, whose calls are in its graph"
+        raise TypeError(f"sparse_attn.patch_sdpa: expected model to be an nn.Module, got {got}")
     chosen = as_policy(policy)
     if is_patched(model):
         got = f"{type(model).__name__}; model.forward.patch.restore() undoes the first patch"

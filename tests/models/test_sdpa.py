@@ -237,6 +237,10 @@ def test_wrong_arguments_are_refused(model, tokens):
         sa.patch_sdpa("model", BAND)
     with pytest.raises(TypeError, match="policy"):
         sa.patch_sdpa(model, "band")
+    traced = torch.jit.trace(model, (tokens,))
+    with pytest.raises(TypeError, match=r"nn\.Module, got TopLevelTracedModule of torch\.jit"):
+        sa.patch_sdpa(traced, BAND)
+    torch.testing.assert_close(traced(tokens), model(tokens))
 
 
 @torch.no_grad()
