@@ -18,6 +18,13 @@ __all__ = ["Output", "Sums", "judged_by", "output_of", "tokens_of"]
 #: Numbers of an output that are compared at once, in float32: on a CPU few enough that the pages of
 #: what is computed in between are used again and not asked for each time.
 _AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 25}
+_TORCH_MODULES = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
 _PIECES = 16  # of the positions, between which agreement varies
 
 
@@ -52,9 +59,14 @@ def judged_by(module: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any]
     """Return the ids and the mask of a call's output, and whether its logits are of the next token.
 
     An encoder-decoder's are of its decoder's ids. One without them moves its labels, or its input,
-    on by one: what it predicts then stands at its own position.
+    on by one: what it predicts then stands at its own position. The mask is turned where torch's
+    modules take (length, batch, ...).
     """
     predicts: bool = getattr(module, "can_generate", lambda: True)()
+    if _is_length_first(module):
+        mask = _not_padded(inputs)
+        if mask is not None and mask.dim() == 2:
+            return {"attention_mask": mask.mT}, predicts
     if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         return inputs, predicts
     ids, mask = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
@@ -64,6 +76,13 @@ def judged_by(module: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any]
     if isinstance(labels, torch.Tensor):
         return {"input_ids": labels, "attention_mask": labels >= 0}, False
     return inputs, False
+
+
+def _is_length_first(module: nn.Module) -> bool:
+    """Whether one of torch's modules takes (length, batch, ...)."""
+    return isinstance(module, _TORCH_MODULES) and not any(
+        getattr(part, "batch_first", False) for part in module.modules()
+    )
 
 
 def tokens_of(inputs: Any, output: Output) -> torch.Tensor | None:
@@ -127,6 +146,8 @@ class Sums:
         mine, theirs = own.values, dense.values
         real = torch.ones(theirs.shape[:-1], dtype=torch.bool, device=theirs.device)
         mask = _not_padded(inputs)
+        if mask is not None and mask.dim() == 2 and mask.mT.shape == real.shape != mask.shape:
+            mask = mask.mT  # of a model of (length, batch, ...)
         if mask is not None and mask.shape == real.shape:
             real = mask.to(real.device)
         follows = torch.full(real.shape, -1, device=real.device)

@@ -1,4 +1,4 @@
-"""The advisor on texts of several lengths: pairs are counted over all of them, padding left out."""
+"""Texts of several lengths: the advisor counts the pairs of all, and padding counts nowhere."""
 
 import pytest
 import torch
@@ -46,3 +46,35 @@ def test_the_search_counts_the_pairs_of_all_texts(llama, ids, texts):
     inputs = texts(ids)
     found = pairs_of_search(llama, inputs, ids[:, :100])
     assert found == pytest.approx(pairs_of_model(llama, inputs))
+
+
+class Inside(torch.nn.Module):
+    """A model of one's own around torch's."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, src, src_key_padding_mask):
+        return self.encoder(src, src_key_padding_mask=src_key_padding_mask)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_inside"), [(3, False), (40, False), (3, True)], ids=["torchs", "square", "inside"]
+)
+def test_padding_is_that_of_models_of_length_and_batch(on_device, size, is_inside):
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32)
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    model = Inside(encoder) if is_inside else encoder
+    src, padding = torch.randn(40, size, 32), torch.zeros(size, 40, dtype=torch.bool)
+    padding[1:, 13:] = True
+    inputs = {"src": src, "src_key_padding_mask": padding}
+    with torch.no_grad():
+        dense = encoder(**inputs)
+        swapped = sa.swap_attention(encoder, sa.Band(3))
+        own = swapped(**inputs)
+        sa.restore_attention(encoder)
+    found = sa.quality.model(model, inputs, {"band": sa.Band(3)}, progress=False)
+    cosine = torch.cosine_similarity(own, dense, -1)[~padding.mT].mean()
+    assert found.positions == 40 + 13 * (size - 1)
+    assert found["band"].cosine == pytest.approx(cosine.item(), rel=1e-5)
