@@ -21,6 +21,9 @@ from .patterns import Pattern
 __all__ = ["Attended", "Watcher", "attend_in", "replacing", "watching"]
 
 
+Place = Callable[[Pattern], tuple[Pattern, dict[str, Any]]]
+
+
 @dataclass(frozen=True)
 class Attended:
     """A layer's call as watchers see it.
@@ -33,6 +36,8 @@ class Attended:
     pattern : Pattern
     common : dict
         Keyword arguments but for ``out``.
+    place : callable, optional
+        Pattern -> the pattern and keywords of the layer's call under it, where these depend on it.
     """
 
     layer: int
@@ -41,6 +46,15 @@ class Attended:
     value: torch.Tensor
     pattern: Pattern
     common: dict[str, Any]
+    place: Place | None = None
+
+    def under(self, pattern: Pattern) -> tuple[Pattern, dict[str, Any]]:
+        """Return the pattern and keywords of this layer's call under another pattern."""
+        pattern, common = (pattern, self.common) if self.place is None else self.place(pattern)
+        common = {name: argument for name, argument in common.items() if name != "out"}
+        if "attn_mask" in common:
+            common["attn_mask"] = rankable(pattern, common["attn_mask"])
+        return pattern, common
 
 
 Watcher = Callable[[Attended], None]
@@ -76,14 +90,18 @@ def attend_in(
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: Pattern,
+    place: Place | None = None,
     **common: Any,
 ) -> torch.Tensor:
-    """Call `sparse_attention` for a model's layer; None is a call that no policy numbers."""
+    """Call `sparse_attention` for a model's layer; None is a call that no policy numbers.
+
+    Watchers learn by `place` what the call would be under another pattern.
+    """
     if "attn_mask" in common:
         common["attn_mask"] = rankable(pattern, common["attn_mask"])
     if _watchers and layer is not None:
         given = {name: argument for name, argument in common.items() if name != "out"}
-        call = Attended(layer, query, key, value, pattern, given)
+        call = Attended(layer, query, key, value, pattern, given, place)
         for watcher in _watchers:
             watcher(call)
     if _substitutes:

@@ -103,7 +103,8 @@ class Local:
             if candidate == Full():
                 rows = [list(_DENSE)] * heads
             else:
-                kept = reference.compare(candidate)
+                placed, keywords = call.under(candidate)
+                kept = reference.compare(placed, keywords)
                 error = kept.squares / reference.dense_squares.sum().clamp(min=1e-30)
                 # each (B, Hq) -> (Hkv,)
                 by_head = [
@@ -114,7 +115,7 @@ class Local:
                 rows = torch.stack(by_head, 1).tolist()
                 pairs = [row[2] for row in rows]
                 if isinstance(candidate, TopK):  # which scores all keys of its blocks
-                    read = row_counts(query, key, candidate._region, common).sum(-1)
+                    read = row_counts(query, key, placed._region, keywords).sum(-1)
                     pairs = share(read / reference.allowed).tolist()
                 costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]

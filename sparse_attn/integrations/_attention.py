@@ -134,9 +134,13 @@ def attention(
         attn_mask: torch.Tensor | None = None,
         **common: Any,
     ) -> torch.Tensor:
-        pattern, placing = placed(module, query, key, pattern, attn_mask, note, is_causal)
+        def place(own: Pattern) -> tuple[Pattern, dict[str, Any]]:
+            own, placing = placed(module, query, key, own, attn_mask, note, is_causal)
+            return own, common | placing
+
+        pattern, arguments = place(pattern)
         number = None if layer is None else layer.number
-        return attend_in(number, query, key, value, pattern, **common, **placing)
+        return attend_in(number, query, key, value, pattern, place, **arguments)
 
     attend: Callable[..., torch.Tensor]
     common: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sink_logits": s_aux}

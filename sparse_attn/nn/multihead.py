@@ -280,8 +280,11 @@ class SparseMultiheadAttention(nn.Module):
             pattern = self.policy.choose(self.layer, seq_q, seq_kv)
         what = f"sparse_attn.{_OWNER}: layer {self.layer}"
         ask_about_keys(what, pattern, seq_q, seq_kv, "swap_attention")
-        common |= text_arguments(pattern, padding, seq_q)
-        out = attend_in(self.layer, query, key, value, pattern, **common)
+
+        def place(own: Pattern) -> tuple[Pattern, dict[str, Any]]:
+            return own, common | text_arguments(own, padding, seq_q)
+
+        out = attend_in(self.layer, query, key, value, pattern, place, **place(pattern)[1])
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not batched:
             return out[0], None

@@ -174,15 +174,23 @@ class Reference:
             self.dense_squares = self._out.double().square().sum((2, 3))
 
     @torch.no_grad()
-    def compare(self, pattern: Pattern) -> Comparison:
-        """Return the figures of a pattern that is the same for all heads."""
+    def compare(self, pattern: Pattern, common: dict[str, Any] | None = None) -> Comparison:
+        """Return the figures of a pattern that is the same for all heads.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        common : dict, optional
+            Keywords of the pattern's call; those of dense attention by default.
+        """
         query, key, value = self._tensors
-        pattern = with_lists(pattern, query, key, self._common)  # chosen once, read and counted
-        sparse, lse = attend(query, key, value, pattern, **self._common)
+        common = self._common if common is None else common
+        pattern = with_lists(pattern, query, key, common)  # chosen once, read and counted
+        sparse, lse = attend(query, key, value, pattern, **common)
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
         rel_l1, cosine, squares = _row_errors(sparse, self._out)
-        visited = row_counts(query, key, pattern, self._common).sum(-1).expand(query.shape[:2])
+        visited = row_counts(query, key, pattern, common).sum(-1).expand(query.shape[:2])
         quantiles = _quantiles(mass)
         return Comparison(
             mass=mass.nanmean(-1),

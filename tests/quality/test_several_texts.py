@@ -5,12 +5,19 @@ import torch
 
 pytest.importorskip("transformers")
 
+from torch.nn import functional
+
 import sparse_attn as sa
+from sparse_attn._binding import bound
+from sparse_attn._observe import watching
+from sparse_attn.advisor._local import Local
 
 PATTERNS = {
     "band": sa.Band((7, 0)),
     "sinks": sa.Band((15, 0), sinks=4),
+    "strided": sa.Strided(4, 16),
     "topk": sa.TopK(5),
+    "blocks": sa.BlockTopK(16, mass=None, budget_blocks=3, local_blocks=1),
 }
 
 
@@ -25,17 +32,19 @@ def pairs_of_model(llama, inputs):
     return {name: judged[name].pairs for name in PATTERNS}
 
 
-def padded(ids, *tokens):
-    """A batch of texts of so many tokens, padded on the right."""
+def padded(ids, *tokens, left=False):
+    """A batch of texts of so many tokens, padded on a side."""
     length = ids.shape[1] // len(tokens)
     ends = torch.tensor(tokens, device=ids.device)[:, None]
     mask = torch.arange(length, device=ids.device) < ends
+    mask = mask.flip(1) if left else mask
     return {"input_ids": ids.view(len(tokens), length), "attention_mask": mask.long()}
 
 
 CASES = {
     "of-their-own": lambda ids: [ids[:, :180], ids[:, 180:210]],
     "of-a-batch": lambda ids: padded(ids, 128, 30),
+    "padded-on-the-left": lambda ids: padded(ids, 128, 30, left=True),
     "one-of-padding-alone": lambda ids: padded(ids, 0, 128),
     "a-batch-of-padding-alone": lambda ids: [padded(ids, 0), padded(ids, 200)],
 }
@@ -46,6 +55,31 @@ def test_the_search_counts_the_pairs_of_all_texts(llama, ids, texts):
     inputs = texts(ids)
     found = pairs_of_search(llama, inputs, ids[:, :100])
     assert found == pytest.approx(pairs_of_model(llama, inputs))
+
+
+def test_candidates_of_encoders_count_from_their_texts(on_device):
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    padding = torch.zeros(2, 90, dtype=torch.bool)
+    padding[1, :37] = True
+    inputs = {"src": torch.randn(2, 90, 32), "src_key_padding_mask": padding}
+    found = pairs_of_search(encoder, inputs, {"src": torch.randn(1, 90, 32)})
+    assert found == pytest.approx(pairs_of_model(encoder, inputs))
+
+
+def test_candidates_rank_no_keys_that_a_model_forbids_by_its_lowest_number(on_device):
+    class Low(torch.nn.Module):
+        def forward(self, x, tokens):
+            mask = torch.zeros(tokens.shape).masked_fill(~tokens, torch.finfo(x.dtype).min)
+            x = x.unflatten(-1, (2, 16)).transpose(1, 2)
+            return functional.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None, None])
+
+    tokens = torch.arange(64)[None] < 20
+    inputs = {"x": torch.randn(1, 64, 32), "tokens": tokens}
+    local = Local({"topk": sa.TopK(20), "dense": sa.Full()})
+    with torch.no_grad(), bound("test", model := Low().eval(), sa.Full()), watching(local):
+        model(**inputs)
+    assert all(own["topk"][:2] == pytest.approx((0, 1)) for own in local.figures.values())
 
 
 class Inside(torch.nn.Module):
