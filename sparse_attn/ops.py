@@ -229,6 +229,8 @@ def _translated(error: RuntimeError) -> Exception:
         op, what = missing.group(1), "to write"
         if op.endswith("_engine"):
             op, what = op.removesuffix("_engine"), "to ask for the engine"
+        elif "size 0" in sentence:
+            what = "none of its calls (a dimension of size 0)"
         return NotImplementedError(f"sparse_attn::{op}: not served: {what} under torch.vmap")
     missing = _NO_KERNEL.match(sentence)
     if missing is None:

@@ -258,6 +258,13 @@ def test_vmap(device):
     assert torch.equal(got, sa.band_attention(query, key, value, 5))
 
 
+def test_vmap_of_nothing_says_so(device):
+    query = torch.randn(0, 1, 2, 9, 16, device=device)
+    sentence = r"^sparse_attn::band: not served: none of its calls \(a dimension of size 0\) under"
+    with pytest.raises(NotImplementedError, match=sentence):
+        torch.vmap(lambda q: sa.band_attention(q, q, q, 2))(query)
+
+
 def test_vmap_makes_no_calls_that_write(device):
     """torch runs an op for each entry where it returns what it computes."""
     query, new = torch.zeros(3, 1, 2, 9, 16, device=device), torch.zeros(3, 4, 2, 16, device=device)
