@@ -185,7 +185,7 @@ class TokenLayouts:
         TypeError
             No `BlockMask`.
         ValueError
-            Block sizes that are no multiples of 16.
+            Block sizes that are no multiples of 16; a slice of a `BlockMask`, without its mask_mod.
 
         Examples
         --------
@@ -213,6 +213,9 @@ class TokenLayouts:
             full = listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
         if whole or block_mask.mask_mod is noop_mask:
             return cls.from_mask(full | partial, block_q, block_kv)
+        if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+            got = "a slice, which has lost it; set its mask_mod, or see its blocks by whole=True"
+            raise refuse(OWNER, "block_mask with a mask_mod", got)
         places = (partial & ~full).nonzero(as_tuple=True)
         existing = existing_pairs(Sq, Skv, block_q, block_kv, partial.device)[places[2:]]
 

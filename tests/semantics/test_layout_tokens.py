@@ -113,6 +113,21 @@ def test_flex_there_and_back(device, pairs, monkeypatch):
     assert BlockLayout.from_flex(layout.to_flex(70, 95)) == layout
 
 
+def test_a_slice_of_flex_has_blocks_alone(device):
+    whole = create_block_mask(
+        lambda b, h, q, k: q >= k, None, None, 64, 64, device=device, BLOCK_SIZE=16
+    )
+    piece = whole[:, :, 1:3]
+    if piece.mask_mod.__name__ == "_sliced_mask_mod_error":  # of torch from some version on
+        sentence = "block_mask with a mask_mod, got a slice, which has lost"
+        with pytest.raises(ValueError, match=sentence):
+            BlockLayout.from_flex(piece)
+    assert BlockLayout.from_flex(piece, whole=True).counts.tolist() == [[[2, 3]]]
+    piece.mask_mod = lambda b, h, q, k: q + 16 >= k
+    mask = BlockSparse(BlockLayout.from_flex(piece)).mask(32, 64)[0, 0]
+    assert torch.equal(mask, torch.ones(32, 64, dtype=torch.bool, device=device).tril(16))
+
+
 def test_to_flex_gives_the_same_attention():
     query, key, value = Shape(2, 4, 4, 70, 95, 16).make("cpu")
     layout = BlockLayout.from_token_mask(token_mask("cpu", heads=4), 16, 32)
