@@ -5,6 +5,7 @@ The file belongs to one model, text and list of candidates; another one's is ref
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -139,7 +140,8 @@ def _fingerprint(
     model: nn.Module, calls: Iterable[dict[str, Any]], found: Mapping[str, Pattern]
 ) -> str:
     """Return a digest of the model's class and first weights, the inputs and the candidates."""
-    digest = hashlib.sha256(f"{FORMAT} {type(model).__name__} {dict(found)!r}".encode())
+    candidates = {name: _held(pattern) for name, pattern in found.items()}
+    digest = hashlib.sha256(f"{FORMAT} {type(model).__name__} {candidates!r}".encode())
     for name, parameter in model.named_parameters():
         first = parameter.detach().flatten()[:16].float().tolist()
         digest.update(f"{name} {tuple(parameter.shape)} {first}".encode())
@@ -148,3 +150,13 @@ def _fingerprint(
             held = value.tolist() if isinstance(value, torch.Tensor) else value
             digest.update(f"{name} {held}".encode())
     return digest.hexdigest()
+
+
+def _held(value: Any) -> Any:
+    """Return all that a pattern holds, the numbers of its tensors too, which repr leaves out."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.tolist()
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return type(value).__name__, {name: _held(own) for name, own in fields.items()}
+    return repr(value)

@@ -228,6 +228,17 @@ def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):
     assert file.read_bytes() == kept
 
 
+def test_a_file_of_lists_with_other_blocks_is_refused(llama, ids, tmp_path):
+    blocks = torch.ones(8, 8, device=ids.device).tril().bool()
+    layouts = [sa.BlockLayout.from_mask(mask, 16, 16) for mask in (blocks, blocks.triu(-2))]
+    one, other = ({"lists": sa.TopK(9, inside=layout)} for layout in layouts)
+    options = dict(resume=tmp_path / "search.json", validate=ids[:, :128])
+    advise(llama, ids[:, 128:], patterns=one, **options)
+    advise(llama, ids[:, 128:], patterns=one, **options)
+    with pytest.raises(ValueError, match="of another model, other inputs or patterns"):
+        advise(llama, ids[:, 128:], patterns=other, **options)
+
+
 def test_a_file_that_was_changed_is_refused(llama, ids, tmp_path):
     file = tmp_path / "search.json"
     advise(llama, ids, resume=file)
