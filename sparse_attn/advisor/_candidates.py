@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import check_kind, refuse
 from .._pattern import check_pattern
 from ..patterns import Band, BlockTopK, Full, Pattern, Strided
-from ..quality._named import DENSE_NAME, check_name
+from ..quality._named import DENSE_NAME, check_name, numbered
 
 __all__ = ["candidates", "named"]
 
@@ -74,7 +74,7 @@ def named(
     if not isinstance(patterns, Mapping):
         what = "a list of patterns, or a mapping of name to pattern"
         check_kind(owner, "patterns", patterns, Iterable, what)
-        patterns = {repr(pattern): pattern for pattern in patterns}
+        patterns = numbered(patterns)
     for name, pattern in patterns.items():
         check_pattern(owner, pattern, f"pattern {name}", "one")
         check_name(owner, name)

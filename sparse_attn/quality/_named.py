@@ -11,7 +11,7 @@ from .._checks import check_kind, refuse
 from ..patterns import Pattern
 from ..policy import Policy, check_policy
 
-__all__ = ["DENSE_NAME", "check_name", "named_policies"]
+__all__ = ["DENSE_NAME", "check_name", "named_policies", "numbered"]
 
 #: The name of dense attention, beside which all are judged.
 DENSE_NAME = "dense"
@@ -31,7 +31,7 @@ def named_policies(
         what = "a policy, a list of policies, or a mapping of name to policy"
         kinds = Policy if isinstance(policies, (str, torch.Tensor)) else Iterable
         check_kind(owner, argument, policies, kinds, what)
-        policies = _numbered(policies)
+        policies = numbered(policies)
     for name, policy in policies.items():
         check_policy(owner, f"{one} {name}", policy, "one")
         check_name(owner, name)
@@ -44,7 +44,8 @@ def check_name(owner: str, name: object) -> None:
         raise refuse(owner, f"names beside {DENSE_NAME!r}, which dense attention has", repr(name))
 
 
-def _numbered(policies: Iterable[Any]) -> dict[str, Any]:
+def numbered(policies: Iterable[Any]) -> dict[str, Any]:
+    """Return policies and patterns by their own names, of which equal ones have numbers."""
     found: dict[str, Any] = {}
     for policy in policies:
         own, number = _name(policy), 2
