@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -62,6 +63,9 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
     try:
+        for name, value in moved.items():
+            if hasattr(value, "get_seq_length"):  # a cache of transformers, which a call fills
+                moved[name] = deepcopy(value)
         if list(moved) == ["input_ids"] and not hasattr(module, "config"):
             return output_of(module, module(moved["input_ids"]))  # its argument may have any name
         return output_of(module, module(**moved))

@@ -108,3 +108,18 @@ def test_tokens_that_an_encoder_decoder_moves_on_are_no_next_tokens(bart, name):
     found = sa.quality.model(bart, inputs, sa.Band((3, 3)), progress=False)
     assert found["dense"].perplexity is None and found["dense"].top1 == 1
     assert found.positions == (30 if name == "labels" else LENGTH)
+
+
+def test_a_cache_is_as_it_came_for_every_call(on_device):
+    pytest.importorskip("transformers")
+    from tiny_models import CONFIGS, build
+
+    llama = build(CONFIGS["llama"](), "sdpa")
+    ids = torch.randint(3, 97, (1, 64))
+    with torch.no_grad():
+        cache = llama(ids[:, :40], use_cache=True).past_key_values
+        loss = functional.cross_entropy(llama(ids).logits[0, 40:-1], ids[0, 41:])
+    inputs = {"input_ids": ids[:, 40:], "past_key_values": cache}
+    found = sa.quality.model(llama, inputs, {"full": sa.Full()}, progress=False)
+    assert found["dense"].perplexity == pytest.approx(loss.exp().item(), rel=1e-4)
+    assert found["full"].kl < 1e-6 and cache.get_seq_length() == 40
