@@ -5,6 +5,7 @@
 #include "cuda/decode/plan.h"
 
 using namespace sparse_attn;
+using namespace sparse_attn::cuda;
 using namespace sparse_attn::cuda::decode;
 
 namespace {
@@ -82,18 +83,18 @@ void test_large_batches_store_no_partial_results() {
       const Ending ending = kept ? Ending::kWhole : Ending::kMerged;
       const SplitGrid grid = plan_grid(case_of(300, seq_q, 5000), device);
       CHECK(grid.tile_rows == (tall ? kTallRows : kFragmentRows), std::to_string(grid.tile_rows));
-      CHECK(grid.splits == 1 && !grid.grouped, "one group");
+      CHECK(grid.splits == 1 && grid.group == kInARow, "one group");
       CHECK(grid.ending == ending, std::to_string(kept_rows));
       CHECK(!grid.gaps, "all is stored, or nothing");
       const SplitGrid several = plan_grid(case_of(300, seq_q, 20000), device);
       CHECK(several.ending == Ending::kMerged && several.gaps == kept, "more than a group");
-      CHECK(several.grouped, "more than a group");
+      CHECK(several.group == kGroup, "more than a group");
       AttentionParams window = case_of(300, seq_q, 20000);
       window.features.add(Feature::kWindow);
       window.pattern.left = 9000;
       window.pattern.right = 0;
       const SplitGrid own = plan_grid(window, device);
-      CHECK(!own.grouped && own.ending == ending, "a window");
+      CHECK(own.group == kInARow && own.ending == ending, "a window");
       AttentionParams bounded = case_of(1, seq_q, 20000);
       bounded.features.add(Feature::kKeyBounds);
       CHECK(plan_grid(bounded, device).gaps, "the first group may be visited in part");
@@ -103,10 +104,38 @@ void test_large_batches_store_no_partial_results() {
       lengths.features.add(Feature::kUsedKeys);
       const SplitGrid shared = plan_grid(lengths, device);
       CHECK(shared.ending == Ending::kMerged && shared.gaps == kept, "parts by lengths");
-      CHECK(shared.grouped, "a sequence of fewer queries may have more chunks");
+      CHECK(shared.group == kGroup, "a sequence of fewer queries may have more chunks");
     }
     CHECK(!plan_grid(case_of(8, seq_q, 16384), device).gaps, "some chunks of a group each");
   }
+}
+
+/// A long text's groups are shared out among thread blocks while they are as many as the device
+/// runs; its chunks where few key heads leave it idle.
+void test_few_heads_of_long_texts_fill_the_device() {
+  const DeviceShape device = {132, {2, 16}, {2, 32}, true};
+  for (int32_t keys : {kLongText + 1, 40000, 2 * kLongText, 100000, 131072, 1000000}) {
+    for (int32_t heads_kv : {1, 2, 4, 8, 32}) {
+      AttentionParams params = case_of(1, 1, keys);
+      params.problem.heads_q = 4 * heads_kv;
+      params.problem.heads_kv = heads_kv;
+      const SplitGrid plan = plan_grid(params, device);
+      const int32_t chunks = ceil_div(keys, plan.chunk_steps * kStepKeys);
+      const int32_t groups = ceil_div(chunks, plan.group);
+      const std::string text = std::to_string(heads_kv) + " heads of " + std::to_string(keys);
+      CHECK(groups > 16 && groups <= 32, text);
+      CHECK(plan.group == group_size(chunks) && plan.gaps, text);
+      CHECK(heads_kv > 4 || plan.splits >= imin(chunks, 118 / heads_kv), text);
+      CHECK(heads_kv < 8 || plan.splits <= groups, text);
+      params.problem.batch = 40;
+      CHECK(plan_grid(params, device).splits <= groups, text);
+    }
+  }
+  AttentionParams lengths = case_of(2, 16, 70000);
+  static const int32_t kUsed[2] = {};
+  lengths.sequences.used_keys = kUsed;
+  lengths.features.add(Feature::kUsedKeys);
+  CHECK(plan_grid(lengths, device).group == kSmallestGroup, "a sequence of fewer keys");
 }
 
 /// A window of several queries touches no more chunks than a cluster has thread blocks; which
@@ -164,6 +193,8 @@ void test_chunks_have_room_whatever_the_length() {
           room = imax(room, most_chunks(keys));
           CHECK(most_chunks(keys) == room, "a longer bound has room for shorter sequences");
           CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));
+          const int32_t of_all = chunk_steps(Pattern(), keys, seq_q, head_dim, false) * kStepKeys;
+          CHECK(ceil_div(keys, of_all) <= room, "of a text: " + std::to_string(keys));
         }
       }
     }
@@ -179,5 +210,6 @@ int main() {
   test_large_batches_store_no_partial_results();
   test_what_lies_on_the_device_is_waited_for();
   test_windows_fit_a_cluster();
+  test_few_heads_of_long_texts_fill_the_device();
   return check::summary();
 }

@@ -183,7 +183,7 @@ def test_bits_of_a_row_on_codes_are_its_own(split, device, head_dim, Sq, Skv, na
 
 @pytest.mark.parametrize("Sq", [1, 12])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("Skv", [5003, 20003])
+@pytest.mark.parametrize("Skv", [5003, 20003, 70003])
 def test_bounds_that_hold_every_key_change_no_bit(split, device, Skv, head_dim, Sq):
     """Calls without bounds have a kernel of their own."""
     tensors = Shape(2, 4, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
@@ -215,10 +215,10 @@ def test_graph_follows_a_growing_cache(split, device):
 
 @pytest.mark.parametrize("Sq", [1, 5, 12])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 160, 256])
-@pytest.mark.parametrize("Skv", [1, 128, 256, 257, 400, 1000, 2049, 4096, 17000])
+@pytest.mark.parametrize("Skv", [1, 128, 256, 257, 400, 1000, 2049, 4096, 17000, 33003, 70001])
 def test_who_merges_changes_no_bit(split, device, Skv, head_dim, Sq):
     """The thread blocks that wrote chunks, a kernel after them, or none, of the largest batches."""
-    most = 280 if Skv <= 4096 else 40
+    most = 280 if Skv <= 4096 else 40 if Skv <= 17000 else 12
     query, key, value = Shape(most, 8, 2, Sq, Skv, head_dim).make(device, torch.bfloat16)
     bounds = torch.tensor([Skv // 9, Skv], dtype=torch.int32, device=device)
     bounds = bounds.expand(most, 1, Sq, 2)
@@ -270,6 +270,8 @@ def test_a_graph_of_many_calls_repeats_its_bits(split, device, Skv):
 
 #: More sequences than a warp has lanes, most of them short; some have no keys.
 UNEVEN = tuple(0 if b % 13 == 5 else round(17 * 1000 ** (b * 29 % 70 / 69)) for b in range(70))
+#: Some of them long, whose groups of chunks are small.
+LONG_TEXTS = (33000, 500, 70001, 40001, 0, 131100, 65536, 20000)
 #: Short ones, each of which is one chunk.
 SHORT = tuple(b * 37 % 257 for b in range(70))
 
@@ -294,6 +296,16 @@ def test_uneven_sequences_of_other_head_dims(split, device, head_dim, value_dim,
 def test_uneven_sequences_of_several_queries(split, device, rows, name, head_dim, coarse):
     """Whose heads have a tile of 32 rows, or two; at head dim 256 tiles of 16."""
     check_uneven(split, device, name, 64, UNEVEN, coarse, head_dim, head_dim, rows)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("more", [0, 30], ids=["alone", "among"])
+def test_long_texts_have_bits_of_their_own(split, device, more, rows, head_dim, coarse):
+    """Alone a text has a thread block for each chunk, among others one for each group."""
+    lengths = LONG_TEXTS + (32000,) * more
+    check_uneven(split, device, "full", 64, lengths, coarse, head_dim, head_dim, rows)
 
 
 @pytest.mark.parametrize("page_size", [16, 48])

@@ -12,7 +12,7 @@ constexpr int kManyRows = 1024;    // ... which fill a device so too, or ...
 constexpr int kSomeRows = 128;     // ... some rows of few chunks, ...
 constexpr int kFewChunks = 16;     // ... which a thread goes through in one turn or two
 
-template <typename T, int kColumns, bool kGaps>
+template <typename T, int kColumns, bool kGaps, bool kSmall>
 __global__ void __launch_bounds__(kMostThreads)
     merge_kernel(const __grid_constant__ AttentionParams params, const PartialRows partials) {
   const int32_t threads = threads_of_row<kColumns>(params);
@@ -25,15 +25,18 @@ __global__ void __launch_bounds__(kMostThreads)
   const Sequence sequence = params.sequences.of(batch);
   const int64_t query = row - head_index * partials.rows;
   if (query >= sequence.rows) return;
-  merge_row<T, kColumns, kGaps>(params, partials, sequence,
-                                {batch, head, query, row, partials.chunks[row]},
-                                static_cast<int32_t>(threadIdx.x) % threads);
+  merge_row<T, kColumns, kGaps, kSmall>(params, partials, sequence,
+                                        {batch, head, query, row, partials.chunks[row]},
+                                        static_cast<int32_t>(threadIdx.x) % threads);
 }
 
 template <typename T>
-auto kernel_for(bool wide, bool gaps) {
-  if (gaps) return wide ? merge_kernel<T, kWide, true> : merge_kernel<T, 1, true>;
-  return wide ? merge_kernel<T, kWide, false> : merge_kernel<T, 1, false>;
+auto kernel_for(bool wide, bool gaps, bool small_groups) {
+  if (small_groups) {
+    return wide ? merge_kernel<T, kWide, true, true> : merge_kernel<T, 1, true, true>;
+  }
+  if (gaps) return wide ? merge_kernel<T, kWide, true, false> : merge_kernel<T, 1, true, false>;
+  return wide ? merge_kernel<T, kWide, false, false> : merge_kernel<T, 1, false, false>;
 }
 
 }  // namespace
@@ -44,8 +47,9 @@ Status merge_chunks(const AttentionParams& params, const PartialRows& partials) 
   const int32_t threads = wide ? threads_of_row<kWide>(params) : threads_of_row<1>(params);
   const int32_t rows_a_block = wide ? kMostThreads / 2 / threads : 1;
   const bool half = params.problem.dtype == Dtype::kFloat16;
-  auto kernel = half ? kernel_for<__half>(wide, partials.gaps)
-                     : kernel_for<__nv_bfloat16>(wide, partials.gaps);
+  const bool small_groups = partials.group <= kSmallGroup;
+  auto kernel = half ? kernel_for<__half>(wide, partials.gaps, small_groups)
+                     : kernel_for<__nv_bfloat16>(wide, partials.gaps, small_groups);
   const LaunchShape shape = {static_cast<uint32_t>(ceil_div64(rows, rows_a_block)),
                              static_cast<uint32_t>(threads * rows_a_block), 0,
                              to_stream(params.stream)};

@@ -7,7 +7,6 @@
 // one chunk, its sum, beside chunks that are empty.
 #pragma once
 
-#include "chunk_groups.h"
 #include "launch.cuh"
 #include "partial_rows.cuh"
 #include "state.cuh"
@@ -36,8 +35,8 @@ __device__ __forceinline__ float find_maximum(const float2* chunk_state, int32_t
 /// A row to merge: query `query` of a head of the sequence, and what it has in PartialRows.
 struct MergedRow {
   int64_t batch, head, query;
-  int64_t row;     // of PartialRows
-  int32_t chunks;  // that it visited
+  int64_t row;  // of PartialRows
+  RowChunks chunks;
 };
 
 /// x as an element of T; `dtype` tells which HalfOfEitherKind is.
@@ -80,9 +79,9 @@ __device__ __forceinline__ void store_row(const AttentionParams& params, const S
   }
 }
 
-/// Merges a row, whose chunks may be empty where kGaps; thread `thread` of threads_of_row() calls
-/// it.
-template <typename T, int kColumns, bool kGaps>
+/// Merges a row, whose chunks may be empty where kGaps, and may have small groups where kSmall;
+/// thread `thread` of threads_of_row() calls it.
+template <typename T, int kColumns, bool kGaps, bool kSmall>
 __device__ __forceinline__ void merge_row(const AttentionParams& params,
                                           const PartialRows& partials, const Sequence& sequence,
                                           const MergedRow& merged, int32_t thread) {
@@ -90,7 +89,9 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
   const int64_t batch = merged.batch, head = merged.head;
   const int32_t d = thread * kColumns;
   const bool exists = d < params.problem.value_dim;
-  const int32_t chunks = merged.chunks;
+  const int32_t chunks = merged.chunks.count;
+  const int32_t inside = merged.chunks.group - 1;  // the bits of a chunk's place in its group
+  constexpr int kLeastGroup = kSmall ? kSmallestGroup : kGroup;
   const float2* chunk_state = partials.state + partials.at(merged.row, 0);
   const float* chunk_out = partials.out + partials.at(merged.row, 0) * partials.columns;
 
@@ -127,9 +128,7 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params,
     float sum = weight * chunk.y;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (i % kGroupedChunks == 0 && partials.grouped && (begin + i) % kGroupedChunks == 0) {
-        end_group();
-      }
+      if (i % kLeastGroup == 0 && ((begin + i) & inside) == 0) end_group();
       float w = __shfl_sync(~0u, weight, i);
       l += __shfl_sync(~0u, sum, i);
       if (w == 0.0f) continue;

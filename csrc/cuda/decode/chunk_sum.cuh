@@ -78,43 +78,6 @@ __device__ __forceinline__ float weight_of(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
 }
 
-/// A chunk that ends, as a part of what the thread block sums up before it stores it: of itself
-/// alone, or of several chunks, whose sum takes the place of the first.
-struct EndedChunk {
-  int32_t place;  // of that sum, among the partial results of a row
-  int32_t added;  // chunks of the sum before this one
-  bool last;      // of the sum
-};
-
-/// What a thread block sums up before it stores it: groups of which it has all chunks; where
-/// chunks are not grouped, all of them.
-struct Groups {
-  int32_t begin, end;  // chunks of the thread block
-  int32_t chunks;      // of the rows
-  int32_t before;      // chunks of the first group that are not visited
-  bool grouped;
-  bool kept;  // the tile's rows have room
-
-  __device__ __forceinline__ EndedChunk of(int32_t chunk) const {
-    int32_t first = 0, next = chunks;
-    if (grouped) {
-      const int32_t group = (chunk + before) / kGroupedChunks * kGroupedChunks - before;
-      first = imax(group, 0);
-      next = imin(group + kGroupedChunks, chunks);
-    }
-    if (!kept || first < begin || next > end) return {before + chunk, 0, true};
-    return {before + first, chunk - first, chunk + 1 == next};
-  }
-};
-
-/// Chunks of the group in which the visited ones begin that lie before them: their places among the
-/// partial results are empty.
-template <typename Config>
-__device__ __forceinline__ int32_t chunks_before(const TileState<Config>& state,
-                                                 const PartialRows& partials) {
-  return partials.grouped ? state.walk.main.begin % kGroupedChunks : 0;
-}
-
 /// Adds a chunk's four columns to those before it, as the merge would (merge_row.cuh).
 __device__ __forceinline__ void add_chunk(KeptSum& sum, const float4& out, float m, float l) {
   const float top = fmaxf(sum.m, m);
@@ -217,7 +180,8 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
       }
       KeptSum& kept = kept_sums[first * kColumns + i];
       if (ended.added > 0) {
-        if (!whole && column == 0) partials.state[at + ended.added] = {-INFINITY, 0.0f};
+        if (!whole && ended.placed && column == 0)
+          partials.state[at + ended.added] = {-INFINITY, 0.0f};
         add_chunk(kept, out, m, l);
         if (!ended.last) continue;
         out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};

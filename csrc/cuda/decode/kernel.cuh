@@ -94,17 +94,17 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
   loader.load_each(to, {0, queries.count}, queries);
 }
 
-/// Sums up the chunks from `chunk` to `end`, or the one that is the `whole` row; the thread block
-/// calls it. Where `early`, it waits for the kernel in front before it reads anything.
+/// Sums up the thread block's chunks, or the one that is the `whole` row; the thread block calls
+/// it. Where `early`, it waits for the kernel in front before it reads anything.
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const Pattern& pattern,
                                            TileState<Config>& state, const PartialRows& partials,
-                                           bool whole, bool aligned, bool early, int32_t chunk,
-                                           int32_t end, char* smem) {
+                                           bool whole, bool aligned, bool early, char* smem) {
   using Loader = KeyLoader<Config, kKind>;
   constexpr int kStages = Config::kStages;
   constexpr bool kLean = is_lean(kKind);
   const Work& work = state.work;
+  const Groups& groups = state.groups;
   const int warp = threadIdx.x / 32;
   // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
   const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
@@ -113,7 +113,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const bool copied = kLean || aligned;
   const RowLoader<Config> query_rows = {key_columns, copied};
   typename Config::Products products;
-  Walk walk = {pattern, state.walk, work.chunk_steps, chunk, end, warp, Config::kWarps};
+  Walk walk = {pattern,    state.walk, work.chunk_steps, groups.begin,
+               groups.end, warp,       Config::kWarps};
   walk.at_once = Config::kAtOnce;
   Loader loader = {params,
                    pattern,
@@ -131,10 +132,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   sum.init();
   constexpr int kAtOnce = Config::kAtOnce;
   auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
-  const bool kept = ptx::kHasClusters && (whole || partials.gaps) && work.rows <= Config::kKeptRows;
-  const Groups groups = {
-      chunk, end, imax(state.walk.chunks, end), chunks_before(state, partials), partials.grouped,
-      kept};
+  int32_t chunk = groups.begin;
+  const int32_t end = groups.end;
   int slot = 0;
   int load_slot = 0;
   bool both = false;  // two steps were multiplied, whose slots are free
@@ -250,7 +249,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 template <typename Config, int kColumns, bool kGaps>
 __device__ __forceinline__ void merge_tile(const AttentionParams& params,
                                            const TileState<Config>& state,
-                                           const PartialRows& partials) {
+                                           const PartialRows& partials, RowChunks places) {
   const Work& work = state.work;
   const int32_t threads = threads_of_row<kColumns>(params);
   const int32_t rows_at_once = Config::kThreads / threads;
@@ -261,10 +260,9 @@ __device__ __forceinline__ void merge_tile(const AttentionParams& params,
 #pragma unroll 1
   for (int r = of_block * blocks + rank; r < work.rows; r += rows_at_once * blocks) {
     const TileRow& row = state.rows[r];
-    merge_row<typename Config::T, kColumns, kGaps>(
+    merge_row<typename Config::T, kColumns, kGaps, false>(
         params, partials, work.sequence,
-        {work.batch, row.head, row.query, row_index(params, work, row),
-         state.walk.chunks + chunks_before(state, partials)},
+        {work.batch, row.head, row.query, row_index(params, work, row), places},
         static_cast<int32_t>(threadIdx.x) % threads);
   }
 }
@@ -283,25 +281,29 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // What the host knows is prepared before the kernel in front has ended.
   const bool early = grid.early;
   if (!early) ptx::wait_for_primary();
-  if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
-  __syncthreads();
   const Work& work = state.work;
+  const Groups& groups = state.groups;
   const bool whole = grid.ending == Ending::kWhole;
-  const int32_t chunks = work.rows <= 0 ? 0 : imax(state.walk.chunks, whole);
-  const uint32_t splits = imax(work.splits, 1);
-  const int32_t chunk = static_cast<uint32_t>(work.split) * chunks / splits;
-  const int32_t end = static_cast<uint32_t>(work.split + 1) * chunks / splits;
-  if (chunk < end) {
-    sum_chunks<Config, kKind>(params, pattern, state, partials, whole, aligned, early, chunk, end,
-                              smem);
+  if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
+  if (threadIdx.x == 0) {
+    const bool kept =
+        ptx::kHasClusters && (whole || partials.gaps) && work.rows <= Config::kKeptRows;
+    const int32_t text_chunks = ceil_div(work.sequence.keys, work.chunk_steps * kStepKeys);
+    const int32_t visited = work.rows <= 0 ? 0 : imax(state.walk.chunks, whole);
+    state.groups = share_groups(work.split, work.splits, text_chunks, state.walk.main.begin,
+                                visited, kept, partials.group != kInARow);
+  }
+  __syncthreads();
+  if (groups.begin < groups.end) {
+    sum_chunks<Config, kKind>(params, pattern, state, partials, whole, aligned, early, smem);
   } else if (early) {
     ptx::wait_for_primary();
   }
   if (!whole && work.split == 0 && static_cast<int>(threadIdx.x) < work.rows) {
     const int64_t row = row_index(params, work, state.rows[threadIdx.x]);
-    const int32_t before = chunks_before(state, partials);
-    partials.chunks[row] = before + chunks;
-    for (int32_t i = 0; i < before; ++i) partials.state[partials.at(row, i)] = {-INFINITY, 0.0f};
+    partials.chunks[row] = groups.places();
+    const int32_t empty = groups.shared ? 0 : groups.before;
+    for (int32_t i = 0; i < empty; ++i) partials.state[partials.at(row, i)] = {-INFINITY, 0.0f};
   }
   if (!ptx::kHasClusters || grid.ending != Ending::kByCluster) return;
   ptx::sync_cluster();
@@ -310,9 +312,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr bool kGaps = !is_lean(kKind);  // keys that begin anywhere
   if (Config::HEAD_DIM <= Config::kThreads &&
       work.rows <= static_cast<int32_t>(ptx::cluster_size())) {
-    merge_tile<Config, 1, kGaps>(params, state, partials);
+    merge_tile<Config, 1, kGaps>(params, state, partials, groups.places());
   } else {
-    merge_tile<Config, kWide, kGaps>(params, state, partials);
+    merge_tile<Config, kWide, kGaps>(params, state, partials, groups.places());
   }
 }
 

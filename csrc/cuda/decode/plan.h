@@ -38,7 +38,7 @@ struct SplitGrid {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   Ending ending = Ending::kMerged;
-  bool grouped = false;     // chunks are summed by kGroupedChunks; else all in a row
+  int32_t group = kInARow;  // of chunks (chunk_groups.h), the smallest that a text may have
   bool gaps = false;        // some chunks are stored as part of another's result, or not visited
   bool early = false;       // the host knows what tiles are, before the kernel in front has ended
   int32_t first_block = 0;  // of a call that is served in several parts
@@ -68,9 +68,30 @@ SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
   return imin(main_reach(pattern, keys), keys - lead) + lead;
 }
 
+/// Whether rows see all keys, up to their own under causal.
+SPARSE_ATTN_HD bool sees_all(const Pattern& pattern) {
+  return pattern.left >= kUnlimited && pattern.right >= kUnlimited && pattern.dilation == 1 &&
+         !pattern.has_lead() && pattern.global_count == 0 && !pattern.list.present();
+}
+
+/// The group of the chunks of a text of `keys` keys. Where few of them are visited, all of a row
+/// tile's are often one thread block's, which sums them in a row.
+SPARSE_ATTN_HD int32_t group_of(const Pattern& pattern, int32_t keys, int32_t chunk) {
+  return sees_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
+}
+
+/// Keys above which a text has chunks enough for few key heads to fill a device, and how many.
+constexpr int32_t kLongText = 32768, kMostOfLong = 128;
+
 /// Keys of a list's blocks up to which its chunks are as short as those of a window; larger blocks
 /// lose more by short chunks than they win.
 constexpr int32_t kSmallBlock = 32;
+
+/// Steps of a chunk of at least `keys` keys: a multiple of every number of warps.
+SPARSE_ATTN_HD int32_t steps_of_chunk(int32_t keys) {
+  constexpr int32_t kUnit = 4;
+  return ceil_div(keys, kUnit * kStepKeys) * kUnit;
+}
 
 /// Steps of a chunk for rows that visit up to `keys` keys, of `list` where it is present: long
 /// enough that its partial results count little beside its keys, of `codes` in 8 bits twice as
@@ -79,7 +100,7 @@ constexpr int32_t kSmallBlock = 32;
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
                                    int32_t head_dim, bool codes,
                                    int32_t most_chunks = kMostMerged) {
-  constexpr int32_t kMostChunks = 32, kUnit = 4, kFewKeys = 4096, kLeast = 128;
+  constexpr int32_t kMostChunks = 32, kFewKeys = 4096, kLeast = 128;
   constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
   const bool narrow = head_dim <= kNarrow;
   const bool divided = !list.present() || list.block_kv <= kSmallBlock;
@@ -88,7 +109,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList&
   const int32_t chunk = ceil_div(keys, many ? most_chunks : most_chunks / 2);
   const int32_t most = narrow ? kMostOfNarrow : kMost;
   const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
-  return ceil_div(imax(imin(imax(chunk, kLeast), most), least), kUnit * kStepKeys) * kUnit;
+  return steps_of_chunk(imax(imin(imax(chunk, kLeast), most), least));
 }
 
 /// Keys of a sequence that are one chunk, since a merge would take longer than they do.
@@ -98,6 +119,10 @@ constexpr int32_t kShortSequence = 256;
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
                                    int32_t head_dim, bool codes) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
+  if (sees_all(pattern) && !codes && keys > kLongText) {
+    const int32_t chunks = keys > 2 * kLongText ? kMostOfLong : kMostOfLong / 2;
+    return steps_of_chunk(imax(keys / chunks, 64 * seq_q));
+  }
   // A window begins inside a chunk, and so touches one more of them than its length asks for; the
   // thread block that has two of them is late where there are several queries.
   const bool windowed =
@@ -108,7 +133,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
 constexpr int32_t most_chunks(int32_t keys) {
-  constexpr int32_t kSmallest = 128, kLarge = 512, kMost = 33;
+  constexpr int32_t kSmallest = 128, kLarge = 512, kMost = kMostOfLong + 1;
   const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), kMost));
   return imin(ceil_div(keys, kSmallest), large);
 }
@@ -197,15 +222,6 @@ struct DeviceShape {
   }
 };
 
-/// Whether chunks are summed by groups, which stand at fixed places of the keys. Where few of many
-/// are visited, all of a row tile's are often one thread block's, which sums them in a row.
-inline bool is_grouped(Features features) {
-  constexpr Features kFew =
-      Features::of(Feature::kWindow, Feature::kDilation, Feature::kLead, Feature::kColumns,
-                   Feature::kGlobalRows, Feature::kGlobalIndices, Feature::kList);
-  return !features.any(kFew);
-}
-
 /// Shares row tiles, of `rows` rows and `chunks` chunks each, out to thread blocks, and says who
 /// makes the output.
 inline void share_out(const AttentionParams& params, const DeviceShape& device, int32_t rows,
@@ -233,7 +249,8 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   // What a thread block keeps from chunk to chunk it need not store and read again.
   const bool same_lengths = params.sequences.same_lengths();
   const bool kept = rows <= device.room(plan.tile_rows).kept_rows;
-  if (plan.splits == 1 && kept && same_lengths && !plan.grouped) {
+  const bool grouped = plan.group != kInARow;
+  if (plan.splits == 1 && kept && same_lengths && !grouped) {
     plan.ending = Ending::kWhole;
     return;
   }
@@ -241,11 +258,17 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   if (plan.ending == Ending::kMerged && !same_lengths && !params.pattern.list.present()) {
     plan.shares = static_cast<int32_t>(ceil_div64(kWavesOfShares * resident, row_tiles));
   }
-  const bool whole_groups = plan.splits == 1 || plan.shares > 0 ||
-                            (plan.grouped && ceil_div(chunks, plan.splits) >= kGroupedChunks);
+  // A long text's groups, of which each leaves one sum, are shared out while they fill the device.
+  const bool small_groups = kept && plan.group <= kSmallGroup;
+  if (small_groups) {
+    const int32_t splits = count_splits(blocks, ceil_div(chunks, plan.group), resident);
+    if (blocks * splits * 10 >= int64_t{9} * device.multiprocessors) plan.splits = splits;
+  }
+  const bool whole_groups = plan.splits == 1 || plan.shares > 0 || small_groups ||
+                            (grouped && ceil_div(chunks, plan.splits) >= plan.group);
   const bool begins_anywhere =
       params.features.any(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins));
-  plan.gaps = (kept && whole_groups) || (plan.grouped && begins_anywhere);
+  plan.gaps = (kept && whole_groups) || (grouped && begins_anywhere);
 }
 
 /// The grid of a call on a device.
@@ -291,9 +314,11 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
   plan.early = !params.features.any(kTilesOnDevice);
-  const bool same_lengths = params.sequences.same_lengths();
-  const bool one_group = same_lengths && ceil_div(seq_kv, chunk) <= kGroupedChunks;
-  plan.grouped = is_grouped(params.features) && !one_group;
+  plan.group = group_of(pattern, seq_kv, chunk);
+  if (!params.sequences.same_lengths() && sees_all(pattern)) {
+    // A sequence of fewer queries may have more chunks than the longest.
+    plan.group = seq_kv > kLongText ? kSmallestGroup : kGroup;
+  }
   if (plan.max_chunks == 1) {
     plan.ending = Ending::kWhole;
     return plan;

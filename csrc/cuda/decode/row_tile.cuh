@@ -3,6 +3,7 @@
 
 #include "../common/ptx/cp_async.cuh"
 #include "config.cuh"
+#include "groups.cuh"
 #include "shares.cuh"
 #include "walk.cuh"
 
@@ -58,6 +59,7 @@ struct TileState {
   const typename Config::Element* value_head;
   int32_t page_shift;  // a page has 2^page_shift keys; -1 where that is no power of 2
   WalkPlan walk;
+  Groups groups;  // of the split kernel
   TileRow rows[Config::TILE_ROWS];
   Step steps[Config::kWarps][Config::kStages];     // in each warp's ring
   float2 sums[Config::kWarps][Config::TILE_ROWS];  // m and l of each warp's part of a chunk

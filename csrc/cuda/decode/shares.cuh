@@ -46,8 +46,13 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
       const int32_t steps =
           chunk_steps(pattern, sequence.keys, sequence.rows, params.problem.widest_dim(),
                       params.keys.dtype == Dtype::kFloat8);
-      const int32_t chunk = steps * kStepKeys;
-      splits = imax(1, imin((visited + each / 2) / each, ceil_div(visited, chunk)));
+      const int32_t chunk = steps * kStepKeys, chunks = ceil_div(visited, chunk);
+      const int32_t wanted = (visited + each / 2) / each;
+      // A long text's groups, of which each leaves one sum, while they are as many as fill a
+      // device.
+      const int32_t group = group_of(pattern, sequence.keys, chunk);
+      const int32_t groups = group <= kSmallGroup ? ceil_div(chunks, group) : 0;
+      splits = imax(1, imin(wanted, wanted <= 5 * groups ? groups : chunks));
     }
     int32_t end = splits;
 #pragma unroll

@@ -140,7 +140,7 @@ class TileChunks {
     const auto r = static_cast<int32_t>(threadIdx.x);
     static_assert(Config::kThreads >= Config::BLOCK_Q, "a thread for each row");
     if (blockIdx.z == 0 && r < tile_.work.rows.size()) {
-      partials_.chunks[tile_.row_index(r)] = chunks_.count;
+      partials_.chunks[tile_.row_index(r)] = {chunks_.count, kInARow};
     }
   }
 

@@ -134,7 +134,7 @@ PartialRows lay_out_partials(const AttentionParams& params, const LaunchChoice& 
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   partials.out = arena->take<float>(rows * partials.max_chunks * partials.columns);
   partials.state = arena->take<float2>(rows * partials.max_chunks);
-  partials.chunks = arena->take<int32_t>(rows);
+  partials.chunks = arena->take<RowChunks>(rows);
   return partials;
 }
 

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const int64_t head = head_index - batch * params.problem.heads_q;
   const Sequence sequence = params.sequences.of(batch);
   if (query >= sequence.rows) return;
-  const int32_t chunks = partials.chunks[row];
+  const int32_t chunks = partials.chunks[row].count;
   if (chunks == 1) return;  // the kernel has stored the result
 
   const auto d = static_cast<int32_t>(threadIdx.x);
