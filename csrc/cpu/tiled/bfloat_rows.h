@@ -1,8 +1,8 @@
 // Keys and values as products of bfloat16 tiles take them (bfloat_product.cpp): two elements that
 // one sum takes together lie side by side. An element of float16 is exactly the sum of two parts in
 // bfloat16, one of float32 the sum of three, so that a row of them becomes a row of two or three
-// times as many elements: all first parts, then all second ones. `elements` counts those of such
-// rows.
+// times as many elements: all first parts, then all second ones. A head dim that is no multiple of
+// 32 is filled up with zeros, which are elements too. `elements` counts those of such rows.
 //
 //   keys    panels of 16: [elements / 2][16 keys][2 elements]
 //   values  pairs of rows: [rows / 2][elements][2 rows]
@@ -23,26 +23,39 @@ constexpr int32_t kMaxElements = kMaxParts * kMaxHeadDim;
 constexpr int32_t parts_of(Element element) {
   return element == Element::kFloat32 ? 3 : element == Element::kFloat16 ? 2 : 1;
 }
+/// Elements of a row of `dim`.
+constexpr int32_t elements_of(Element element, int32_t dim) {
+  return bfloat_columns(dim) * parts_of(element);
+}
 
-inline void copy_bfloat_row(const VectorMath& math, const Rows& rows, int64_t row, int32_t elements,
+/// Copies a row of `head_dim`, of which as many numbers are read, and the zeros after it.
+inline void copy_bfloat_row(const VectorMath& math, const Rows& rows, int64_t row, int32_t head_dim,
                             uint16_t* target) {
   const void* source = strided(rows, row, 1).data;
+  const int32_t columns = bfloat_columns(head_dim), bytes = bytes_of(rows.element);
+  alignas(64) char filled[kMaxHeadDim * sizeof(float)];
+  if (head_dim < columns) {
+    std::memcpy(filled, source, head_dim * bytes);
+    std::memset(filled + head_dim * bytes, 0, (columns - head_dim) * bytes);
+    source = filled;
+  }
   if (rows.element == Element::kBFloat16) {
-    std::memcpy(target, source, elements * sizeof(uint16_t));
+    std::memcpy(target, source, columns * sizeof(uint16_t));
   } else {
-    math.bfloat->split(rows.element, source, elements / parts_of(rows.element), target);
+    math.bfloat->split(rows.element, source, columns, target);
   }
 }
 
-/// A pair of elements moves as one float would, so that float panels of half the head dim do.
+/// A pair of elements moves as one float would, so that float panels of half as many columns do.
 inline void copy_bfloat_panels(const VectorMath& math, const Rows& keys, int64_t count,
-                               int32_t elements, uint16_t* target) {
+                               int32_t head_dim, uint16_t* target) {
+  const int32_t elements = elements_of(keys.element, head_dim);
   for (int64_t first = 0; first < count; first += kPanelKeys, target += kPanelKeys * elements) {
     alignas(64) uint16_t rows[kPanelKeys * kMaxElements];
     for (int64_t i = 0; i < kPanelKeys; ++i) {
       uint16_t* row = rows + i * elements;
       if (first + i < count) {
-        copy_bfloat_row(math, keys, first + i, elements, row);
+        copy_bfloat_row(math, keys, first + i, head_dim, row);
       } else {
         std::memset(row, 0, elements * sizeof(uint16_t));
       }
@@ -54,12 +67,13 @@ inline void copy_bfloat_panels(const VectorMath& math, const Rows& keys, int64_t
 
 /// Copies rows to pairs, the first to place 0 or 1 of its pair; places without a row become zeros.
 inline void copy_bfloat_pairs(const VectorMath& math, const Rows& values, int64_t count,
-                              int32_t elements, int32_t place, uint16_t* target) {
+                              int32_t value_dim, int32_t place, uint16_t* target) {
+  const int32_t elements = elements_of(values.element, value_dim);
   for (int64_t row = -place; row < count; row += 2, target += 2 * elements) {
     uint16_t pair[2][kMaxElements];
     for (int64_t i = 0; i < 2; ++i) {
       if (row + i >= 0 && row + i < count) {
-        copy_bfloat_row(math, values, row + i, elements, pair[i]);
+        copy_bfloat_row(math, values, row + i, value_dim, pair[i]);
       } else {
         std::memset(pair[i], 0, elements * sizeof(uint16_t));
       }

@@ -6,7 +6,8 @@
 namespace sparse_attn::cpu {
 
 void QueryTile::bfloat_keys(const Chunk& chunk) {
-  const int32_t head_dim = params_.problem.head_dim, elements = head_dim * plan_.pack.parts;
+  const int32_t head_dim = params_.problem.head_dim, columns = bfloat_columns(head_dim);
+  const int32_t elements = columns * plan_.pack.parts;
   int32_t column = 0;
   const uint16_t* query = reinterpret_cast<const uint16_t*>(scratch_.query);
   uint16_t* made = reinterpret_cast<uint16_t*>(scratch_.key);
@@ -14,7 +15,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
     const Run& run = chunk.runs[i];
     const bool packed = keys_.has_panels(chunk.axis);
     if (!packed) {
-      copy_bfloat_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, elements,
+      copy_bfloat_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
                          made);
     }
     for (int32_t row = 0; row < tile_.size(); row += kBfloatRows) {
@@ -27,7 +28,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
       const uint16_t* panel = packed ? reinterpret_cast<const uint16_t*>(keys_.panel(
                                            chunk.axis, tile_.slice, run.begin + first, &place))
                                      : made + int64_t{first - place} * elements;
-      math_.bfloat->scores(query + int64_t{row} * elements, rows, head_dim, plan_.pack.parts, panel,
+      math_.bfloat->scores(query + int64_t{row} * elements, rows, columns, plan_.pack.parts, panel,
                            ceil_div(place + piece.size(), kPanelKeys),
                            scores_ + row * score_stride_ + piece.begin - place, score_stride_);
     }
@@ -37,7 +38,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
 
 void QueryTile::bfloat_values(const Chunk& chunk) {
   constexpr int32_t kMaxBlocks = Chunk::kMaxColumns / kBfloatRows + 2 * Chunk::kMaxRuns;
-  const int32_t value_dim = params_.problem.value_dim, elements = value_dim * plan_.pack.parts;
+  const int32_t value_dim = params_.problem.value_dim, elements = out_dim_ * plan_.pack.parts;
   int32_t num_blocks = 0, column = 0;
   BfloatBlock blocks[kMaxBlocks];
   uint16_t *edge = scratch_.edges, *made = reinterpret_cast<uint16_t*>(scratch_.value);
@@ -54,7 +55,7 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
       values = values_.pair(chunk.axis, tile_.slice, begin, &place);
     } else {
       const int32_t rows = round_up(place + piece.size(), kBfloatRows);
-      copy_bfloat_pairs(math_, values_.at(chunk.axis, tile_.slice, begin), piece.size(), elements,
+      copy_bfloat_pairs(math_, values_.at(chunk.axis, tile_.slice, begin), piece.size(), value_dim,
                         place, made);
       clear_pairs(place + piece.size(), rows, elements, made);
       made += int64_t{rows} * elements;
@@ -79,8 +80,8 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
     while (first < end && blocks[end - 1].column >= seen.end) --end;
     if (first == end || seen.empty()) continue;
     math_.bfloat->values(scores_ + row * score_stride_, score_stride_, rows, blocks + first,
-                         end - first, value_dim, plan_.pack.parts,
-                         scratch_.out + int64_t{row} * value_dim);
+                         end - first, out_dim_, plan_.pack.parts,
+                         scratch_.out + int64_t{row} * out_dim_);
   }
 }
 

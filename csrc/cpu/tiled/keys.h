@@ -37,12 +37,11 @@ enum class Form { kRows, kPanels, kBfloatPanels, kBfloatPairs };
 
 inline void copy_as(Form form, const VectorMath& math, const Rows& rows, int64_t count,
                     int32_t head_dim, float* target) {
-  const int32_t elements = head_dim * parts_of(rows.element);
   if (form == Form::kRows) copy_rows(math, rows, count, head_dim, target);
   if (form == Form::kPanels) copy_panels(math, rows, count, head_dim, target);
   uint16_t* bits = reinterpret_cast<uint16_t*>(target);
-  if (form == Form::kBfloatPanels) copy_bfloat_panels(math, rows, count, elements, bits);
-  if (form == Form::kBfloatPairs) copy_bfloat_pairs(math, rows, count, elements, 0, bits);
+  if (form == Form::kBfloatPanels) copy_bfloat_panels(math, rows, count, head_dim, bits);
+  if (form == Form::kBfloatPairs) copy_bfloat_pairs(math, rows, count, head_dim, 0, bits);
 }
 
 /// The packed rows of one key head; null where the caller's own are used.

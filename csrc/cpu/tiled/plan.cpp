@@ -36,16 +36,22 @@ bool use_panels(const AttentionParams& params) {
          (few_rows || imax(head_dim, value_dim) <= math.panel_head_dim);
 }
 
-/// Whether products take bfloat16, which float16 and, for top-k, float32 are split to.
+/// Whether rows fill what bfloat16 products take at a time, without zeros.
+bool fills_bfloat(const Problem& problem) {
+  return problem.head_dim % kBfloatRows == 0 && problem.value_dim % kBfloatRows == 0;
+}
+
+/// Whether products take bfloat16, which float16 and, for top-k, float32 are split to; three parts
+/// with zeros gain nothing.
 bool use_bfloat(const AttentionParams& params) {
-  const bool splits = params.problem.dtype != Dtype::kFloat32 || params.pattern.topk > 0;
-  return vector_math().bfloat != nullptr && splits && params.problem.head_dim % kBfloatRows == 0 &&
-         params.problem.value_dim % kBfloatRows == 0;
+  const bool half = params.problem.dtype != Dtype::kFloat32;
+  return vector_math().bfloat != nullptr &&
+         (half || (params.pattern.topk > 0 && fills_bfloat(params.problem)));
 }
 
 /// Up to how many rows a head's are multiplied one by one, from the keys where they lie: more where
 /// keys would be converted or packed first, none where the rest of a vector is slow. Figures in
-/// docs/kernels/cpu.md; of AMX and narrower vectors there are none.
+/// docs/kernels/cpu.md; of narrower vectors there are none.
 int32_t few_rows(const AttentionParams& params) {
   constexpr int32_t kUsual = 4, kPacked = 8, kWidened = 16, kConverted = 32, kWideLanes = 16;
   constexpr int32_t kShort = 64;   // keys, for which starting a product takes longest
@@ -53,7 +59,8 @@ int32_t few_rows(const AttentionParams& params) {
   const Pattern& pattern = params.pattern;
   const int32_t lanes = vector_math().lanes;
   if (pattern.topk > 0 || pattern.list.present() || pattern.dilation > 1) return kUsual;
-  if (lanes < kWideLanes || use_bfloat(params)) return kUsual;
+  if (lanes < kWideLanes) return kUsual;
+  if (use_bfloat(params)) return fills_bfloat(params.problem) ? kUsual : kPacked;
   const Problem& problem = params.problem;
   const bool half = problem.dtype != Dtype::kFloat32;
   const bool whole = problem.head_dim % lanes == 0 && problem.value_dim % lanes == 0;

@@ -8,6 +8,7 @@
 
 #include "arena.h"
 #include "cpu/topk/select_topk.h"
+#include "cpu/vector/vector_math.h"
 #include "params.h"
 
 namespace sparse_attn::cpu {
@@ -37,8 +38,10 @@ struct PackCut {
   int64_t class_rows = 0;  // rows from one class to the next
   int64_t main_rows = 0;
   int64_t side_rows = 0;
+  /// Columns of a row of `dim` as products take it.
+  int32_t columns(int32_t dim) const { return bfloat ? bfloat_columns(dim) : dim; }
   /// Floats' room that a packed row takes.
-  int64_t row_floats(int32_t columns) const { return bfloat ? columns * parts / 2 : columns; }
+  int64_t row_floats(int32_t dim) const { return bfloat ? columns(dim) * parts / 2 : dim; }
   int64_t heads_per_round = 0;  // heads packed at a time, so that they stay in the cache
 };
 

@@ -14,7 +14,8 @@ constexpr int32_t kGatherBelow = 128;  // keys of a run that are worth a product
 
 TileScratch::TileScratch(const AttentionParams& params, const Plan& plan, Arena* arena) {
   int64_t max_rows = round_up(plan.query.max_rows(), kBfloatRows);  // whole groups of bfloat16
-  const int64_t head_dim = params.problem.head_dim, value_dim = params.problem.value_dim;
+  const int32_t head_dim = params.problem.head_dim;
+  const int64_t value_dim = plan.pack.columns(params.problem.value_dim);
   query = arena->take<float>(max_rows * plan.pack.row_floats(head_dim));
   out = arena->take<float>(max_rows * value_dim);
   // Panels that begin before a chunk write into the end of the row before.
@@ -68,6 +69,7 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       bfloat_(plan.pack.bfloat),
       panels_(plan.pack.panels),
       row_by_row_(!panels_ && tile.rows.size() <= plan.few_rows),
+      out_dim_(plan.pack.columns(params.problem.value_dim)),
       scores_(scratch.scores),
       score_stride_(plan.score_stride) {}
 
@@ -100,8 +102,8 @@ void QueryTile::load_queries() {
     Rows head = rows_of(params_.query, params_.problem.dtype, tile_.batch, tile_.head_of(row));
     int64_t target = int64_t{row} * params_.problem.head_dim;
     if (bfloat_) {
-      const int32_t elements = params_.problem.head_dim * plan_.pack.parts;
-      copy_bfloat_row(math_, head, query, elements,
+      const int32_t elements = elements_of(head.element, params_.problem.head_dim);
+      copy_bfloat_row(math_, head, query, params_.problem.head_dim,
                       reinterpret_cast<uint16_t*>(scratch_.query) + int64_t{row} * elements);
     } else if (copies) {
       copy_rows(math_, strided(head, query, 1), 1, params_.problem.head_dim,
@@ -221,7 +223,7 @@ SoftmaxTile QueryTile::softmax_tile() const {
   softmax.m = scratch_.m;
   softmax.l = scratch_.l;
   softmax.out = scratch_.out;
-  softmax.value_dim = params_.problem.value_dim;
+  softmax.value_dim = out_dim_;
   softmax.factor = transforms() ? kLog2E : scale_ * kLog2E;
   return softmax;
 }
@@ -252,7 +254,7 @@ bool QueryTile::run_online() {
 }
 
 void QueryTile::clear_out() {
-  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * params_.problem.value_dim);
+  std::memset(scratch_.out, 0, sizeof(float) * tile_.size() * out_dim_);
 }
 
 /// Divides by l, with the learned sink's share in it, and stores rows and lse.
@@ -271,7 +273,7 @@ void QueryTile::finish() {
     }
     if (params_.scores.sink_logits != nullptr)
       sum += std::exp(params_.scores.sink_logits[head] - m);
-    float* out = scratch_.out + int64_t{row} * params_.problem.value_dim;
+    float* out = scratch_.out + int64_t{row} * out_dim_;
     if (empty) std::memset(out, 0, sizeof(float) * params_.problem.value_dim);
     Rows target =
         strided(rows_of(params_.outputs.out, params_.problem.dtype, tile_.batch, head), query, 1);

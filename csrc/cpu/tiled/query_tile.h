@@ -16,7 +16,7 @@ namespace sparse_attn::cpu {
 /// What a worker holds for the tile it works on.
 struct TileScratch {
   float* query = nullptr;   // [rows, D]
-  float* out = nullptr;     // [rows, value_dim], not yet divided by l
+  float* out = nullptr;     // [rows, value_dim, or zeros after it], not yet divided by l
   float* scores = nullptr;  // [rows, score_stride]
   float* m = nullptr;       // [rows]
   float* l = nullptr;       // [rows]
@@ -119,6 +119,7 @@ class QueryTile {
   bool bfloat_;      // products of bfloat16 ...
   bool panels_;      // ... or with panels of keys ...
   bool row_by_row_;  // ... or by rows, instead of BLAS
+  int32_t out_dim_;  // columns of a row of scratch_.out
   float* scores_;    // of the chunk, [rows, score_stride_]
   int64_t score_stride_;
   const float* query_;  // of the tile's first row: scratch_.query, or the caller's

@@ -114,7 +114,7 @@ void QueryTile::add_kept(const Chunk& chunk, int32_t first) {
       const TopkRow& kept = scratch_.kept[row];
       math_.row_accumulate(kept.scores + entries.begin, kept.columns + entries.begin,
                            entries.end - entries.begin, from_column_0, params_.problem.value_dim,
-                           scratch_.out + int64_t{row} * params_.problem.value_dim);
+                           scratch_.out + int64_t{row} * out_dim_);
     }
     return true;
   });

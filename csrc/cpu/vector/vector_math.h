@@ -69,6 +69,10 @@ struct SoftmaxTile {
 constexpr int32_t kBfloatRows = 32;
 /// Numbers of bfloat16 that make an element.
 constexpr int32_t kMaxParts = 3;
+/// Columns of rows for bfloat16 products: zeros follow those of the head dim.
+constexpr int32_t bfloat_columns(int32_t head_dim) {
+  return (head_dim + kBfloatRows - 1) / kBfloatRows * kBfloatRows;
+}
 
 /// A block of values in pairs (bfloat_rows.h): row i, if inside, has the weight of column
 /// `column` + i.
