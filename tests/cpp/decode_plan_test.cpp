@@ -123,7 +123,7 @@ void test_few_heads_of_long_texts_fill_the_device() {
       const int32_t chunks = ceil_div(keys, plan.chunk_steps * kStepKeys);
       const int32_t groups = ceil_div(chunks, plan.group);
       const std::string text = std::to_string(heads_kv) + " heads of " + std::to_string(keys);
-      CHECK(groups > 16 && groups <= 32, text);
+      CHECK(groups > 24 && groups <= 32, text);
       CHECK(plan.group == group_size(chunks) && plan.gaps, text);
       CHECK(heads_kv > 4 || plan.splits >= imin(chunks, 118 / heads_kv), text);
       CHECK(heads_kv < 8 || plan.splits <= groups, text);
@@ -153,6 +153,23 @@ void test_windows_fit_a_cluster() {
       const std::string text = std::to_string(seq_q) + " queries, " + std::to_string(window);
       CHECK(plan.max_chunks <= kMostMerged, text);
       CHECK(plan.ending == Ending::kByCluster, text);
+    }
+  }
+}
+
+/// Clusters that have a thread block for each chunk merge longer texts than others, while they
+/// leave half of the device free.
+void test_few_heads_of_short_texts_are_merged_by_clusters() {
+  const DeviceShape device = {132, {2, 16}, {2, 32}, true};
+  for (int32_t keys : {6000, 8192, 12000, 16384}) {
+    for (int32_t heads_kv : {1, 2, 4, 8, 16}) {
+      AttentionParams params = case_of(1, 1, keys);
+      params.problem = {1, 4 * heads_kv, heads_kv, 1, keys, 128, 128, Dtype::kBFloat16};
+      const SplitGrid plan = plan_grid(params, device);
+      const bool merged = heads_kv <= 4;
+      const std::string text = std::to_string(heads_kv) + " heads of " + std::to_string(keys);
+      CHECK(plan.ending == (merged ? Ending::kByCluster : Ending::kMerged), text);
+      CHECK(!merged || plan.splits == kMostMerged, text);
     }
   }
 }
@@ -211,5 +228,6 @@ int main() {
   test_what_lies_on_the_device_is_waited_for();
   test_windows_fit_a_cluster();
   test_few_heads_of_long_texts_fill_the_device();
+  test_few_heads_of_short_texts_are_merged_by_clusters();
   return check::summary();
 }

@@ -180,8 +180,9 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
       }
       KeptSum& kept = kept_sums[first * kColumns + i];
       if (ended.added > 0) {
-        if (!whole && ended.placed && column == 0)
+        if (!whole && ended.placed && column == 0) {
           partials.state[at + ended.added] = {-INFINITY, 0.0f};
+        }
         add_chunk(kept, out, m, l);
         if (!ended.last) continue;
         out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};

@@ -121,7 +121,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
   if (sees_all(pattern) && !codes && keys > kLongText) {
     const int32_t chunks = keys > 2 * kLongText ? kMostOfLong : kMostOfLong / 2;
-    return steps_of_chunk(imax(keys / chunks, 64 * seq_q));
+    return steps_of_chunk(imax(ceil_div(keys, chunks), 64 * seq_q));
   }
   // A window begins inside a chunk, and so touches one more of them than its length asks for; the
   // thread block that has two of them is late where there are several queries.
@@ -233,16 +233,18 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   plan.splits = count_splits(blocks, chunks, resident);
   // Thread blocks of a cluster wait for each other, so it merges short texts alone: one of them on
   // a multiprocessor, or pairs. Larger clusters would not all run at once. One alone is a cluster
-  // too while all of them run at once: then nothing hides a second kernel.
-  constexpr int32_t kShort = 320, kShortAlone = 512;  // keys of a thread block
+  // too while all of them run at once: then nothing hides a second kernel. Where a cluster has a
+  // thread block for each chunk, and half of the device is left, it merges longer texts.
+  constexpr int32_t kShort = 320, kShortAlone = 512, kShortOfFew = 1024;  // keys of a thread block
   int32_t together = 1;
   while (together < imin(chunks, kMostMerged) &&
          blocks * together * 2 <= (together == 1 ? resident : device.multiprocessors)) {
     together *= 2;
   }
   const bool at_once = blocks * together <= resident;
-  if (device.clusters && at_once &&
-      ceil_div(chunks, together) * chunk <= (together > 1 ? kShort : kShortAlone)) {
+  const bool few = chunks <= together && blocks * together * 2 <= device.multiprocessors;
+  const int32_t most_keys = few ? kShortOfFew : together > 1 ? kShort : kShortAlone;
+  if (device.clusters && at_once && ceil_div(chunks, together) * chunk <= most_keys) {
     plan.splits = together;
     plan.ending = Ending::kByCluster;
   }
