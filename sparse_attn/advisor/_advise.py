@@ -21,6 +21,8 @@ __all__ = ["advise"]
 
 #: Tokens that each half of a text needs, to search on one and validate on the other.
 _LEAST_TOKENS = 64
+#: What a tokenizer returns: tensors with a number for each token.
+_BY_TOKEN = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 def advise(
@@ -66,8 +68,8 @@ def advise(
         Share of the positions whose most likely token stays that of dense attention; the outputs'
         mean cosine for models without tokens. Above 0, up to 1.
     validate : as `inputs`, optional
-        Text that the search does not see. By default the last of several inputs, or the second
-        half of one text.
+        Text that the search does not see. By default the last of several inputs, half of the
+        texts of one batch with an ``attention_mask``, or the second half of its tokens.
     patterns : list or mapping of Pattern, optional
         Candidates; by default bands with sinks, a strided pattern and block top-k.
     lengths : list of int, optional
@@ -145,9 +147,23 @@ def _split(
         return calls, other
     if len(calls) > 1:
         return calls[:-1], calls[-1:]
-    (call,) = calls
+    halves = _halves(calls[0])
+    return (halves[:1], halves[1:]) if halves else (calls, [])
+
+
+def _halves(call: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cut an input in two: the texts of a batch that has a mask, else the tokens; or not at all."""
     length = length_of(OWNER, call)
-    if list(call) != ["input_ids"] or length < 2 * _LEAST_TOKENS:
-        return calls, []
-    first, second = call["input_ids"].split(length - length // 2, dim=1)
-    return [{"input_ids": first}], [{"input_ids": second}]
+    shapes = {getattr(value, "shape", None) for value in call.values()}
+    if not set(call) <= _BY_TOKEN or len(shapes) > 1:
+        return []
+    texts, tokens = slice(None), torch.arange(length)
+    if "attention_mask" in call:
+        seen = call["attention_mask"].cpu() != 0
+        texts = seen.any(1).nonzero()[:, 0]  # what is padding alone is no text
+        if len(texts) > 1:
+            return [{n: v[part] for n, v in call.items()} for part in texts.tensor_split(2)]
+        tokens = seen.any(0).nonzero()[:, 0]
+    if len(tokens) < 2 * _LEAST_TOKENS:
+        return []
+    return [{n: v[texts][:, part] for n, v in call.items()} for part in tokens.tensor_split(2)]

@@ -134,6 +134,21 @@ def test_texts_are_held_out(llama, ids):
     assert short.validation == () and "on the calibration text alone" in short.summary()
 
 
+def test_a_tokenizers_output_is_cut_in_two(llama, ids):
+    split = advise(llama, ids)
+    mask = torch.nn.functional.pad(torch.ones_like(ids), (30, 3))
+    text = {"input_ids": torch.nn.functional.pad(ids, (30, 3)), "attention_mask": mask}
+    assert advise(llama, text).policy == split.policy
+    assert advise(llama, text).validation[-1] == split.validation[-1]
+    both = torch.cat([ids[:, :128], ids[:, 128:], ids[:, :128]])
+    mask = torch.ones_like(both)
+    mask[2] = 0  # no text
+    batch = {"input_ids": both, "attention_mask": mask}
+    assert advise(llama, batch).validation[-1] == split.validation[-1]
+    alone = advise(llama, {"input_ids": ids, "position_ids": torch.arange(256)[None]})
+    assert alone.validation == () and "on the calibration text alone" in alone.summary()
+
+
 def test_little_time_still_gives_an_answer(llama, ids):
     advice = advise(llama, ids, minutes=1e-6)
     assert advice.pairs < 1 and len(advice.tried) < 4
