@@ -30,6 +30,8 @@ DENSE_SHAPES = (
 KEY_BLOCKS = (64, 32, 16)
 TOP_K = (64, 512, 2048)
 BREAK_EVEN = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+#: Query heads, key heads and keys of one sequence, as a shard of a tensor-parallel model has them.
+FEW_KEY_HEADS = ((8, 1, 8192), (8, 1, 16384), (8, 1, 131072), (32, 4, 16384))
 
 
 def dense() -> list[Group]:
@@ -131,6 +133,11 @@ def decode() -> list[Group]:
     for batch, length in DECODE:
         entries = beside(decode_case(batch, length), "cudnn", "flash", "fa3", "fa4")
         name = f"decode {size_name(batch, length)}"
+        groups.append(Group(name, entries, flops_ceiling=False, methods=BOTH))
+    for heads, kv_heads, length in FEW_KEY_HEADS:
+        case = replace(decode_case(1, length), heads=heads, kv_heads=kv_heads)
+        entries = beside(case, "cudnn", "flash", "fa3", "fa4")
+        name = f"decode, {heads}/{kv_heads} heads, {length // 1024}K"
         groups.append(Group(name, entries, flops_ceiling=False, methods=BOTH))
     few = decode_case(64, 32768)
     groups.append(

@@ -138,6 +138,43 @@ void test_few_heads_of_long_texts_fill_the_device() {
   CHECK(plan_grid(lengths, device).group == kSmallestGroup, "a sequence of fewer keys");
 }
 
+/// What a row of a call has room for: a result of each small group where those are shared out, of
+/// lists, windows and codes one of each chunk; only few key heads ask for more.
+void test_partial_results_have_no_more_room_than_they_need() {
+  const DeviceShape device = {132, {2, 16}, {2, 32}, true};
+  constexpr int32_t kBatch = 64, kRoom = kMostResults + kOffEdges;
+  static const int32_t kUsed[kBatch] = {};
+  for (int32_t keys : {5000, 40000, 131072, 1000000}) {
+    for (int32_t heads_kv : {1, 4, 8, 32}) {
+      for (bool same : {false, true}) {
+        AttentionParams params = case_of(kBatch, 1, keys);
+        params.problem.heads_q = 4 * heads_kv;
+        params.problem.heads_kv = heads_kv;
+        if (!same) {
+          params.sequences.used_keys = kUsed;
+          params.features.add(Feature::kUsedKeys);
+        }
+        const std::string text = std::to_string(heads_kv) + " heads of " + std::to_string(keys);
+        const SplitGrid plan = plan_grid(params, device);
+        const bool fills = same || heads_kv >= 4;
+        CHECK(plan.places <= (fills ? kRoom : kMostOfLong + kOffEdges), text);
+        CHECK(!plan.whole_groups || (plan.gaps && plan.group <= kSmallGroup), text);
+        CHECK(plan.whole_groups == (fills && keys > kLongText), text);
+        CHECK(plan.whole_groups || plan.places == plan.max_chunks, text);
+        AttentionParams codes = params;
+        codes.keys.dtype = Dtype::kFloat8;
+        codes.features.add(Feature::kFloat8Keys);
+        CHECK(plan_grid(codes, device).places <= kRoom, "codes, " + text);
+        AttentionParams window = params;
+        window.pattern.left = 500000;
+        window.pattern.right = 0;
+        window.features.add(Feature::kWindow);
+        CHECK(plan_grid(window, device).places <= kRoom, "a window, " + text);
+      }
+    }
+  }
+}
+
 /// A window of several queries touches no more chunks than a cluster has thread blocks; which
 /// merges them, where one sequence is alone.
 void test_windows_fit_a_cluster() {
@@ -200,18 +237,20 @@ void test_chunks_have_room_whatever_the_length() {
         list.block_q = block_kv == 0 ? 0 : 16;
         static const int32_t kCount = 1;
         list.counts = block_kv == 0 ? nullptr : &kCount;
-        int32_t room = 0;
+        int32_t room = 0, room_of_all = 0;
         for (int32_t keys = 1; keys < 200000; keys += 1 + keys / 100) {
           const int32_t chunk = chunk_steps(keys, seq_q, list, head_dim, false) * kStepKeys;
           const int32_t of_codes = chunk_steps(keys, seq_q, list, head_dim, true) * kStepKeys;
           const bool many = keys > 4096 && block_kv < 128 && seq_q == 1 && head_dim > 64;
           CHECK(chunk <= of_codes, "codes are read in half of the time");
           CHECK(!many || keys > 8192 || of_codes > chunk, "more of them where chunks are short");
-          room = imax(room, most_chunks(keys));
-          CHECK(most_chunks(keys) == room, "a longer bound has room for shorter sequences");
+          room = imax(room, most_chunks(keys, false));
+          room_of_all = imax(room_of_all, most_chunks(keys, true));
+          CHECK(most_chunks(keys, false) == room && most_chunks(keys, true) == room_of_all,
+                "a longer bound has room for shorter sequences");
           CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));
           const int32_t of_all = chunk_steps(Pattern(), keys, seq_q, head_dim, false) * kStepKeys;
-          CHECK(ceil_div(keys, of_all) <= room, "of a text: " + std::to_string(keys));
+          CHECK(ceil_div(keys, of_all) <= room_of_all, "of a text: " + std::to_string(keys));
         }
       }
     }
@@ -226,6 +265,7 @@ int main() {
   test_who_makes_the_output();
   test_large_batches_store_no_partial_results();
   test_what_lies_on_the_device_is_waited_for();
+  test_partial_results_have_no_more_room_than_they_need();
   test_windows_fit_a_cluster();
   test_few_heads_of_long_texts_fill_the_device();
   test_few_heads_of_short_texts_are_merged_by_clusters();

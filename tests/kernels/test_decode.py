@@ -308,6 +308,50 @@ def test_long_texts_have_bits_of_their_own(split, device, more, rows, head_dim, 
     check_uneven(split, device, "full", 64, lengths, coarse, head_dim, head_dim, rows)
 
 
+@pytest.mark.parametrize("lengths", [LONG_TEXTS, (131100, 100, 300)], ids=["many", "one"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_long_texts_of_many_heads(split, device, rows, head_dim, lengths):
+    """Eight key heads share out groups, of one of which each chunk is a thread block's."""
+    ragged = Ragged((rows,) * len(lengths), lengths, 8, 8, head_dim)
+    sequences = ragged.sequences(device, torch.bfloat16)
+    queries, keys, values = zip(*sequences, strict=True)
+    pages = make_pages(keys, values, 64)
+    caches = (pages.key, pages.value, pages.table, pages.used)
+    given = {"is_causal": True, "return_lse": True}
+    out, lse = sa.paged_attention(torch.cat(queries), *caches, engine="decode", **given)
+    for b, sequence in enumerate(sequences):
+        whole = split(*sequence, sa.Full(), **given)
+        head = split(*(tensor[:, 3:4] for tensor in sequence), sa.Full(), **given)
+        assert torch.equal(out[b : b + 1], whole[0]) and torch.equal(lse[b : b + 1], whole[1])
+        assert torch.equal(out[b : b + 1, 3:4], head[0]) and torch.equal(lse[b, 3], head[1][0, 0])
+
+
+def test_short_sequences_under_a_long_bound(split, device):
+    """A server's call knows the longest length that may come, and few are as long."""
+    batch, heads, pages, page_size = 64, 32, 2048, 64
+    cache = torch.randn(16, page_size, 8, 128, device=device, dtype=torch.bfloat16)
+    query = torch.randn(batch, heads, 1, 128, device=device, dtype=torch.bfloat16)
+    table = torch.zeros(batch, pages, dtype=torch.int32, device=device)
+    used = torch.full((batch,), 100, dtype=torch.int32, device=device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sa.paged_attention(query, cache, cache, table, used, engine="decode")
+    results = batch * heads * 35 * (128 + 2) * 4  # a row has room for 35 partial ones
+    assert torch.cuda.max_memory_allocated() - before < results + 2**21
+
+
+@pytest.mark.parametrize("Skv", [40000, 70001, 131100])
+@pytest.mark.parametrize("Sq", [1, 5])
+def test_long_texts_that_rows_see_in_part(split, device, Sq, Skv):
+    """There are fewer groups then than thread blocks that share them."""
+    tensors = Shape(2, 8, 8, Sq, Skv, 64).make(device, torch.bfloat16)
+    check(split, tensors, sa.Full(), is_causal=True, query_offset=1500)
+    low = torch.tensor([Skv // 2, 3], device=device).view(2, 1, 1).expand(2, 1, Sq)
+    bounds = torch.stack([low, low + 1700], -1).int()
+    check(split, tensors, sa.Full(), key_bounds=bounds)
+
+
 @pytest.mark.parametrize("page_size", [16, 48])
 @pytest.mark.parametrize("name", ["full", "band", "band-sinks", "dilated"])
 def test_short_sequences_have_bits_of_their_own(split, device, name, page_size):

@@ -35,21 +35,26 @@ struct TensorCoreProducts {
     }
   }
 
-  __device__ __forceinline__ static void load_key(uint32_t (&r)[NT / 2][4], uint32_t sK, int step) {
-    int lane = threadIdx.x % 32;
-    int key = lane / 16 * 8 + lane % 8;
+  /// What the thread reads of the first 16 columns of 16 keys, or of 16 values, from address 0.
+  __device__ __forceinline__ static uint32_t key_place() {
+    const int lane = threadIdx.x % 32;
+    return swizzled<kPitch>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  }
+  __device__ __forceinline__ static uint32_t value_place() {
+    const int lane = threadIdx.x % 32;
+    return swizzled<kPitch>(lane % 16, lane / 16);
+  }
+  __device__ __forceinline__ static void load_key(uint32_t (&r)[NT / 2][4], uint32_t first,
+                                                  int step) {
 #pragma unroll
     for (int pair = 0; pair < NT / 2; ++pair) {
-      ptx::ldmatrix_x4(r[pair],
-                       sK + pair * 16 * kPitch + swizzled<kPitch>(key, 2 * step + lane / 8 % 2));
+      ptx::ldmatrix_x4(r[pair], swizzled_after(first, 2 * step) + pair * 16 * kPitch);
     }
   }
 
-  __device__ __forceinline__ static void load_value(uint32_t (&r)[4], uint32_t sV, int step,
+  __device__ __forceinline__ static void load_value(uint32_t (&r)[4], uint32_t first, int step,
                                                     int pair) {
-    int lane = threadIdx.x % 32;
-    ptx::ldmatrix_x4_trans(
-        r, sV + step * 16 * kPitch + swizzled<kPitch>(lane % 16, 2 * pair + lane / 16));
+    ptx::ldmatrix_x4_trans(r, swizzled_after(first, 2 * pair) + step * 16 * kPitch);
   }
 
   /// Takes the queries from shared memory; they may be overwritten afterwards if kQueryRegisters.
@@ -63,23 +68,20 @@ struct TensorCoreProducts {
 
   /// S = Q K^T; fragments of the next step are on their way while a step is multiplied.
   __device__ __forceinline__ void scores(float (&rS)[MT][NT][4], uint32_t sK) const {
-#pragma unroll
-    for (int mt = 0; mt < MT; ++mt) {
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rS[mt][nt][e] = 0.0f;
-      }
-    }
+    // A tile of two fragments has one sum of the even and one of the odd steps: two chains of
+    // products are too few to run beside each other.
+    constexpr int kSums = MT * NT == 2 ? 2 : 1;
+    float sums[kSums][MT][NT][4] = {};
+    const uint32_t first = sK + key_place();
     uint32_t rK[2][NT / 2][4];
     uint32_t rA[2][MT][4];
     if constexpr (!kQueryRegisters) load_query(rA[0], 0);
-    load_key(rK[0], sK, 0);
+    load_key(rK[0], first, 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) {
         if constexpr (!kQueryRegisters) load_query(rA[(step + 1) % 2], step + 1);
-        load_key(rK[(step + 1) % 2], sK, step + 1);
+        load_key(rK[(step + 1) % 2], first, step + 1);
       }
       const auto& a = select<kQueryRegisters>(rQ[step % kHeldSteps], rA[step % 2]);
       const auto& k = rK[step % 2];
@@ -87,10 +89,16 @@ struct TensorCoreProducts {
       for (int pair = 0; pair < NT / 2; ++pair) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt) {
-          ptx::mma_16x8x16<T>(rS[mt][2 * pair], a[mt], k[pair][0], k[pair][1]);
-          ptx::mma_16x8x16<T>(rS[mt][2 * pair + 1], a[mt], k[pair][2], k[pair][3]);
+          ptx::mma_16x8x16<T>(sums[step % kSums][mt][2 * pair], a[mt], k[pair][0], k[pair][1]);
+          ptx::mma_16x8x16<T>(sums[step % kSums][mt][2 * pair + 1], a[mt], k[pair][2], k[pair][3]);
         }
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * MT * NT; ++i) {
+      const int mt = i / 4 / NT, nt = i / 4 % NT, e = i % 4;
+      rS[mt][nt][e] = sums[0][mt][nt][e];
+      if constexpr (kSums > 1) rS[mt][nt][e] += sums[1][mt][nt][e];
     }
   }
 
@@ -120,10 +128,11 @@ struct TensorCoreProducts {
     constexpr int kAhead = 4;
     constexpr int kPairs = DT / 2;
     constexpr int kFragments = kSlices * kPairs;
+    const uint32_t first = sV + value_place();
     uint32_t rV[kAhead + 1][4];
 #pragma unroll
     for (int i = 0; i < kAhead && i < kFragments; ++i) {
-      load_value(rV[i], sV, i / kPairs, i % kPairs);
+      load_value(rV[i], first, i / kPairs, i % kPairs);
     }
     prepare(0);
 #pragma unroll
@@ -133,7 +142,7 @@ struct TensorCoreProducts {
       if (pair == 0 && slice + 1 < kSlices) prepare(slice + 1);
       int next = i + kAhead;
       if (next < kFragments) {
-        load_value(rV[next % (kAhead + 1)], sV, next / kPairs, next % kPairs);
+        load_value(rV[next % (kAhead + 1)], first, next / kPairs, next % kPairs);
       }
       const uint32_t (&v)[4] = rV[i % (kAhead + 1)];
 #pragma unroll

@@ -50,6 +50,15 @@ struct SoftmaxState {
     }
   }
 
+  /// The thread's highest score of row g or g + 8.
+  template <int NT>
+  __device__ __forceinline__ static float highest(const float (&rS)[NT][4], int h) {
+    float top = fmaxf(rS[0][2 * h], rS[0][2 * h + 1]);
+#pragma unroll
+    for (int nt = 1; nt < NT; ++nt) top = fmaxf(top, fmaxf(rS[nt][2 * h], rS[nt][2 * h + 1]));
+    return top;
+  }
+
   /// Raises m to the scores' maxima where they lie more than kSlack above, and writes what the
   /// output so far and l must be multiplied by. Smaller steps are not taken: under scores that rise
   /// from tile to tile the factors' errors, alike in all, would multiply. Huge scores become
@@ -63,12 +72,7 @@ struct SoftmaxState {
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float top = fmaxf(rS[mt][0][2 * h], rS[mt][0][2 * h + 1]);
-#pragma unroll
-        for (int nt = 1; nt < NT; ++nt) {
-          top = fmaxf(top, fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
-        }
-        top = reduce_quad(top, [](float a, float b) { return fmaxf(a, b); });
+        float top = reduce_quad(highest(rS[mt], h), [](float a, float b) { return fmaxf(a, b); });
         top *= of_score;
         float m_new = (top - m[mt][h]) * of_m > kSlack ? top : m[mt][h];
         rescale[mt][h] = exp2_of<kExact>((m[mt][h] - shift(m_new)) * of_m);
@@ -116,14 +120,25 @@ struct SoftmaxState {
     }
   }
 
-  /// All of a tile at once: its scores become P.
+  /// All of a tile at once: its scores become P. Returns whether the output so far is to be
+  /// rescaled; a warp calls it.
   template <int NT>
-  __device__ __forceinline__ void update(float (&rS)[MT][NT][4], Exponent exponent,
+  __device__ __forceinline__ bool update(float (&rS)[MT][NT][4], Exponent exponent,
                                          float (&rescale)[MT][2]) {
-    raise(rS, exponent, rescale);
+    // Mostly no thread has a score so far above m: then raise() would change nothing.
+    bool raised = exponent.huge;
+#pragma unroll
+    for (int row = 0; row < 2 * MT; ++row) {
+      rescale[row / 2][row % 2] = 1.0f;
+      const float top = highest(rS[row / 2], row % 2) * exponent.scale;
+      raised |= top - m[row / 2][row % 2] > kSlack;
+    }
+    raised = __any_sync(~0u, raised);
+    if (raised) raise(rS, exponent, rescale);
     float sum[MT][2] = {};
     exponentiate(rS, exponent, 0, NT, sum);
     add(rescale, sum);
+    return raised;
   }
 
   /// Sums l over the row's threads, and brings m to log2 units, where it must not overflow.

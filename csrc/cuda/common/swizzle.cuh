@@ -16,6 +16,13 @@ __device__ __forceinline__ constexpr uint32_t swizzled(int row, int chunk) {
   return row * kPitch + ((chunk ^ (row & 7)) * kChunkBytes);
 }
 
+/// From the offset of a chunk that of the one `more` after it, where those numbers have no bit in
+/// common. The compiler knows `more`; what depends on the thread is worked out once.
+__device__ __forceinline__ constexpr uint32_t swizzled_after(uint32_t offset, int more) {
+  constexpr int kPermuted = 8;  // chunks of a line
+  return (offset ^ (more % kPermuted * kChunkBytes)) + more / kPermuted * kPermuted * kChunkBytes;
+}
+
 /// 16 bytes by single elements, for rows that are not aligned.
 template <typename T>
 __device__ __forceinline__ uint4 load_unaligned(const T* from) {

@@ -29,11 +29,13 @@ struct ChunkSum {
     for (int i = 0; i < 4 * Config::DT * MT; ++i) rO[i % MT][i / MT / 4][i / MT % 4] = 0.0f;
   }
 
-  /// Takes the scores of steps that are multiplied at once, as those of one wide step.
+  /// Takes the scores of steps that are multiplied at once, as those of one wide step, which become
+  /// P; the output is rescaled for it.
   __device__ __forceinline__ void update(typename Config::Scores (&rS)[Config::kAtOnce],
-                                         Exponent exponent, float (&factor)[MT][2]) {
+                                         Exponent exponent) {
+    float factor[MT][2];
     if constexpr (Config::kAtOnce == 1) {
-      softmax.update(rS[0], exponent, factor);
+      if (softmax.update(rS[0], exponent, factor)) rescale(factor);
     } else {
       constexpr int NT = Config::NT, kScores = 4 * MT * NT * Config::kAtOnce;
       float wide[MT][Config::kAtOnce * NT][4];
@@ -45,17 +47,13 @@ struct ChunkSum {
         }
       };
       each([](float& joined, float own) { joined = own; });
-      softmax.update(wide, exponent, factor);
+      if (softmax.update(wide, exponent, factor)) rescale(factor);
       each([](float joined, float& own) { own = joined; });
     }
   }
 
+ private:
   __device__ __forceinline__ void rescale(const float (&factor)[MT][2]) {
-    // Once the maxima have settled there is nothing to do; a factor of 1 changes no bit.
-    bool changed = false;
-#pragma unroll
-    for (int row = 0; row < 2 * MT; ++row) changed |= factor[row / 2][row % 2] != 1.0f;
-    if (!__any_sync(~0u, changed)) return;
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll

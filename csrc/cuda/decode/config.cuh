@@ -41,6 +41,8 @@ struct Config {
   static constexpr int kWideStages =
       MT > 1 ? 256 / HEAD_DIM : (HEAD_DIM > 64 || kManyBlocks ? 3 : 6);
   static constexpr int kStages = kFloat8 ? 2 * kWideStages : kWideStages;
+  // Whether a warp holds the descriptions of its steps in registers; wide codes leave none.
+  static constexpr bool kHoldsSteps = !kFloat8 || HEAD_DIM <= 128;
   static constexpr int kPitch = HEAD_DIM * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kStepKeys * HEAD_DIM * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = 2 * kTileBytes;  // keys with their values

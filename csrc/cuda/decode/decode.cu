@@ -58,14 +58,14 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
   PartialRows partials;
   partials.rows = params.problem.seq_q;
   partials.heads = params.problem.batch * params.problem.heads_q;
-  partials.max_chunks = grid.max_chunks;
+  partials.max_chunks = grid.places;
   partials.columns = params.problem.value_dim;
   partials.group = grid.group;
   partials.gaps = grid.gaps;
   if (grid.ending == Ending::kWhole) return partials;
   const int64_t rows = int64_t{partials.heads} * partials.rows;
-  partials.out = arena->take<float>(rows * grid.max_chunks * partials.columns);
-  partials.state = arena->take<float2>(rows * grid.max_chunks);
+  partials.out = arena->take<float>(rows * grid.places * partials.columns);
+  partials.state = arena->take<float2>(rows * grid.places);
   partials.chunks = arena->take<RowChunks>(rows);
   return partials;
 }

@@ -44,22 +44,23 @@ struct Groups {
 };
 
 /// Part `split` of `splits` of the chunks that rows visit of a text: `visited` from number `first`
-/// of its `text_chunks` on, which have groups if they are `grouped`. Sums are `kept` where the
-/// tile's rows have room.
-__device__ inline Groups share_groups(int32_t split, int32_t splits, int32_t text_chunks,
-                                      int32_t first, int32_t visited, bool kept, bool grouped) {
+/// of its `text_chunks` on. Sums are `kept` where the tile's rows have room. Small groups stay
+/// whole where the grid says so, and wherever each part has one.
+__device__ inline Groups share_groups(const SplitGrid& grid, int32_t split, int32_t splits,
+                                      int32_t text_chunks, int32_t first, int32_t visited,
+                                      bool kept) {
   const auto part = static_cast<uint32_t>(split), parts = static_cast<uint32_t>(imax(splits, 1));
   Groups groups;
   groups.chunks = visited;
   groups.kept = kept;
   groups.begin = part * visited / parts;
   groups.end = (part + 1) * visited / parts;
-  if (grouped) groups.size = group_size(text_chunks);
+  if (grid.group != kInARow) groups.size = group_size(text_chunks);
   if (groups.size == kInARow) return groups;
   groups.before = first & (groups.size - 1);
   const auto count =
       static_cast<uint32_t>(groups.before + visited + groups.size - 1) >> groups.shift();
-  if (groups.size > kSmallGroup || !kept || parts > count) return groups;
+  if (groups.size > kSmallGroup || !kept || (parts > count && !grid.whole_groups)) return groups;
   groups.shared = true;
   const int32_t from = part * count / parts, to = (part + 1) * count / parts;
   groups.begin = imax(from * groups.size - groups.before, 0);

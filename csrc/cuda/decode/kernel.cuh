@@ -16,6 +16,38 @@
 
 namespace sparse_attn::cuda::decode {
 
+/// The steps in a warp's ring, the oldest first.
+template <typename Config>
+class RingSteps {
+ public:
+  __device__ __forceinline__ explicit RingSteps(Step* shared) : shared_(shared) {}
+
+  __device__ __forceinline__ void push(const Step& step, int slot) {
+    if constexpr (Config::kHoldsSteps) {
+#pragma unroll
+      for (int i = 1; i < Config::kStages; ++i) held_[i - 1] = held_[i];
+      held_[Config::kStages - 1] = step;
+    } else if (threadIdx.x % 32 == 0) {
+      shared_[slot] = step;
+    }
+  }
+  /// Step i, which lies in `slot`, once the ring is full.
+  __device__ __forceinline__ Step at(int i, int slot) const {
+    if constexpr (Config::kHoldsSteps) return held_[i];
+    return shared_[slot];
+  }
+  /// The chunk of the step in `slot`, which comes after those that were multiplied last: one or,
+  /// where it was `both`, as many as may be at once.
+  __device__ __forceinline__ int32_t next_chunk(bool both, int slot) const {
+    if constexpr (Config::kHoldsSteps) return both ? held_[Config::kAtOnce].chunk : held_[1].chunk;
+    return shared_[slot].chunk;
+  }
+
+ private:
+  Step held_[Config::kHoldsSteps ? Config::kStages : 1] = {};
+  Step* shared_;
+};
+
 /// A warp's walk over its share of the keys, and their way into its ring.
 template <typename Config, Kind kKind>
 struct KeyLoader {
@@ -25,10 +57,14 @@ struct KeyLoader {
   const AttentionParams& params;
   const Pattern& pattern;
   const TileState<Config>& state;
-  Step* steps;  // of the ring's slots
   uint32_t ring;
   Rows key_rows, value_rows;
   Walk walk;
+  // In registers: what lies in shared memory is read again after every copy.
+  const Element* key_head;
+  const Element* value_head;
+  Interval keys_loaded;
+  RingSteps<Config> steps;
 
   __device__ __forceinline__ static Rows rows(int32_t columns, bool aligned) {
     if constexpr (Config::kFloat8) {
@@ -47,7 +83,7 @@ struct KeyLoader {
   /// Loads the next step, if there is one, and closes the group of its copies.
   __device__ __forceinline__ void load_next(int slot) {
     const Step step = walk.next();
-    if (threadIdx.x % 32 == 0) steps[slot] = step;
+    steps.push(step, slot);
     if (step.chunk < walk.end_chunk) load(step, keys(ring, slot), values(ring, slot));
     ptx::cp_async_commit();
   }
@@ -55,18 +91,17 @@ struct KeyLoader {
  private:
   __device__ __forceinline__ void load(const Step& step, uint32_t key_to, uint32_t value_to) const {
     const View view = step.lead ? state.work.slice.lead.view : state.work.slice.keys;
-    Interval valid =
-        step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : state.walk.keys_loaded;
+    Interval valid = step.lead && !pattern.shared_axis() ? state.walk.lead_loaded : keys_loaded;
     valid = {valid.begin - step.start, valid.end - step.start};
     const TensorView& key = params.keys.key;
     const TensorView& value = params.keys.value;
     if constexpr (kKind == Kind::kStrided) {
       if (params.keys.paged()) {
         key_rows.load_each(key_to, valid, [&](int r) {
-          return row_at(state.key_head, key, place(view.at(step.start + r)));
+          return row_at(key_head, key, place(view.at(step.start + r)));
         });
         value_rows.load_each(value_to, valid, [&](int r) {
-          return row_at(state.value_head, value, place(view.at(step.start + r)));
+          return row_at(value_head, value, place(view.at(step.start + r)));
         });
         return;
       }
@@ -75,9 +110,8 @@ struct KeyLoader {
     const bool strided = kKind == Kind::kStrided;
     const KeyPlace first = place(strided ? view.at(step.start) : step.start);
     const int64_t stride = strided ? view.step : 1;
-    key_rows.load(key_to, row_at(state.key_head, key, first), stride * key.stride_s, valid);
-    value_rows.load(value_to, row_at(state.value_head, value, first), stride * value.stride_s,
-                    valid);
+    key_rows.load(key_to, row_at(key_head, key, first), stride * key.stride_s, valid);
+    value_rows.load(value_to, row_at(value_head, value, first), stride * value.stride_s, valid);
   }
 
   __device__ __forceinline__ KeyPlace place(int32_t j) const {
@@ -119,11 +153,14 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   Loader loader = {params,
                    pattern,
                    state,
-                   state.steps[warp],
                    ring,
                    Loader::rows(key_columns, copied),
                    Loader::rows(value_columns, copied),
-                   walk};
+                   walk,
+                   state.key_head,
+                   state.value_head,
+                   state.walk.keys_loaded,
+                   RingSteps<Config>(state.steps[warp])};
 
   const bool transformed = !kLean && !has_plain_scores(params);
   const float scale = params.score_scale(work.batch, work.first_head);
@@ -152,7 +189,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   for (int loaded = 1;; ++loaded) {
     __syncwarp();  // what lies in the slot to fill has been read
     if (loaded >= kStages) {
-      const int32_t next_chunk = state.steps[warp][slot].chunk;
+      const int32_t next_chunk = loader.steps.next_chunk(both, slot);
       const int32_t staging = Loader::keys(warp * Config::kRingBytes, load_slot);
 #pragma unroll 1
       for (; chunk < next_chunk; ++chunk) {
@@ -189,7 +226,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int own = i == 0 ? slot : after(slot);
-      visited[i] = state.steps[warp][own];
+      visited[i] = loader.steps.at(i, own);
       if (i > 0) both = visited[i].chunk == visited[0].chunk && visited[i].turn == visited[0].turn;
       const int from = i == 0 || both ? own : slot;
       key_slots[i] = Loader::keys(ring, from);
@@ -228,12 +265,10 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
     }
-    float rescale[Config::MT][2];
-    sum.update(rS, exponent, rescale);
+    sum.update(rS, exponent);
     typename Config::Products::Slice rP[kAtOnce][1];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
-    sum.rescale(rescale);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if constexpr (!Config::kValuesAhead) values[i] = Config::Products::values_at(value_slots[i]);
@@ -275,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   static_assert(Config::kSmemBytes + sizeof(State) <= kSmemLimit, "fits every device it serves");
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
-  State& state = *reinterpret_cast<State*>(state_memory);
+  State& state = state_in<State>(state_memory);
   const Pattern pattern = pattern_of<kKind>(params);
   ptx::launch_dependents();
   // What the host knows is prepared before the kernel in front has ended.
@@ -290,8 +325,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         ptx::kHasClusters && (whole || partials.gaps) && work.rows <= Config::kKeptRows;
     const int32_t text_chunks = ceil_div(work.sequence.keys, work.chunk_steps * kStepKeys);
     const int32_t visited = work.rows <= 0 ? 0 : imax(state.walk.chunks, whole);
-    state.groups = share_groups(work.split, work.splits, text_chunks, state.walk.main.begin,
-                                visited, kept, partials.group != kInARow);
+    state.groups = share_groups(grid, work.split, work.splits, text_chunks,
+                                state.walk.main.begin, visited, kept);
   }
   __syncthreads();
   if (groups.begin < groups.end) {

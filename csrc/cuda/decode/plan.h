@@ -35,10 +35,12 @@ struct SplitGrid {
   int32_t tiles = 1;         // row tiles that read one key head
   int32_t chunk_steps = 1;   // steps of a chunk
   int32_t max_chunks = 1;    // chunks that a row tile may visit, at most
+  int32_t places = 1;        // of a row's partial results
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   Ending ending = Ending::kMerged;
   int32_t group = kInARow;  // of chunks (chunk_groups.h), the smallest that a text may have
+  bool whole_groups = false;  // small ones are shared out, not chunks: each leaves one result
   bool gaps = false;        // some chunks are stored as part of another's result, or not visited
   bool early = false;       // the host knows what tiles are, before the kernel in front has ended
   int32_t first_block = 0;  // of a call that is served in several parts
@@ -80,8 +82,17 @@ SPARSE_ATTN_HD int32_t group_of(const Pattern& pattern, int32_t keys, int32_t ch
   return sees_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
 }
 
+/// Partial results of a row, at most: of its chunks or, of a long text, of its small groups; and how
+/// many more an interval off their edges touches.
+constexpr int32_t kMostResults = 32, kOffEdges = 3;
+
 /// Keys above which a text has chunks enough for few key heads to fill a device, and how many.
-constexpr int32_t kLongText = 32768, kMostOfLong = 128;
+constexpr int32_t kLongText = 32768, kMostOfLong = kMostResults * kSmallGroup;
+
+/// Whether long texts have so many.
+SPARSE_ATTN_HD bool divides_long(const Pattern& pattern, bool codes) {
+  return sees_all(pattern) && !codes;
+}
 
 /// Keys of a list's blocks up to which its chunks are as short as those of a window; larger blocks
 /// lose more by short chunks than they win.
@@ -100,7 +111,7 @@ SPARSE_ATTN_HD int32_t steps_of_chunk(int32_t keys) {
 SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList& list,
                                    int32_t head_dim, bool codes,
                                    int32_t most_chunks = kMostMerged) {
-  constexpr int32_t kMostChunks = 32, kFewKeys = 4096, kLeast = 128;
+  constexpr int32_t kFewKeys = 4096, kLeast = 128;
   constexpr int32_t kNarrow = 64, kMost = 1024, kMostOfNarrow = 512;
   const bool narrow = head_dim <= kNarrow;
   const bool divided = !list.present() || list.block_kv <= kSmallBlock;
@@ -108,7 +119,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList&
   const bool many = divided && (!codes || keys <= kFewKeys);
   const int32_t chunk = ceil_div(keys, many ? most_chunks : most_chunks / 2);
   const int32_t most = narrow ? kMostOfNarrow : kMost;
-  const int32_t least = imax(keys / kMostChunks, (few ? 32 : 64) * seq_q);
+  const int32_t least = imax(ceil_div(keys, kMostResults), (few ? 32 : 64) * seq_q);
   return steps_of_chunk(imax(imin(imax(chunk, kLeast), most), least));
 }
 
@@ -119,7 +130,7 @@ constexpr int32_t kShortSequence = 256;
 SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
                                    int32_t head_dim, bool codes) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
-  if (sees_all(pattern) && !codes && keys > kLongText) {
+  if (divides_long(pattern, codes) && keys > kLongText) {
     const int32_t chunks = keys > 2 * kLongText ? kMostOfLong : kMostOfLong / 2;
     return steps_of_chunk(imax(ceil_div(keys, chunks), 64 * seq_q));
   }
@@ -132,9 +143,10 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
 }
 
 /// Chunks of up to `keys` keys that a row visits, at most, whatever the length of its sequence.
-constexpr int32_t most_chunks(int32_t keys) {
-  constexpr int32_t kSmallest = 128, kLarge = 512, kMost = kMostOfLong + 1;
-  const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), kMost));
+constexpr int32_t most_chunks(int32_t keys, bool long_divided) {
+  constexpr int32_t kSmallest = 128, kLarge = 512;
+  const int32_t most = long_divided ? kMostOfLong : kMostResults;
+  const int32_t large = imax(kMostMerged, imin(ceil_div(keys, kLarge), most));
   return imin(ceil_div(keys, kSmallest), large);
 }
 
@@ -260,17 +272,24 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   if (plan.ending == Ending::kMerged && !same_lengths && !params.pattern.list.present()) {
     plan.shares = static_cast<int32_t>(ceil_div64(kWavesOfShares * resident, row_tiles));
   }
-  // A long text's groups, of which each leaves one sum, are shared out while they fill the device.
+  // A long text's groups, of which each leaves one sum, are shared out while they fill half of the
+  // device: those of all texts or, where lengths differ, of one that is alone.
   const bool small_groups = kept && plan.group <= kSmallGroup;
   if (small_groups) {
-    const int32_t splits = count_splits(blocks, ceil_div(chunks, plan.group), resident);
-    if (blocks * splits * 10 >= int64_t{9} * device.multiprocessors) plan.splits = splits;
+    const int64_t tiles = plan.shares > 0 ? row_tiles : blocks;
+    const int32_t groups = imin(ceil_div(chunks, plan.group), kMostResults);
+    const int32_t splits = count_splits(tiles, groups, resident);
+    plan.whole_groups = tiles * splits * 20 >= int64_t{9} * resident;
+    if (plan.whole_groups) {
+      plan.splits = splits;
+      plan.places = imin(plan.places, kMostResults + kOffEdges);
+    }
   }
-  const bool whole_groups = plan.splits == 1 || plan.shares > 0 || small_groups ||
-                            (grouped && ceil_div(chunks, plan.splits) >= plan.group);
+  const bool some_groups = plan.splits == 1 || plan.shares > 0 || small_groups ||
+                           (grouped && ceil_div(chunks, plan.splits) >= plan.group);
   const bool begins_anywhere =
       params.features.any(Features::of(Feature::kKeyBounds, Feature::kKeyOrigins));
-  plan.gaps = (kept && whole_groups) || (grouped && begins_anywhere);
+  plan.gaps = (kept && some_groups) || (grouped && begins_anywhere);
 }
 
 /// The grid of a call on a device.
@@ -302,11 +321,13 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.chunk_steps =
       chunk_steps(pattern, seq_kv, params.problem.seq_q, params.problem.widest_dim(), float8);
   int32_t chunk = plan.chunk_steps * kStepKeys;
+  const bool long_divided = divides_long(pattern, float8);
   if (list.present()) {
-    plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count));  // as long as each list is
+    plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count), false);  // of the longest
   } else if (!params.sequences.same_lengths()) {
     // Each sequence's chunks follow from its own lengths; an interval touches up to two more.
-    plan.max_chunks = (seq_kv <= kShortSequence ? 1 : most_chunks(reach) + 2) + most_chunks(lead);
+    plan.max_chunks = (seq_kv <= kShortSequence ? 1 : most_chunks(reach, long_divided) + 2) +
+                      most_chunks(lead, false);
   } else {
     // An interval off the chunks' edges touches one more of them than its length asks for.
     plan.max_chunks = imin(ceil_div(reach + class_rows, chunk) + 1,
@@ -315,11 +336,12 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   }
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
+  plan.places = plan.max_chunks;
   plan.early = !params.features.any(kTilesOnDevice);
   plan.group = group_of(pattern, seq_kv, chunk);
   if (!params.sequences.same_lengths() && sees_all(pattern)) {
     // A sequence of fewer queries may have more chunks than the longest.
-    plan.group = seq_kv > kLongText ? kSmallestGroup : kGroup;
+    plan.group = long_divided && seq_kv > kLongText ? kSmallestGroup : kGroup;
   }
   if (plan.max_chunks == 1) {
     plan.ending = Ending::kWhole;

@@ -61,10 +61,19 @@ struct TileState {
   WalkPlan walk;
   Groups groups;  // of the split kernel
   TileRow rows[Config::TILE_ROWS];
-  Step steps[Config::kWarps][Config::kStages];     // in each warp's ring
+  Step steps[Config::kWarps][Config::kHoldsSteps ? 1 : Config::kStages];  // in each warp's ring
   float2 sums[Config::kWarps][Config::TILE_ROWS];  // m and l of each warp's part of a chunk
   int32_t staging[Config::kWarps];                 // where its part of the output lies
 };
+
+/// The state in memory that the thread block shares. The compiler has to keep the address, which it
+/// would ask for again wherever it reads.
+template <typename State>
+__device__ __forceinline__ State& state_in(char* memory) {
+  asm volatile("" : "+l"(memory));
+  __builtin_assume(__isShared(memory));
+  return *reinterpret_cast<State*>(memory);
+}
 
 template <Kind kKind>
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Pattern& pattern,
@@ -83,7 +92,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
   work.key_head = block % params.problem.heads_kv;
   work.batch = block / params.problem.heads_kv;
   if (shared) {
-    const Share share = find_share(params, pattern, grid.shares, work.batch);
+    const Share share = find_share(params, pattern, grid, work.batch);
     work.batch = share.sequence;
     work.split = share.split;
     work.splits = share.splits;

@@ -13,10 +13,11 @@ struct Share {
 };
 
 /// The part that stands at `place` among the parts of all sequences, in their order; a warp calls
-/// it. There are at most `shares` of them and one more for each sequence.
+/// it. There are at most as many as the grid's shares, and one more for each sequence.
 __device__ inline Share find_share(const AttentionParams& params, const Pattern& pattern,
-                                   int32_t shares, int32_t place) {
+                                   const SplitGrid& grid, int32_t place) {
   const int32_t batch = params.problem.batch;
+  int32_t shares = grid.shares;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   int64_t keys = 0;
   int32_t longest = 0;
@@ -52,7 +53,8 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
       // device.
       const int32_t group = group_of(pattern, sequence.keys, chunk);
       const int32_t groups = group <= kSmallGroup ? ceil_div(chunks, group) : 0;
-      splits = imax(1, imin(wanted, wanted <= 5 * groups ? groups : chunks));
+      const bool whole = groups > 0 && (grid.whole_groups || wanted <= 5 * groups);
+      splits = imax(1, imin(wanted, whole ? groups : chunks));
     }
     int32_t end = splits;
 #pragma unroll

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   extern __shared__ __align__(128) char smem[];
   using State = TileState<Config>;
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
-  State& state = *reinterpret_cast<State*>(state_memory);
+  State& state = state_in<State>(state_memory);
   const Pattern pattern = pattern_of<Kind::kGeneral>(params);
   ptx::wait_for_primary();
   if (threadIdx.x < 32) prepare_tile<Config, Kind::kGeneral>(params, pattern, grid, state);
