@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 
+from ._checks import check_kind
+
 __all__ = [
     "as_html",
+    "axes_for",
     "draw_blocks",
     "draw_cells",
     "draw_mask",
@@ -35,8 +38,12 @@ _AROUND = 0.8
 _TALLEST, _LABELS = 24, 32
 
 
-def _axes(ax: Any, width: float, height: float) -> Any:
+def axes_for(ax: Any, width: float, height: float) -> Any:
+    """Return the axes to draw on: those given, else of a new figure of so many inches."""
     if ax is not None:
+        from matplotlib.axes import Axes
+
+        check_kind("plot", "ax", ax, Axes, "matplotlib's Axes or None")
         return ax
     from matplotlib import pyplot
 
@@ -76,7 +83,7 @@ def _legend_below(ax: Any, marks: dict[str, str]) -> None:
 
 def draw_mask(mask: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
     """Draw a bool mask ``(Sq, Skv)``, allowed pairs dark."""
-    ax = _axes(ax, 5, 6)
+    ax = axes_for(ax, 5, 6)
     _image(ax, mask, [_EMPTY, _WHOLE])
     _titled(ax, name, share)
     return ax
@@ -99,7 +106,7 @@ def draw_shares(
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    ax = _axes(ax, 5, 6)
+    ax = axes_for(ax, 5, 6)
     down, across = lengths
     ax.imshow(
         torch.where(shares > 0, 0.25 + 0.75 * shares, 0.0).numpy(),
@@ -121,7 +128,7 @@ def draw_shares(
 
 def draw_tiles(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
     """Draw a mask with the tiles that are visited, as `tile_picture` gives it."""
-    ax = _axes(ax, 5, 6.6)
+    ax = axes_for(ax, 5, 6.6)
     _image(ax, picture, [_EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE])
     _titled(ax, name, share)
     marks = {
@@ -136,7 +143,7 @@ def draw_tiles(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> 
 
 def draw_blocks(picture: torch.Tensor, name: str, share: str, ax: Any = None) -> Any:
     """Draw blocks ``(NQ, NKV)``: 0 is not visited, 1 in part, 2 whole."""
-    ax = _axes(ax, 5, 6.6)
+    ax = axes_for(ax, 5, 6.6)
     _image(ax, picture, [_EMPTY, _ALLOWED, _WHOLE])
     _titled(ax, name, share)
     ax.set(xlabel="key block", ylabel="query block")
@@ -172,7 +179,7 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     color = dict(zip(names, _colors(len(names)), strict=True))
     if any("dense" in row for row in cells):
         color["dense"] = _DENSE
-    ax = _axes(ax, 7, min(max(2.5, 0.22 * len(cells) + 1), _TALLEST))
+    ax = axes_for(ax, 7, min(max(2.5, 0.22 * len(cells) + 1), _TALLEST))
     index = {name: i for i, name in enumerate(color)}
     picture = [[float("nan") if n is None else index[n] for n in row] for row in cells]
     _image(ax, torch.tensor(picture), list(color.values()))

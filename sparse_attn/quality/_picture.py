@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from .._drawing import axes_for
+
 __all__ = ["FAINT", "INK", "LINE", "Judged", "draw", "draw_frontier"]
 
 INK, FAINT, LINE = "#1f4e79", "#8a97a6", "#d9822b"
@@ -43,10 +45,7 @@ def draw_frontier(ax: Any, points: Sequence[tuple[float, float]]) -> None:
 
 def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
     """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small."""
-    if ax is None:
-        from matplotlib import pyplot
-
-        ax = pyplot.figure(figsize=(7, 4.5), layout="constrained").gca()
+    ax = axes_for(ax, 7, 4.5)
     has_tokens = all(row.kl is not None for row in rows)
     label = "KL to dense attention" if has_tokens else "relative L1 of the output"
     points = [

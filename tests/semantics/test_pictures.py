@@ -1,6 +1,7 @@
 """Pictures of patterns, tiles, layouts and policies, and their HTML in notebooks."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ POLICY = sa.Policy(
     decode=sa.Full(),
 )
 LAYOUT = sa.BlockLayout.from_token_mask(sa.Band((40, 9)).mask(130, 200), 32, 16)
+ROW = SimpleNamespace(name="band", pairs=0.5, kl=0.1, rel_l1=0.1)
 HEADS = sa.BlockLayout.from_mask(torch.rand(2, 3, 4, 4) > 0.5, 16, 16)
 
 
@@ -73,6 +75,26 @@ def test_nothing_is_cut_off(name):
     ax = DRAWN[name]()
     assert isinstance(ax, pyplot.Axes)
     assert_nothing_is_cut_off(ax)
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda ax: sa.Band(3).plot(64, ax=ax),
+        lambda ax: sa.Band(3).plot(2000, ax=ax),
+        lambda ax: LAYOUT.plot(ax=ax),
+        lambda ax: POLICY.plot(ax=ax),
+        lambda ax: sa.quality.ModelQuality((ROW, ROW), 64).plot(ax),
+    ],
+    ids=["pattern", "long", "layout", "policy", "quality"],
+)
+def test_what_is_no_axes_is_refused(plot):
+    figure, two = pyplot.subplots(1, 2)
+    assert plot(two[0]) is two[0]
+    for ax, kind in (("x", "str"), (figure, "Figure"), (two, "ndarray")):
+        sentence = f"^sparse_attn.plot: expected ax to be matplotlib's Axes or None, got {kind}$"
+        with pytest.raises(TypeError, match=sentence):
+            plot(ax)
 
 
 @pytest.mark.parametrize("count", [3, 17, 30])
