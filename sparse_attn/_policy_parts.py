@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ._checks import check_integer, check_kind, refuse
+from ._checks import check_integer, check_kind, kind_of, refuse
 from ._pattern import check_pattern
 from .by_head import ByHead
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
@@ -13,6 +13,7 @@ from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
 __all__ = [
     "check_prefill",
     "check_served",
+    "checked_dense",
     "checked_heads",
     "checked_layers",
     "twice_reach",
@@ -72,6 +73,19 @@ def twice_reach(pattern: Pattern) -> int:
     if not sides:
         return 0
     return 2 * (max(sides) + 1) * (pattern.dilation if isinstance(pattern, Dilated) else 1)
+
+
+def checked_dense(layers: Iterable[int]) -> tuple[int, ...]:
+    """Return numbers of dense layers, in order; refuse what is none."""
+    try:
+        numbers = iter(layers)
+    except TypeError:  # of a tensor without dimensions too, which has the method
+        numbers = None
+    if numbers is None or isinstance(layers, (str, bytes, bytearray)):
+        what = "dense_layers to be an iterable of ints"
+        raise TypeError(f"sparse_attn.Policy: expected {what}, got {kind_of(layers)}")
+    own = {check_integer("Policy", "each of dense_layers", layer, 0) for layer in numbers}
+    return tuple(sorted(own))
 
 
 def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:

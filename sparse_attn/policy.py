@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from . import _policy_file
-from ._checks import check_integer, check_kind, check_num_layers, kind_of, refuse
+from ._checks import check_integer, check_num_layers, kind_of, refuse
 from ._pattern import check_pattern
 from ._policy_parts import (
     check_prefill,
     check_served,
+    checked_dense,
     checked_heads,
     checked_layers,
     twice_reach,
@@ -118,17 +119,17 @@ class Policy(ReadyPolicies, ShownPolicy):
         check_prefill("pattern", self.pattern, "a pattern such as sparse_attn.Band")
         if self.num_layers is not None:
             self._set("num_layers", check_num_layers(owner, self.num_layers))
-        check_kind(owner, "dense_layers", self.dense_layers, Iterable, "an iterable of ints")
-        layers = {check_integer(owner, "dense_layers", layer, 0) for layer in self.dense_layers}
-        self._set("dense_layers", tuple(sorted(layers)))
+        layers = checked_dense(self.dense_layers)
+        self._set("dense_layers", layers)
         if layers and self.num_layers is not None and max(layers) >= self.num_layers:
             raise refuse(owner, f"dense_layers below num_layers {self.num_layers}", max(layers))
-        if self.dense_below is None or self.dense_below == self._default_below:
-            self._set("dense_below", twice_reach(self.pattern))
-            self._set("_default_below", self.dense_below)
-        else:
-            below = check_integer(owner, "dense_below", self.dense_below, 0)
-            self._set("dense_below", below)
+        below = self.dense_below
+        if below is not None:
+            below = check_integer(owner, "dense_below", below, 0)
+        if below is None or below == self._default_below:
+            below = twice_reach(self.pattern)
+            self._set("_default_below", below)
+        self._set("dense_below", below)
         self._set("_dense", widened(self.pattern))
         if self.decode is None:
             self._set("_decode", self.pattern)
@@ -257,14 +258,19 @@ class Policy(ReadyPolicies, ShownPolicy):
 
         Raises
         ------
-        ValueError
-            A policy made for another shape, or one that names a layer or head beyond it.
+        TypeError, ValueError
+            Numbers that are no ints of at least 0; a policy made for another shape, or one that
+            names a layer or head beyond it.
 
         Examples
         --------
         >>> from sparse_attn import Full, Policy, TopK
         >>> Policy(TopK(64), heads={3: {1: Full()}}).check_model(4, 2)
         """
+        if num_layers is not None:
+            check_num_layers("Policy", num_layers, 0)
+        if num_key_heads is not None:
+            check_integer("Policy", "num_key_heads", num_key_heads, 0)
         by_head = [p for p in self.patterns() if isinstance(p, ByHead)]
         heads = sorted({head for pattern in by_head for head in pattern.patterns})
         named = (
