@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from .._autocast import is_autocast_enabled
-from .._checks import check_dense, check_integer, check_kind, dtype_name, refuse
+from .._checks import Number, check_dense, check_integer, check_kind, dtype_name, refuse
 from .._module_names import ask_about_keys
 from .._observe import attend_in
 from .._origins import text_arguments
@@ -51,7 +51,7 @@ class SparseMultiheadAttention(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        Widths or a layer that are no ints; `embed_dim` that `num_heads` does not divide.
+        An argument of a wrong kind; `embed_dim` that `num_heads` does not divide.
     NotImplementedError
         A head dim that no engine serves, `add_bias_kv`, `add_zero_attn`, or `kdim`, `vdim` other
         than `embed_dim`.
@@ -96,6 +96,9 @@ class SparseMultiheadAttention(nn.Module):
         super().__init__()
         check_integer(_OWNER, "embed_dim", embed_dim, 1)
         check_integer(_OWNER, "num_heads", num_heads, 1)
+        check_kind(_OWNER, "dropout", dropout, Number, "a float")
+        check_kind(_OWNER, "bias", bias, bool, "a bool")
+        check_kind(_OWNER, "batch_first", batch_first, bool, "a bool")
         if embed_dim % num_heads:
             what = "embed_dim divisible by num_heads"
             raise refuse(_OWNER, what, f"{embed_dim} and {num_heads}")
