@@ -64,6 +64,12 @@ MAX_LAYERS = 2**16  # policies list layers
 #: An op's sentence about a number of a tensor that is the first or the last of int32.
 _AT_AN_END = re.compile(r": expected (?P<name>\w+)\b.*, got (?P<sign>-?)214748364[78]$")
 
+#: Not among them: bool, quantized numbers, numbers of less than 8 bits, bits without a meaning.
+_WHOLE = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+
 Integer = (int, Integral, torch.SymInt)
 Number = (int, float, Real, torch.SymInt, torch.SymFloat)
 
@@ -96,9 +102,8 @@ def as_float(number: Any) -> float:
 
 
 def is_index(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds whole numbers."""
-    kind = tensor.dtype
-    return not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
+    """Whether a tensor holds whole numbers, of a dtype that torch converts."""
+    return tensor.dtype in _WHOLE
 
 
 def check_index(owner: str, name: str, tensor: torch.Tensor) -> None:

@@ -233,6 +233,9 @@ class KeySketch:
             raise refuse(_OWNER, what, shapes)
         for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
             check_index(_OWNER, name, tensor)
+            if tensor.device != self.codes.device:
+                what = f"{name} on key's device {self.codes.device}"
+                raise refuse(_OWNER, what, tensor.device)
         page_size = self.codes.shape[2]
         room = block_table.shape[1] * page_size
         start = torch.arange(0, room, self._group, device=block_table.device)

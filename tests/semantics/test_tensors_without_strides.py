@@ -1,4 +1,7 @@
-"""Nested and sparse tensors are refused in one sentence, whatever is computed before the op."""
+"""Tensors of a layout, dtype or class that no op takes are refused in one sentence.
+
+Whatever is computed before the op: nested and sparse ones, numbers that torch does not convert.
+"""
 
 import pytest
 import torch
@@ -56,6 +59,29 @@ PYTHON_CALLS = {
     "globals": ("global_tokens", lambda x, p: sa.Band(3, global_tokens=x)),
     "multihead": ("query", lambda x, p: sa.nn.SparseMultiheadAttention(32, 2)(x, x, x)),
 }
+
+
+NO_WHOLE_NUMBERS = {
+    "bool": torch.ones(2).bool(),
+    "complex64": torch.ones(2, dtype=torch.complex64),
+    "int4": torch.ones(2).byte().view(torch.int4),
+    "bits8": torch.ones(2).byte().view(torch.bits8),
+}
+WHOLE_NUMBERS = {
+    "query_offset": lambda x, p: sa.fused_attention(p, p, p, query_offset=x),
+    "key_origin": lambda x, p: sa.sparse_attention(p, p, p, BY_HEAD, key_origin=x),
+    "global_tokens": lambda x, p: sa.band_attention(p, p, p, 3, global_tokens=x),
+    "counts": lambda x, p: sa.BlockLayout(x, torch.zeros(2, 1).int(), 16, 16, 4),
+    "slot_mapping": lambda x, p: sa.append_to_cache(p[0], p[0], p, p, x),
+}
+
+
+@pytest.mark.parametrize("kind", NO_WHOLE_NUMBERS)
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_numbers_that_are_not_whole_are_refused(name, kind):
+    sentence = rf"^sparse_attn\.\w+: expected {name} of an integer dtype, got {kind}$"
+    with pytest.raises(ValueError, match=sentence):
+        WHOLE_NUMBERS[name](NO_WHOLE_NUMBERS[kind], plain("cpu"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

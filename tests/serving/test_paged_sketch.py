@@ -252,6 +252,8 @@ def test_wrong_calls(device):
             ValueError, match=f"KeySketch: expected {name} of an integer dtype, got"
         ):
             sa.KeySketch(key_cache, paged=True, block_table=pages, seqused_k=lengths)
+    with pytest.raises(ValueError, match="KeySketch: expected seqused_k on key's device .*, got m"):
+        sa.KeySketch(key_cache, paged=True, block_table=table, seqused_k=used.to("meta"))
     with pytest.raises(
         ValueError, match=r"KeySketch\.append: expected slot_mapping of an integer d"
     ):
