@@ -34,8 +34,10 @@ __all__ = [
 _NAMESPACE = add_op_namespace_prefix("").rstrip(":")
 #: torch's words for tensors that the op has no kernel for.
 _NO_KERNEL = re.compile(rf"Could not run '{_NAMESPACE}::(\w+)' .* the '(\w+)' backend")
-#: What torch's own classes of tensors raise where they have no rule for the op: its name.
-_NO_RULE = re.compile(rf"{_NAMESPACE}\.(\w+)\.default$")
+#: What classes of tensors raise where they have no rule for the op: its name, or that none took it.
+_NO_RULE = re.compile(
+    rf"(?:Multiple dispatch failed for 'torch\._ops\.)?{_NAMESPACE}\.(\w+)\.default(?:'|$)"
+)
 #: What torch.vmap raises of ops that return no tensors, of which it makes no calls.
 _NO_BATCHES = re.compile(rf"Batching rule not implemented for {_NAMESPACE}::(\w+)")
 _WITH_TWIN = (*ATTENTION_OPS, "merge_states")
@@ -214,7 +216,7 @@ def _register() -> None:
     register_autocast((*ATTENTION_OPS, "select_blocks"))
 
 
-def _translated(error: RuntimeError) -> Exception:
+def _translated(error: Exception) -> Exception:
     """Make the Python error of an op's sentence, which may carry torch's C++ trace after it."""
     sentence = str(error).partition("\n")[0]
     if sentence.startswith("sparse_attn::"):
@@ -286,7 +288,7 @@ def call(
         return result
     except InferenceOnly:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise _translated(error) from None
 
 
@@ -314,7 +316,7 @@ def ask_engine(name: str, arguments: dict[str, Any]) -> str:
                 raise _negated(f"{name}_out")
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             answer: str = overload(f"{name}_engine")(**arguments)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise _translated(error) from None
     return answer
 

@@ -98,6 +98,31 @@ def test_python_refuses_what_it_computes_with(name, call, kind, device):
         call(without_strides(kind, device), plain(device))
 
 
+class TakesNothing(torch.Tensor):
+    """As classes are that have no rule for an op of others, such as MaskedTensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_a_class_without_a_rule_is_refused(device):
+    tensor = plain(device)
+    own = torch.Tensor._make_subclass(TakesNothing, tensor)
+    refused = "not served: tensors of this class"
+    for name, call in {
+        "fused": lambda: sa.fused_attention(own, tensor, tensor),
+        "band_out": lambda: sa.band_attention(tensor, tensor, own, 3, out=tensor.clone()),
+        "select_blocks": lambda: sa.select_blocks(tensor, own, sa.BlockTopK(64)),
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"^sparse_attn::{name}: {refused}$"):
+            call()
+    reasons = sa.can_use(own, tensor, tensor).reasons
+    assert reasons == (f"sparse_attn::fused: {refused}",)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_numbers_are_not_converted_before_the_op(kind, device):
     offsets = without_strides(kind, device, torch.int64)
