@@ -77,11 +77,9 @@ class Comparison:
     levels: tuple[float, ...] = LEVELS
 
     def __repr__(self) -> str:
-        return (
-            f"Comparison(mass={self.mass.mean():.4f}, worst={self.worst:.4f}, "
-            f"rel_l1={self.rel_l1.mean():.4f}, cosine={self.cosine.mean():.4f}, "
-            f"pairs={self.pairs:.4f})"
-        )
+        names = ("mass", "worst", "rel_l1", "cosine", "pairs")
+        shown = ", ".join(f"{name}={float(getattr(self, name).mean()):.4f}" for name in names)
+        return f"Comparison({shown})"
 
 
 def compare(

@@ -230,3 +230,12 @@ def test_tensors_that_require_grad_are_measured(device):
     query, key, value = Shape(1, 2, 2, 8, 8, 16).make(device)
     got = sa.quality.compare(query.requires_grad_(), key, value, sa.Band(1))
     assert not got.mass.requires_grad
+
+
+def test_figures_of_a_class_of_tensors_are_shown(device):
+    class Own(torch.Tensor):
+        pass
+
+    query, key, value = torch.randn(3, 1, 2, 32, 16, device=device)
+    found = sa.quality.compare(query.as_subclass(Own), key, value, sa.Band(7))
+    assert repr(found) == repr(sa.quality.compare(query, key, value, sa.Band(7)))
