@@ -36,14 +36,18 @@ def candidates(length: int, by: str, is_causal: bool = True) -> dict[str, Patter
     Bands with sinks at three windows, a strided pattern, and block top-k at rising masses. Blocks
     of few keys keep as much in less of the pairs; by time there are blocks as wide as high, too.
     Dense attention is always among the choices. `by` is what is made small, "pairs" or "time".
-    Without `is_causal` bands have half of their window on either side, and nothing is strided:
-    that pattern never looks ahead.
+    Without `is_causal` bands have half of their window on either side and a first token that sees
+    all keys, as a task that reads the CLS token needs; nothing is strided: that pattern never looks
+    ahead.
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
         window = max(16, length // share)
-        sides = (window - 1, 0) if is_causal else (window // 2, window // 2)
-        found[f"band {window}"] = Band(sides, sinks=_SINKS)
+        if is_causal:
+            band = Band((window - 1, 0), sinks=_SINKS)
+        else:
+            band = Band(window // 2, sinks=_SINKS, global_tokens=1)
+        found[f"band {window}"] = band
     if is_causal:
         found["strided"] = Strided(max(16, length // 16), 16)
     rows = _ROWS[by] if length >= 1024 else 16

@@ -341,16 +341,27 @@ def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, configured)
         assert bars[0].first == 2 + 1 + 3 + 4 + 10
 
 
+@pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("by", ["pairs", "time"])
 @pytest.mark.parametrize("length", [64, 512, 1024])
-def test_usual_candidates_are_served(length, by):
+def test_usual_candidates_are_served(length, by, is_causal):
     from sparse_attn.advisor._candidates import candidates
 
-    found = candidates(length, by)
+    found = candidates(length, by, is_causal)
     assert any(isinstance(pattern, sa.BlockTopK) for pattern in found.values())
     query = torch.randn(1, 2, length, 16)
     for pattern in found.values():
-        assert sa.can_use(query, query, query, pattern, is_causal=True)
+        assert sa.can_use(query, query, query, pattern, is_causal=is_causal)
+
+
+def test_a_first_token_sees_all_keys_in_the_usual_bands_of_an_encoder():
+    from sparse_attn.advisor._candidates import candidates
+
+    bands = [p for p in candidates(512, "pairs", False).values() if isinstance(p, sa.Band)]
+    assert len(bands) == 3
+    for band in bands:
+        seen = band.mask(512, 512)
+        assert seen[0].all() and seen[:, 0].all() and not seen[-1].all()
 
 
 def test_a_search_by_time(llama, ids):
