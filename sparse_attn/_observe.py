@@ -8,7 +8,7 @@ the advisor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from ._origins import rankable
 from .functional import sparse_attention
-from .patterns import Pattern
+from .patterns import BlockTopK, Pattern
 
 __all__ = ["Attended", "Watcher", "attend_in", "replacing", "watching"]
 
@@ -55,6 +55,15 @@ class Attended:
         if "attn_mask" in common:
             common["attn_mask"] = rankable(pattern, common["attn_mask"])
         return pattern, common
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether rows see no later key, where the call says it: by its flag, or beside a mask."""
+        common = self.common
+        if self.place is not None and "is_causal" not in common:
+            with suppress(NotImplementedError):  # a layer that takes no pattern
+                common = self.under(BlockTopK())[1]  # beside a mask it is said to this one alone
+        return bool(common.get("is_causal"))
 
 
 Watcher = Callable[[Attended], None]

@@ -66,4 +66,4 @@ def first_call(owner: str, model: nn.Module, call: dict[str, Any]) -> FirstCall:
         name = type(model).__name__
         got = f"{name} that takes (length, batch, ...); batch_first=True turns torch's modules"
         raise refuse(owner, "a model of inputs (batch, length, ...)", got)
-    return FirstCall(bool(seen[0].common.get("is_causal")), positions)
+    return FirstCall(seen[0].is_causal, positions)

@@ -56,7 +56,7 @@ class _Layers:
         """Time a layer's call; layers with a pattern of their own keep it."""
         tensors = call.query, call.key, call.value
         self.seen = call.query[:, :, :1], call.key[:, :, :1]
-        self.is_causal = bool(call.common.get("is_causal"))
+        self.is_causal = call.is_causal
         calls = {}
         for name, candidate in self.found.items():
             if call.pattern != Full():

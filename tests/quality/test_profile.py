@@ -67,6 +67,20 @@ def test_an_encoder_is_profiled_in_calls_that_look_ahead(on_device, ids, tmp_pat
     assert measured.is_causal and set(kinds) == {True}
 
 
+@pytest.mark.parametrize("padded", [slice(0, 9), slice(-9, None), slice(20, 29)], ids=str)
+@pytest.mark.parametrize(("name", "is_causal"), [("llama", True), ("bert", False)])
+def test_padding_hides_no_causality(ids, name, is_causal, padded):
+    from tiny_models import CONFIGS, build
+
+    from sparse_attn.advisor._first_call import first_call
+
+    model = build(CONFIGS[name](), "sdpa")
+    texts = ids[:, :64].repeat(2, 1)
+    call = {"input_ids": texts, "attention_mask": torch.ones_like(texts)}
+    call["attention_mask"][1, padded] = 0
+    assert first_call("advise", model, call).is_causal == is_causal
+
+
 @pytest.mark.parametrize(
     ("inputs", "lengths", "sentence"),
     [
