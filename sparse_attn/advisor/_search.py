@@ -166,6 +166,8 @@ class Search:
         """Return the first of `best` and safer choices that keeps `keep` on other text.
 
         What a choice misses there is asked for on top, twice; then what kept most here is the last.
+        Where more is missing than can be asked for on top, a choice of half the loss that would do
+        by the two texts' losses is looked for.
 
         Parameters
         ----------
@@ -177,11 +179,13 @@ class Search:
             As in `find`.
         """
         for again in (True, True, False):
-            missing = keep - judge(best)
-            if missing <= 0 or best is self.most_kept():
+            kept = judge(best)
+            if kept >= keep or best is self.most_kept():
                 return best
-            safer = self.find(best.surely_kept + missing, steps, out_of_time) if again else None
-            best = safer or self.most_kept()
+            lost, share = 1 - best.surely_kept, (1 - keep) / (1 - kept)
+            lost = max(lost - (keep - kept), lost * share / 2)
+            safer = self.find(1 - lost, steps, out_of_time) if again else None
+            best = self.most_kept() if safer is None or safer is best else safer
         judge(best)
         return best
 

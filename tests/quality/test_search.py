@@ -92,6 +92,20 @@ def test_what_other_text_misses_is_asked_for_on_top():
     assert len(judged) <= 4 and judged == sorted(judged)
 
 
+def test_other_text_that_loses_several_times_as_much_takes_no_dense_attention():
+    search = search_over({(layer, 0): 0.05 + 0.001 * layer for layer in range(40)})
+    best = search.find(0.9, 20)
+    judged = []
+
+    def kept(outcome):
+        judged.append(1 - 3 * (1 - outcome.kept))
+        return judged[-1]
+
+    safer = search.validated(best, 0.9, kept, 20)
+    assert len(judged) == 2 and judged[0] < 0.8 and judged[1] >= 0.9
+    assert best.pairs < safer.pairs < search.most_kept().pairs
+
+
 @pytest.mark.parametrize("by", ["key head", "layer"])
 def test_units_weigh_what_they_do_to_the_output(by):
     """Rounding, which dense attention by these kernels has too, weighs nothing."""
