@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 import sparse_attn as sa
-from sparse_attn.functional._sequences import sequence_arguments
-from sparse_attn.ops import ask_engine
 
 from .cases import Case
 from .contender import Contender
@@ -67,7 +65,7 @@ def _packed(case: Case, inputs: Inputs, _: int) -> Contender:
         "max_q": max(rows),
         "max_k": max(keys),
     }
-    made = _made("varlen", sa.varlen_attention, tensors, placing, inputs.pattern(case), case)
+    made = _made(sa.varlen_attention, tensors, placing, inputs.pattern(case), case)
 
     def arrange(out: torch.Tensor) -> torch.Tensor:
         parts = [part.transpose(0, 1) for part in out.split(rows)]
@@ -98,11 +96,10 @@ def _attend_pages(
     tensors = (inputs.query, *caches)
     placing = {"block_table": table, "seqused_k": inputs.used}
     pattern = inputs.pattern(case)
-    return _made("paged", sa.paged_attention, tensors, placing, pattern, case, **scales)
+    return _made(sa.paged_attention, tensors, placing, pattern, case, **scales)
 
 
 def _made(
-    op: str,
     attend: Callable[..., torch.Tensor],
     tensors: tuple[torch.Tensor, ...],
     placing: dict[str, Any],
@@ -110,13 +107,11 @@ def _made(
     case: Case,
     **scales: torch.Tensor,
 ) -> Contender:
-    """Return a call on packed or paged sequences, and its engine: `can_use` takes no such call."""
-    common = {"is_causal": case.causal, **scales}
+    """Return a call on packed or paged sequences, and its engine."""
+    given: dict[str, Any] = {"pattern": pattern, **placing, "is_causal": case.causal, **scales}
     query, key, value = tensors
-    arguments = sequence_arguments(op, pattern, query, key, placing, common)
-    answer = ask_engine(op, {"query": query, "key": key, "value": value, **arguments})
-    engine = answer.partition("\n")[0]
-    return Contender(partial(attend, *tensors, **placing, pattern=pattern, **common), engine=engine)
+    served = sa.can_use(query, key, value, **given)
+    return Contender(partial(attend, *tensors, **given), engine=str(served.engine))
 
 
 def _table(case: Case, inputs: Inputs, page_size: int) -> tuple[torch.Tensor, int]:

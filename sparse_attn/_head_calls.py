@@ -27,6 +27,7 @@ __all__ = [
     "PACKED_ON_PAGES",
     "PAGED",
     "HeadCall",
+    "HeadDims",
     "ListsByHead",
     "attend_by_head",
     "calls_by_head",

@@ -1,7 +1,7 @@
 """can_use: which engine serves a call, and why `auto` skips faster ones.
 
 The form ``<op>_engine`` of the op checks the call as the op would and answers from the capability
-table that the ops obey; nothing is computed.
+table that the ops obey; nothing is computed but the lists of packed and paged block top-k.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from . import ops
 from ._autocast import autocast
 from ._checks import check_tensors, is_dense
 from ._common import Common, op_arguments
-from ._head_calls import calls_by_head, check_whole
+from ._head_calls import PLAIN, calls_by_head, check_whole
 from ._pattern import check_pattern
 from .by_head import ByHead
+from .functional._sequences import dims_of, placing_of, sequence_arguments
 from .layout import BlockLayout
 from .patterns import BlockTopK, Full, Pattern, TopK
 
 __all__ = ["Capability", "can_use"]
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _BY_SPEED = (None, "naive", "tiled", "portable", "small", "decode", "hopper")
 
@@ -93,6 +96,13 @@ def can_use(
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: Pattern | None = None,
+    *,
+    cu_seq_q: torch.Tensor | None = None,
+    cu_seq_k: torch.Tensor | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     **common: Unpack[Common],
 ) -> Capability:
     """Tell whether a call is served, by which engine, and why faster engines are skipped.
@@ -103,6 +113,9 @@ def can_use(
         As in the attention functions; nothing is computed.
     pattern : Pattern, optional
         All keys by default.
+    cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table : Tensor or int, optional
+        Of a call of `paged_attention`, which has a `block_table`, or of `varlen_attention`: with
+        one of them that call is asked about. Blocks that the data chooses are chosen for it.
     **common
         The common keywords of the call, ``engine`` among them.
 
@@ -130,38 +143,69 @@ def can_use(
     check_tensors("can_use", query, key, value)
     pattern = Full() if pattern is None else pattern
     check_pattern("can_use", pattern)
-    if isinstance(pattern, ByHead):
-        try:
-            if common.get("out") is not None:
-                check_whole("fused", query, key, value, common)
-            calls = calls_by_head(pattern, query, key, value, dict(common))
-            answers = [can_use(*call.tensors, call.pattern, **call.common) for call in calls]
-            if len(calls) > 1 and not all(answers):
-                check_whole("fused", query, key, value, common)  # in the words of the whole call
-        except (ValueError, NotImplementedError) as error:
-            return Capability(None, (str(error),), False)
-        return _of_all(answers)
-    given: dict[str, Any] = {"query": query, "key": key, "value": value, **common}
-    if common.get("out") is None:
-        given = autocast(given, query.device.type)
-    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
-    unserved = pattern._unserved()
-    if unserved is not None:
-        return Capability(None, (f"sparse_attn: not served: {unserved}",), False)
+    starts = {"cu_seq_q": cu_seq_q, "cu_seq_k": cu_seq_k, "max_q": max_q, "max_k": max_k}
+    sequences = {**starts, "seqused_k": seqused_k, "block_table": block_table}
+    op, tensors, given = None, (query, key, value), dict(common)
     try:
-        arguments = op_arguments("can_use", given)
-    except ValueError as error:
-        return Capability(None, (str(error),), False)
-    return_lse = arguments.pop("return_lse", False)
-    if return_lse and arguments.get("out") is not None and is_dense(query):
-        arguments["lse"] = query.new_empty(ops.lse_shape(query), dtype=torch.float32)
-    arguments |= {"query": query, "key": key, "value": value}
-    blocks, pattern = pattern._region, _stand_in(pattern, query, key)
-    try:
-        if isinstance(pattern, TopK) and isinstance(blocks, BlockTopK):  # what the choice refuses
-            ops.ask_engine("block_topk", arguments | blocks._arguments())
-        answer = ops.ask_engine(str(pattern._op), arguments | pattern._arguments())
+        placing: dict[str, Any] = {}
+        if any(argument is not None for argument in sequences.values()):
+            op = "varlen" if block_table is None else "paged"
+            placing = placing_of("can_use", op, sequences)
+        if isinstance(pattern, ByHead):
+            return _of_heads(op, pattern, tensors, placing, given)
+        answer = _asked(op, pattern, tensors, placing, given)
     except (ValueError, NotImplementedError) as error:
         return Capability(None, (str(error),), False)
     engine, *reasons = answer.split("\n")
     return Capability(engine or None, tuple(reasons), bool(engine))
+
+
+def _of_heads(
+    op: str | None,
+    pattern: ByHead,
+    tensors: Tensors,
+    placing: dict[str, Any],
+    given: dict[str, Any],
+) -> Capability:
+    """Answer for a call by head: for each of its calls, in the words of the whole one."""
+    whole = {**given, **placing}
+    if given.get("out") is not None:
+        check_whole(op or "fused", *tensors, whole)
+    dims = PLAIN if op is None else dims_of(op, placing)
+    calls = calls_by_head(pattern, *tensors, given, dims=dims)
+    answers = [can_use(*call.tensors, call.pattern, **{**placing, **call.common}) for call in calls]
+    if len(calls) > 1 and not all(answers):
+        check_whole(op or "fused", *tensors, whole)
+    return _of_all(answers)
+
+
+def _asked(
+    op: str | None,
+    pattern: Pattern,
+    tensors: Tensors,
+    placing: dict[str, Any],
+    given: dict[str, Any],
+) -> str:
+    """Ask the op, of packed and paged sequences `op`, else the pattern's."""
+    named = dict(zip(("query", "key", "value"), tensors, strict=True))
+    if given.get("out") is None:
+        cast = autocast(named | given, tensors[0].device.type)
+        named, given = {n: cast[n] for n in named}, {n: cast[n] for n in given}
+    query, key = named["query"], named["key"]
+    unserved = pattern._unserved()
+    if unserved is not None:
+        raise NotImplementedError(f"sparse_attn: not served: {unserved}")
+    if op is None:
+        arguments = op_arguments("can_use", given)
+    else:
+        arguments = sequence_arguments("can_use", op, pattern, query, key, placing, given)
+    return_lse = arguments.pop("return_lse", False)
+    if return_lse and arguments.get("out") is not None and is_dense(query):
+        arguments["lse"] = query.new_empty(ops.lse_shape(query), dtype=torch.float32)
+    arguments |= named
+    if op is not None:
+        return ops.ask_engine(op, arguments)
+    blocks, pattern = pattern._region, _stand_in(pattern, query, key)
+    if isinstance(pattern, TopK) and isinstance(blocks, BlockTopK):  # what the choice refuses
+        ops.ask_engine("block_topk", arguments | blocks._arguments())
+    return ops.ask_engine(str(pattern._op), arguments | pattern._arguments())

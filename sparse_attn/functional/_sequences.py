@@ -16,17 +16,18 @@ from .._checks import (
     clamped,
 )
 from .._common import Result, call_op, op_arguments
-from .._head_calls import PACKED, PACKED_ON_PAGES, PAGED, attend_by_head
+from .._head_calls import PACKED, PACKED_ON_PAGES, PAGED, HeadDims, attend_by_head
 from .._pattern import check_pattern
 from ..by_head import ByHead
 from ..patterns import BlockTopK, Pattern
 from ..tools import with_lists
 from ..windows import DENSE
 
-__all__ = ["attend_sequences", "sequence_arguments"]
+__all__ = ["attend_sequences", "dims_of", "placing_of", "sequence_arguments"]
 
-#: Arguments that a call may leave out, of each op.
+#: Arguments that a call may leave out, of each op, and those that it does not have.
 _OPTIONAL = {"varlen": ("seqused_k",), "paged": ("cu_seq_q", "max_q")}
+_UNKNOWN = {"varlen": ("block_table",), "paged": ("cu_seq_k", "max_k")}
 #: What each op's functions call its tensors.
 _TENSORS = {"varlen": ("query", "key", "value"), "paged": ("query", "key_cache", "value_cache")}
 
@@ -56,25 +57,26 @@ def attend_sequences(
     """
     owner = f"{op}_attention"
     check_tensors(owner, query, key, value, _TENSORS[op])
-    placing = _placing(op, sequences)
+    placing = placing_of(owner, op, sequences)
     pattern = DENSE if pattern is None else pattern
     check_pattern(owner, pattern)
     if isinstance(pattern, ByHead):
         return _attend_by_head(op, pattern, query, key, value, placing, common)
     try:
-        arguments = sequence_arguments(op, pattern, query, key, placing, common)
+        arguments = sequence_arguments(owner, op, pattern, query, key, placing, common)
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
         raise as_given(error, common | sequences) from None
 
 
-def _placing(op: str, sequences: dict[str, Any]) -> dict[str, Any]:
-    """Return what says where sequences and pages lie as the op takes it."""
-    owner = f"{op}_attention"
+def placing_of(owner: str, op: str, sequences: dict[str, Any]) -> dict[str, Any]:
+    """Return what says where sequences and pages lie as the op takes it; `owner` asks for it."""
     placing: dict[str, Any] = {}
     for name, argument in sequences.items():
-        if argument is None and name in _OPTIONAL[op]:
+        if argument is None and name in (*_OPTIONAL[op], *_UNKNOWN[op]):
             continue
+        if name in _UNKNOWN[op]:
+            raise TypeError(f"sparse_attn.{owner}: expected no {name} of a {op} call, got one")
         if name in ("max_q", "max_k"):
             check_kind(owner, name, argument, Integer, "an int")
             placing[name] = clamped(argument)
@@ -85,6 +87,7 @@ def _placing(op: str, sequences: dict[str, Any]) -> dict[str, Any]:
 
 
 def sequence_arguments(
+    owner: str,
     op: str,
     pattern: Pattern,
     query: torch.Tensor,
@@ -96,12 +99,13 @@ def sequence_arguments(
 
     Parameters
     ----------
+    owner : str
+        The public function, for sentences.
     op, pattern, query, key, common
         As in `attend_sequences`; blocks that the data chooses are chosen here.
     placing : dict
         What says where sequences and pages lie, as the op takes it.
     """
-    owner = f"{op}_attention"
     if pattern._op is None:
         raise NotImplementedError(f"sparse_attn.{owner}: not served: {pattern._unserved()}")
     arguments = op_arguments(owner, common)
@@ -131,5 +135,12 @@ def _attend_by_head(
     def attend(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
         return attend_sequences(op, own, q, k, v, sequences, part)
 
-    dims = PACKED if op == "varlen" else PACKED_ON_PAGES if "cu_seq_q" in sequences else PAGED
+    dims = dims_of(op, sequences)
     return attend_by_head(pattern, query, key, value, common, attend, False, dims, op, sequences)
+
+
+def dims_of(op: str, placing: dict[str, Any]) -> HeadDims:
+    """Return where a call's tensors have their heads."""
+    if op == "varlen":
+        return PACKED
+    return PACKED_ON_PAGES if "cu_seq_q" in placing else PAGED
