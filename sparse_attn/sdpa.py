@@ -238,8 +238,9 @@ def _left(call: dict[str, Any]) -> str | None:
         return f"dropout_p={call['dropout_p']}"
     if query.is_nested:  # some have no shape to ask for
         return "nested tensors"
-    if query.dim() != 4:
-        return f"tensors of {query.dim()} dimensions, expected (B, H, S, D)"
+    for tensor in (query, key):
+        if tensor.dim() != 4:
+            return f"tensors of {tensor.dim()} dimensions, expected (B, H, S, D)"
     if query.shape[-2] != key.shape[-2]:
         return "calls whose numbers of queries and keys differ (cross attention, a cache)"
     return None

@@ -133,6 +133,22 @@ def test_what_it_cannot_map_is_left_and_said(model, tokens):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shape", [(12, 16), (2, 12, 16)], ids=str)
+def test_keys_that_broadcast_over_heads_are_left(device, shape):
+    class Shared(nn.Module):
+        def forward(self, x, memory):
+            return functional.scaled_dot_product_attention(x, memory, memory)
+
+    model, x, memory = Shared(), torch.randn(3, 2, 12, 16, device=device), torch.randn(shape)
+    memory = memory.to(device)
+    want = model(x, memory)
+    sentence = f"left to torch: tensors of {len(shape)} dimensions, expected"
+    with sa.patch_sdpa(model, BAND) as patched, pytest.warns(UserWarning, match=sentence):
+        assert torch.equal(model(x, memory), want)
+    assert patched.layers == 0
+
+
+@torch.no_grad()
 def test_calls_that_no_engine_serves_are_left(device):
     class Odd(nn.Module):
         def forward(self, x):
