@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from ._checks import check_integer, check_kind, kind_of, refuse
 from ._pattern import check_pattern
@@ -11,6 +12,7 @@ from .by_head import ByHead
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
 
 __all__ = [
+    "Table",
     "check_prefill",
     "check_served",
     "checked_dense",
@@ -19,6 +21,22 @@ __all__ = [
     "twice_reach",
     "widened",
 ]
+
+
+class Table(dict[int, Any]):
+    """Entries of a policy by number, which stay as they are: it was made of them once."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (dict(self),)
+
+    def _refuse(self, *arguments: object, **keywords: object) -> NoReturn:
+        raise TypeError(
+            "sparse_attn.Policy: expected layers and heads to stay as they are, got a change; "
+            "dataclasses.replace(policy, layers={**policy.layers, 3: pattern}) makes another policy"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
 
 def check_served(name: str, pattern: object, what: str = "a pattern") -> None:
@@ -88,16 +106,16 @@ def checked_dense(layers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(own))
 
 
-def checked_layers(layers: Mapping[int, Pattern]) -> dict[int, Pattern]:
+def checked_layers(layers: Mapping[int, Pattern]) -> Table:
     """Return patterns by layer, in order; refuse what is none."""
     check_kind("Policy", "layers", layers, Mapping, "a mapping of layer to pattern")
     for layer, pattern in layers.items():
         check_integer("Policy", "a layer's number", layer, 0)
         check_prefill(f"layers[{layer}]", pattern)
-    return {int(layer): layers[layer] for layer in sorted(layers)}
+    return Table({int(layer): layers[layer] for layer in sorted(layers)})
 
 
-def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[int, Pattern]]:
+def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> Table:
     """Return patterns by layer and key head, in order; refuse what is none."""
     what = "a mapping of layer to a mapping of key head to pattern"
     check_kind("Policy", "heads", heads, Mapping, what)
@@ -109,5 +127,5 @@ def checked_heads(heads: Mapping[int, Mapping[int, Pattern]]) -> dict[int, dict[
         )
         by_head = ByHead(patterns)
         check_prefill(f"heads[{layer}]", by_head)
-        checked[int(layer)] = dict(by_head.patterns)
-    return dict(sorted(checked.items()))
+        checked[int(layer)] = Table(by_head.patterns)
+    return Table(sorted(checked.items()))

@@ -1,6 +1,8 @@
 """A policy says which pattern runs: by layer, key length, decode; and prints itself."""
 
+import copy
 import dataclasses
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -176,6 +178,27 @@ def test_table_says_what_is_dense_below():
 def test_wrong_arguments_are_refused_by_name(make, kind, sentence):
     with pytest.raises(kind, match=rf"sparse_attn\.Policy.*{sentence}"):
         make()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda policy: policy.layers.update({2: sa.Full()}),
+        lambda policy: policy.layers.setdefault(2, sa.Full()),
+        lambda policy: policy.heads.pop(1),
+        lambda policy: policy.heads.__setitem__(2, {}),
+        lambda policy: policy.heads[1].clear(),
+    ],
+    ids=["update", "setdefault", "pop", "item", "head"],
+)
+def test_tables_stay_as_they_are(change):
+    policy = sa.Policy(CAUSAL, layers={0: sa.Full()}, heads={1: {0: sa.Full()}})
+    for same in (policy, copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert same == policy and same.patterns() == policy.patterns()
+        with pytest.raises(TypeError, match=r"^sparse_attn\.Policy: expected layers and heads to"):
+            change(same)
+    other = dataclasses.replace(policy, layers={**policy.layers, 2: sa.TopK(3)})
+    assert other.choose(2, 64, 64) == sa.TopK(3) and other.heads == policy.heads
 
 
 def test_choose_compiles_with_dynamic_lengths():
