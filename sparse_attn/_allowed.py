@@ -40,7 +40,8 @@ def _allowed_from(
 
     Windows do not change; token indices, layouts and a user's own pattern name key positions.
     """
-    if origin is None or not isinstance(pattern, (Band, Dilated, Strided)):
+    own = pattern._op is None or not isinstance(pattern, (Band, Dilated, Strided))
+    if origin is None or own:
         return pattern._allowed(row, position, key)
     first = origin.long()[:, None, None, None]
     if isinstance(pattern, Band) and isinstance(pattern.global_tokens, torch.Tensor):

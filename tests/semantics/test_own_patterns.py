@@ -46,6 +46,15 @@ def test_naive_attention_is_the_patterns_own(device, pattern, is_causal):
     assert torch.equal(got[0], masked[0]) and torch.equal(got[1], masked[1])
 
 
+@pytest.mark.parametrize("pattern", OWN.values(), ids=OWN)
+def test_a_pattern_of_ones_own_names_key_positions(device, pattern):
+    query, key, value = Shape(2, 4, 2, 33, 47, 16).make(device)
+    common = {"key_origin": torch.tensor([5, -2], device=device)}
+    got = sa.naive_attention(query, key, value, pattern, **common)
+    assert torch.equal(got, sa.naive_attention(query, key, value, pattern))
+    assert_close_to_reference(got, query, key, value, pattern, **common)
+
+
 @pytest.mark.parametrize("mask", ["none", "bool", "additive"])
 @pytest.mark.parametrize("offset", [None, 5, [3, 20]], ids=str)
 def test_naive_attention_with_common_arguments(device, mask, offset):
