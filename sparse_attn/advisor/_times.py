@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
     "text_of",
 ]
 
+#: Rounds that are timed anyway.
 RUNS = 3
 #: Most rounds of calls that take turns.
 _ROUNDS = 49
@@ -133,14 +135,8 @@ def seconds_of(
     owner: str, model: nn.Module, call: dict[str, Any], policy: Policy | Pattern | None
 ) -> float:
     """Return the median seconds of three forwards, after one that warms up."""
-    taken = []
     with bound(owner, model, policy):
-        call_model(owner, model, call)
-        for _ in range(RUNS):
-            began = stopwatch()
-            call_model(owner, model, call)
-            taken.append(stopwatch() - began)
-    return statistics.median(taken)
+        return _seconds(partial(call_model, owner, model, call))
 
 
 def random_tensors(query: torch.Tensor, key: torch.Tensor, length: int) -> list[torch.Tensor]:
@@ -152,13 +148,10 @@ def random_tensors(query: torch.Tensor, key: torch.Tensor, length: int) -> list[
 
 
 def seconds_of_call(tensors: list[torch.Tensor], pattern: Pattern, is_causal: bool = True) -> float:
-    """Return the median seconds of a call, after one that warms up."""
-    query, key, value = tensors
+    """Return the median seconds of three calls, after one that warms up."""
+    return _seconds(partial(sparse_attention, *tensors, pattern, is_causal=is_causal))
 
-    def call() -> float:
-        began = stopwatch()
-        sparse_attention(query, key, value, pattern, is_causal=is_causal)
-        return stopwatch() - began
 
-    call()
-    return statistics.median(call() for _ in range(RUNS))
+def _seconds(call: Callable[[], object]) -> float:
+    (taken,) = in_turns([call], 0.0)
+    return statistics.median(taken)
