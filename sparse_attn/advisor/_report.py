@@ -27,7 +27,7 @@ def body(found: Findings) -> str:
     from matplotlib import pyplot
 
     figure = draw_findings(found)
-    picture = image_html(figure, "quality over pairs; candidates by layer and key head")
+    picture = image_html(figure, "quality over cost; candidates by layer and key head")
     pyplot.close(figure)
     verdict = "verdict" if found.kept else "verdict missed"
     sentences = "".join(f"<p>{html.escape(line)}</p>" for line in found.summary().splitlines())

@@ -43,7 +43,7 @@ def draw_frontier(ax: Any, points: Sequence[tuple[float, float]]) -> None:
     ax.step(*zip(*best, strict=True), where="post", color=LINE, linewidth=1.2, label="frontier")
 
 
-def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
+def draw(rows: Sequence[Judged], ax: Any = None) -> Any:
     """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small."""
     ax = axes_for(ax, 7, 4.5)
     has_tokens = all(row.kl is not None for row in rows)
@@ -56,7 +56,7 @@ def draw(rows: Sequence[Judged], ax: Any = None, frontier: bool = True) -> Any:
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_formatter("{x:.0%}")
-    if frontier and points:
+    if points:
         draw_frontier(ax, points)
     near: dict[tuple[int, int], list[int]] = {}
     for number, (x, y) in enumerate(points, 1):
