@@ -19,7 +19,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from .digests import ROOT
+
 TEMPLATES = ROOT / "scripts" / "templates"
 
 
