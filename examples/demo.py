@@ -265,7 +265,7 @@ def print_table(results: list[Result], sdpa: float, *, model: bool) -> None:
 
 
 def main() -> None:
-    """Run both parts and write the picture."""
+    """Run all parts and write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--length", type=int, help="tokens of the long part, a multiple of 512")

@@ -75,10 +75,11 @@ def _dequantized(
 class KeySketch:
     """Every key in 2 or 4 bits a channel, for ``BlockTopK(selector="sketch")``.
 
-    By channel over 64 tokens it has the least and the greatest value, and for each token
-    ``round((k - least) / (greatest - least) * (2**bits - 1))``. Group and range of the last tokens
-    follow from all of them whenever they grow: appending gives what sketching again would. Nothing
-    waits for the device, and lengths stay there, so decoding steps may be captured in a CUDA graph.
+    Of a group of 64 tokens it holds, by channel, the least and the greatest value, and of each
+    token ``round((k - least) / (greatest - least) * (2**bits - 1))``. A last group of fewer tokens
+    is sketched again whenever tokens come: appending gives what sketching all at once would.
+    Nothing waits for the device, and lengths stay there, so decoding steps may be captured in a
+    CUDA graph.
 
     Parameters
     ----------
