@@ -38,6 +38,9 @@ def snippets(page):
         yield "\n" * text.count("\n", 0, found.start(group)) + found.group(group)
 
 
+#: Where files lie that pages name.
+PLACES = (ROOT, ROOT / "csrc", ROOT / "csrc/cpu", ROOT / "csrc/cuda", ROOT / "sparse_attn")
+
 WITH_SNIPPETS = {str(page.relative_to(ROOT)): page for page in PAGES if any(snippets(page))}
 
 
@@ -63,12 +66,23 @@ def test_links_and_files_that_pages_name_exist():
         if page.name == "CHANGELOG.md":
             continue  # tells of files that are gone
         files = re.findall(r"`((?:\w+/)+\w+\.(?:py|h|cpp|cu|cuh|md|json))`", text)
-        places = (ROOT, ROOT / "csrc", ROOT / "csrc/cpu", ROOT / "csrc/cuda", ROOT / "sparse_attn")
         missing += [
             (page.name, file)
             for file in files
-            if "results/" not in file and not any((place / file).exists() for place in places)
+            if "results/" not in file and not any((place / file).exists() for place in PLACES)
         ]
+    assert missing == []
+
+
+def test_names_stand_in_the_files_that_pages_name_beside_them():
+    """Such as `kTransforms` (`cuda/common/plain_scores.h`)."""
+    missing = []
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md"):
+        pairs = re.findall(r"`(\w+)`\s+\(`((?:\w+/)+\w+\.\w+)`\)", page.read_text())
+        for name, file in pairs:
+            (text,) = (path.read_text() for place in PLACES if (path := place / file).exists())
+            if not re.search(rf"\b{name}\b", text):
+                missing.append((page.name, name, file))
     assert missing == []
 
 
