@@ -19,7 +19,6 @@ import torch
 
 __all__ = [
     "LARGE",
-    "MAX_LAYERS",
     "MAX_LENGTH",
     "Integer",
     "Number",
@@ -46,7 +45,6 @@ __all__ = [
     "dtype_name",
     "is_causal_bias",
     "is_dense",
-    "is_index",
     "kind_of",
     "refuse",
     "same_values",

@@ -18,7 +18,7 @@ from ._origins import rankable
 from .functional import sparse_attention
 from .patterns import BlockTopK, Pattern
 
-__all__ = ["Attended", "Watcher", "attend_in", "replacing", "watching"]
+__all__ = ["Attended", "attend_in", "replacing", "watching"]
 
 
 Place = Callable[[Pattern], tuple[Pattern, dict[str, Any]]]

@@ -18,7 +18,7 @@ import torch
 from ._checks import check_kind, dtype_name, kind_of, refuse
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided, TopK
 
-__all__ = ["FIELDS", "VERSION", "pattern_from", "pattern_to", "read", "write"]
+__all__ = ["FIELDS", "read", "write"]
 
 FORMAT, VERSION = "sparse_attn policy", 1
 _KINDS = {kind.__name__: kind for kind in (Band, BlockTopK, Dilated, Full, Strided, TopK)}

@@ -17,6 +17,7 @@ import torch
 from ._checks import check_kind, dtype_name, kind_of, refuse
 
 __all__ = [
+    "PAIRS",
     "Blocks",
     "blocks_of_mask",
     "checked_mod",

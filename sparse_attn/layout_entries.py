@@ -14,6 +14,18 @@ import torch
 from ._checks import check_dense, check_index, check_integer, check_kind, dtype_name, refuse
 from .layout_bits import Blocks
 
+__all__ = [
+    "OWNER",
+    "Device",
+    "Layout",
+    "check_bits",
+    "check_entries",
+    "entries_of_csr",
+    "is_listed",
+    "sorted_entries",
+    "with_rank",
+]
+
 OWNER = "BlockLayout"
 Device = torch.device | str | None
 

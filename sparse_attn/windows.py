@@ -28,7 +28,7 @@ from ._checks import (
 from ._pattern import Pattern
 from ._tiles import TileRun, tile_runs
 
-__all__ = ["DENSE", "Band", "Dilated", "Full", "Strided"]
+__all__ = ["DENSE", "Band", "Dilated", "Full", "Strided", "Window"]
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides

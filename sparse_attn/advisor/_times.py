@@ -25,7 +25,6 @@ __all__ = [
     "is_text",
     "length_of",
     "random_tensors",
-    "resized",
     "seconds_of",
     "seconds_of_call",
     "text_of",

@@ -16,7 +16,7 @@ from ..policy import Policy, as_policy
 from ._served import unserved_module
 from .multihead import SparseMultiheadAttention
 
-__all__ = ["restore_attention", "swap_attention", "undo_swap"]
+__all__ = ["NESTED", "restore_attention", "swap_attention", "undo_swap"]
 
 #: Where an encoder keeps whether it used nested tensors before the swap.
 NESTED = "_nested_before_swap"

@@ -13,7 +13,7 @@ from torch import nn
 
 from .._binding import is_transformers_model
 
-__all__ = ["Output", "Sums", "judged_by", "output_of", "tokens_of"]
+__all__ = ["Output", "Sums", "judged_by", "output_of"]
 
 #: Numbers of an output that are compared at once, in float32: on a CPU few enough that the pages of
 #: what is computed in between are used again and not asked for each time.
