@@ -14,8 +14,8 @@ import torch
 from .patterns import Band, BlockSparse, Dilated, Full, Pattern, TopK
 
 __all__ = [
-    "allowed_keys",
     "asks_positions",
+    "bool_mask",
     "counts_from_origin",
     "first_tokens",
     "rankable",
@@ -47,7 +47,7 @@ def _counts_from_origin(pattern: Pattern) -> bool:
     return asks_positions(pattern)
 
 
-def allowed_keys(mask: torch.Tensor) -> torch.Tensor:
+def bool_mask(mask: torch.Tensor) -> torch.Tensor:
     """View a dense mask, bool or additive, as bool: true where a key may be seen."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
@@ -61,7 +61,7 @@ def rankable(pattern: Pattern, mask: torch.Tensor | None) -> torch.Tensor | None
         return mask
     if not any(isinstance(own, TopK) for own in pattern._head_patterns):
         return mask
-    return mask.masked_fill(~allowed_keys(mask), -torch.inf)
+    return mask.masked_fill(~bool_mask(mask), -torch.inf)
 
 
 def first_tokens(tokens: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def text_arguments(pattern: Pattern, padding: torch.Tensor | None, seq_q: int) -
     """
     if padding is None or not counts_from_origin(pattern):
         return {}
-    tokens = allowed_keys(padding[:, 0, 0])
+    tokens = bool_mask(padding[:, 0, 0])
     first, end = first_tokens(tokens), tokens.shape[1] - first_tokens(tokens.flip(1))
     bounds = torch.stack([first, end], -1)[:, None, None].expand(-1, 1, seq_q, 2)
     return {"key_origin": first.int(), "key_bounds": bounds.int()}

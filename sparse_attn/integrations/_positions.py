@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from .._origins import allowed_keys
+from .._origins import bool_mask
 from ..patterns import Pattern
 from ._masks import Note, is_intervals
 
@@ -37,7 +37,7 @@ def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch
         low, high = mask.unbind(-1)
         first = torch.where(low < high, low, high.amax()).amin((1, 2))
     else:
-        first = allowed_keys(mask).any(1).any(1).int().argmax(-1)
+        first = bool_mask(mask).any(1).any(1).int().argmax(-1)
     return first.to(torch.int32).expand(batch).contiguous()
 
 
@@ -87,7 +87,7 @@ def query_positions(mask: torch.Tensor, note: Note | None, batch: int, seq_q: in
     if is_intervals(mask):
         last = mask[..., 1] - 1
     else:
-        allowed = allowed_keys(mask)
+        allowed = bool_mask(mask)
         index = torch.arange(1, mask.shape[-1] + 1, device=mask.device, dtype=torch.int32)
         last = (allowed * index).amax(-1) - 1
     row = torch.arange(seq_q, device=mask.device, dtype=torch.int32)

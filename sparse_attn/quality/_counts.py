@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._origins import allowed_keys
+from .._origins import bool_mask
 from ..functional import naive_attention, sparse_attention
 from ..patterns import BlockSparse, Pattern, TopK
 from ..tools import with_lists
@@ -45,7 +45,7 @@ def row_counts(
     placing = {name: common[name] for name in _PLACING if name in common}
     mask = common.get("attn_mask")
     if mask is not None:
-        placing["attn_mask"] = allowed_keys(mask)
+        placing["attn_mask"] = bool_mask(mask)
     by_head = isinstance(pattern, BlockSparse) and pattern.layout.counts.shape[1] > 1
     by_head |= _heads(placing.get("key_bounds")) > 1 or _heads(placing.get("attn_mask")) > 1
     by_head |= pattern._op is None  # whose `allows` may tell heads apart
