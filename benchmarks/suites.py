@@ -35,7 +35,7 @@ FEW_KEY_HEADS = ((8, 1, 8192), (8, 1, 16384), (8, 1, 131072), (32, 4, 16384))
 
 
 def dense() -> list[Group]:
-    """List dense prefill beside SDPA's backends, FlexAttention and flash-attn 3."""
+    """List dense prefill beside SDPA's backends, FlexAttention, flash-attn 3 and 4."""
     groups = []
     for dim, heads, length, batch in DENSE_SHAPES:
         for causal in (False, True):
@@ -54,7 +54,7 @@ def dense_name(dim: int, length: int, causal: bool) -> str:
 
 
 def sparse() -> list[Group]:
-    """List static and dynamic sparsity beside FlexAttention, flash-attn 3 and our own dense."""
+    """List static and dynamic sparsity beside FlexAttention, flash-attn 3 and 4, our own dense."""
     groups = []
     for length, window, heads in ((16384, 2048, 16), (32768, 4096, 16), (131072, 4096, 4)):
         band = Case(Band(window - 1), length, heads=heads, causal=True)
