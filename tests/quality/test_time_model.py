@@ -33,6 +33,17 @@ def test_the_time_left_counts_forwards(monkeypatch):
     assert hurried.out_of_time(1.0)() and hurried.left() == 22
 
 
+@pytest.mark.parametrize(("left", "words"), [(89.4, "about 89 s left"), (90.0, "about 2 min left")])
+def test_the_bar_says_how_long_the_rest_takes(left, words):
+    pytest.importorskip("tqdm")
+    from sparse_attn._progress import Progress
+
+    with Progress(4) as progress:
+        progress.step("layer 2", left=left)
+        shown = str(progress._bar)
+        assert "layer 2" in shown and "25%" in shown and words in shown
+
+
 def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     from sparse_attn.advisor import _rates
 
