@@ -144,6 +144,13 @@ def text(padding="none", batch=2, length=24, seed=0):
     return ids, mask
 
 
+def new_cache(model, kind):
+    """Make an empty cache, a static one of 40 tokens or one that grows."""
+    if kind == "static":
+        return transformers.StaticCache(config=model.config, max_cache_len=40)
+    return transformers.DynamicCache(config=model.config)
+
+
 def output(model, **inputs):
     """Return logits or hidden states."""
     with torch.no_grad():

@@ -5,7 +5,16 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
-from tiny_models import CONFIGS, GROUPED, assert_same, build, output, sequence_to_sequence, text
+from tiny_models import (
+    CONFIGS,
+    GROUPED,
+    assert_same,
+    build,
+    new_cache,
+    output,
+    sequence_to_sequence,
+    text,
+)
 
 import sparse_attn as sa
 from sparse_attn.integrations._positions import query_positions
@@ -34,12 +43,6 @@ CALLS = {"prefill": [(0, 24)], "two turns": [(0, 11), (11, 23), (23, 24)]}
 
 def exactly(pattern):
     return sa.Policy(PATTERNS[pattern](), dense_below=0)
-
-
-def new_cache(model, cache):
-    if cache == "static":
-        return transformers.StaticCache(config=model.config, max_cache_len=40)
-    return transformers.DynamicCache(config=model.config)
 
 
 def gemma3():

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-import transformers
-from tiny_models import CONFIGS, assert_same, build, output, text
+from tiny_models import CONFIGS, assert_same, build, new_cache, output, text
 from transformers import AttentionInterface
 
 import sparse_attn as sa
@@ -30,12 +29,6 @@ def bound(name, pattern, **options):
     if isinstance(pattern, tuple):
         pattern = sa.Band(pattern, global_tokens=torch.tensor([15, 1, 18], dtype=torch.int32))
     return apply(build(CONFIGS[name]()), sa.Policy(pattern, dense_below=0, **options))
-
-
-def new_cache(model, cache):
-    if cache == "static":
-        return transformers.StaticCache(config=model.config, max_cache_len=40)
-    return transformers.DynamicCache(config=model.config)
 
 
 def assert_calls_equal_the_whole_text(model, cache, calls, padding="none"):

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from reference import Shape
-from selection import BLOCK, SELECTORS, by_budget, check_selection, pattern_of
+from selection import BLOCK, DTYPE_ERRORS, SELECTORS, by_budget, check_selection, pattern_of
 
 import sparse_attn as sa
-
-DTYPE_ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 AMOUNTS = {
     "mass": {"mass": 0.7},

@@ -28,7 +28,7 @@ def test_takes_interpreters_that_can_make_environments(pythons):
     assert versions.interpreter("3.14") == str(own / "python")
 
 
-def test_pairs_that_cannot_be_tried_say_why(pythons, monkeypatch):
+def test_pairs_that_cannot_be_tried_say_why(pythons):
     wheel = pythons / "any.whl"
     assert versions.row("3.14", "2.15", wheel, keep=False) == "| 3.14 | 2.15 | no interpreter |"
     inside = versions.FOLDER / "3.12-torch9.9" / "bin"
