@@ -42,6 +42,21 @@ def test_pairs_that_cannot_be_tried_say_why(pythons):
     assert not inside.exists()
 
 
+PROBED = {
+    "another-copy": ("echo 3.12.1 9.9.0 /a/b.py", "| 3.12.1 | 9.9.0 | imports /a/b.py |"),
+    "no-import": ("echo At: >&2; echo no >&2; exit 1", "| 3.12 | 9.9 | does not import: no |"),
+}
+
+
+@pytest.mark.parametrize("answer, want", PROBED.values(), ids=PROBED)
+def test_wheels_that_are_not_what_runs_say_so(pythons, answer, want):
+    inside = versions.FOLDER / "3.12-torch9.9" / "bin"
+    inside.mkdir(parents=True)
+    (inside / "python").write_text(f'#!/bin/sh\n[ "$1" = -m ] || {{ {answer}; }}\n')  # pip works
+    (inside / "python").chmod(0o755)
+    assert versions.row("3.12", "9.9", pythons / "any.whl", keep=False) == want
+
+
 def test_the_selection_runs(tmp_path, monkeypatch):
     (tmp_path / "test_two.py").write_text("def test_a(): pass\n\ndef test_b(): assert False\n")
     monkeypatch.setattr(versions, "SELECTION", (str(tmp_path / "test_two.py"),))
