@@ -80,3 +80,34 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     inside = sa.TopK(9, inside=sa.BlockTopK(16))  # scores its blocks: a rate of its own
     assert _rates.cost(inside, query, key, True, [0.1]) == pytest.approx([0.3])
     assert timed[18:] == 3 * ["TopK", "Full"]
+
+
+def test_token_top_k_is_timed_by_the_keys_that_it_scores(llama, ids, monkeypatch):
+    from sparse_attn.advisor import _local
+
+    def cost(pattern, query, key, is_causal, pairs):
+        timed.append((pattern, pairs))
+        return pairs
+
+    timed = []
+    monkeypatch.setattr(_local, "cost", cost)
+    patterns = {"top": sa.TopK(4), "band": sa.Band((31, 0))}
+    sa.advise(llama, ids, 0.7, by="time", patterns=patterns)
+    for pattern, pairs in timed:
+        assert (pairs == pytest.approx([1.0, 1.0])) is (pattern != patterns["band"])
+    assert set(patterns.values()) <= {pattern for pattern, _ in timed}
+
+
+@pytest.mark.parametrize(("room", "held"), [(0, False), (4 << 30, True)])
+def test_outputs_that_are_large_are_not_held(llama, ids, monkeypatch, room, held):
+    from sparse_attn.advisor import _run
+
+    def judge(*args, hold):
+        asked.append(hold)
+        return made(*args, hold=hold)
+
+    asked, made = [], _run.Judge
+    monkeypatch.setattr(_run, "Judge", judge)
+    monkeypatch.setattr(_run, "_HELD_BYTES", room)
+    sa.advise(llama, ids, 0.7, patterns={"band": sa.Band((31, 0))})
+    assert asked[0] is held
