@@ -48,7 +48,8 @@ def advise(
        least cost is found at which the model's output on `inputs` keeps what was asked, and at
        which its KL promises as much on other text: the same KL changes fewer tokens of easy text.
     4. The choice is judged on other text. Where it keeps too little there, what was missing is
-       added to what is asked and the search goes on, twice; then the sparse choice that kept most
+       added to what is asked (or, where the other text lost several times as much, half the loss
+       that would do is asked) and the search goes on, twice; then the sparse choice that kept most
        follows. The advice names how many were judged.
 
     Costs are pairs, the same on every machine, or the time that attention is predicted to take:
@@ -71,7 +72,8 @@ def advise(
         Text that the search does not see. By default the last of several inputs, half of the
         texts of one batch with an ``attention_mask``, or the second half of its tokens.
     patterns : list or mapping of Pattern, optional
-        Candidates; by default bands with sinks, a strided pattern and block top-k.
+        Candidates; by default bands with sinks (of an encoder with a global first token), a strided
+        pattern and block top-k.
     lengths : list of int, optional
         Lengths at which the model is timed, dense and under the policy; by default that of the
         text. Images are timed as they are.

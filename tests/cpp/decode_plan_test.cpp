@@ -1,6 +1,4 @@
 // How decode cuts a call: thread blocks for each row tile, and who makes a row's output.
-#include <algorithm>
-
 #include "check.h"
 #include "cuda/decode/plan.h"
 
