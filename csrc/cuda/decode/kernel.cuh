@@ -325,8 +325,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         ptx::kHasClusters && (whole || partials.gaps) && work.rows <= Config::kKeptRows;
     const int32_t text_chunks = ceil_div(work.sequence.keys, work.chunk_steps * kStepKeys);
     const int32_t visited = work.rows <= 0 ? 0 : imax(state.walk.chunks, whole);
-    state.groups = share_groups(grid, work.split, work.splits, text_chunks,
-                                state.walk.main.begin, visited, kept);
+    state.groups = share_groups(grid, work.split, work.splits, text_chunks, state.walk.main.begin,
+                                visited, kept);
   }
   __syncthreads();
   if (groups.begin < groups.end) {

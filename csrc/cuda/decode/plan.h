@@ -39,11 +39,11 @@ struct SplitGrid {
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
   Ending ending = Ending::kMerged;
-  int32_t group = kInARow;  // of chunks (chunk_groups.h), the smallest that a text may have
+  int32_t group = kInARow;    // of chunks (chunk_groups.h), the smallest that a text may have
   bool whole_groups = false;  // small ones are shared out, not chunks: each leaves one result
-  bool gaps = false;        // some chunks are stored as part of another's result, or not visited
-  bool early = false;       // the host knows what tiles are, before the kernel in front has ended
-  int32_t first_block = 0;  // of a call that is served in several parts
+  bool gaps = false;          // some chunks are stored as part of another's result, or not visited
+  bool early = false;         // the host knows what tiles are, before the kernel in front has ended
+  int32_t first_block = 0;    // of a call that is served in several parts
 };
 
 /// Keys of the blocks of a list, as far as a sequence may have that many.
@@ -82,8 +82,8 @@ SPARSE_ATTN_HD int32_t group_of(const Pattern& pattern, int32_t keys, int32_t ch
   return sees_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
 }
 
-/// Partial results of a row, at most: of its chunks or, of a long text, of its small groups; and how
-/// many more an interval off their edges touches.
+/// Partial results of a row, at most: of its chunks or, of a long text, of its small groups; and
+/// how many more an interval off their edges touches.
 constexpr int32_t kMostResults = 32, kOffEdges = 3;
 
 /// Keys above which a text has chunks enough for few key heads to fill a device, and how many.
