@@ -68,9 +68,9 @@ struct TensorCoreProducts {
 
   /// S = Q K^T; fragments of the next step are on their way while a step is multiplied.
   __device__ __forceinline__ void scores(float (&rS)[MT][NT][4], uint32_t sK) const {
-    // A tile of two fragments has one sum of the even and one of the odd steps: two chains of
-    // products are too few to run beside each other.
-    constexpr int kSums = MT * NT == 2 ? 2 : 1;
+    // Of 16 keys there is one sum of the even and one of the odd steps, however many rows there are
+    // beside a row: two chains of products are too few to run beside each other.
+    constexpr int kSums = NT == 2 ? 2 : 1;
     float sums[kSums][MT][NT][4] = {};
     const uint32_t first = sK + key_place();
     uint32_t rK[2][NT / 2][4];
