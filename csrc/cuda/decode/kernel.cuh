@@ -140,8 +140,15 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const Work& work = state.work;
   const Groups& groups = state.groups;
   const int warp = threadIdx.x / 32;
-  // After a shuffle, so that the compiler keeps it instead of recomputing it in every step.
-  const uint32_t ring = __shfl_sync(~0u, ptx::shared_address(smem) + warp * Config::kRingBytes, 0);
+  // Hidden from the compiler, so that it keeps it instead of recomputing it in every step: by a
+  // shuffle or, in kernels that are not lean, as no uniform number, since copies to one had a form
+  // that is no instruction (nvcc 13.0).
+  uint32_t ring = ptx::shared_address(smem) + warp * Config::kRingBytes;
+  if constexpr (kLean) {
+    ring = __shfl_sync(~0u, ring, 0);
+  } else {
+    asm volatile("" : "+r"(ring));
+  }
   const int32_t key_columns = params.problem.head_dim;
   const int32_t value_columns = params.problem.value_dim;
   const bool copied = kLean || aligned;
