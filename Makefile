@@ -87,7 +87,7 @@ build: $(STAMPS)/package
 	$(PY) -m scripts.build
 
 test: $(STAMPS)/test build
-	$(IN_TREE) $(PY) -m pytest --numprocesses auto --maxprocesses 4
+	$(IN_TREE) $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(STAMPS)/lint
 	$(CXX_FILES) | xargs $(CLANG_FORMAT) --dry-run -Werror
