@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
-from tiny_models import CONFIGS, build, output, text
+from tiny_models import CONFIGS, build, output
 
 import sparse_attn as sa
 
@@ -123,30 +123,6 @@ def test_names_in_the_picture_stand_apart(llama, ids):
     assert 3 < len(names) < len(advice.tried)
     for one, other in combinations(names.values(), 2):
         assert not one.shrunk(0.9, 0.9).overlaps(other.shrunk(0.9, 0.9))
-
-
-def test_texts_are_held_out(llama, ids):
-    one, other = ids[:, :128], ids[:, 128:]
-    split = advise(llama, ids)
-    assert advise(llama, one, validate=other).policy == split.policy
-    assert advise(llama, [one, other]).validation[-1] == split.validation[-1]
-    short = advise(llama, ids[:, :100])
-    assert short.validation == () and "on the calibration text alone" in short.summary()
-
-
-def test_a_tokenizers_output_is_cut_in_two(llama, ids):
-    split = advise(llama, ids)
-    mask = torch.nn.functional.pad(torch.ones_like(ids), (30, 3))
-    text = {"input_ids": torch.nn.functional.pad(ids, (30, 3)), "attention_mask": mask}
-    assert advise(llama, text).policy == split.policy
-    assert advise(llama, text).validation[-1] == split.validation[-1]
-    both = torch.cat([ids[:, :128], ids[:, 128:], ids[:, :128]])
-    mask = torch.ones_like(both)
-    mask[2] = 0  # no text
-    batch = {"input_ids": both, "attention_mask": mask}
-    assert advise(llama, batch).validation[-1] == split.validation[-1]
-    alone = advise(llama, {"input_ids": ids, "position_ids": torch.arange(256)[None]})
-    assert alone.validation == () and "on the calibration text alone" in alone.summary()
 
 
 def test_little_time_still_gives_an_answer(llama, ids):
@@ -341,29 +317,6 @@ def test_the_estimate_counts_every_key_head(llama, ids, monkeypatch, configured)
         assert bars[0].first == 2 + 1 + 3 + 4 + 10
 
 
-@pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("by", ["pairs", "time"])
-@pytest.mark.parametrize("length", [64, 512, 1024])
-def test_usual_candidates_are_served(length, by, is_causal):
-    from sparse_attn.advisor._candidates import candidates
-
-    found = candidates(length, by, is_causal)
-    assert any(isinstance(pattern, sa.BlockTopK) for pattern in found.values())
-    query = torch.randn(1, 2, length, 16)
-    for pattern in found.values():
-        assert sa.can_use(query, query, query, pattern, is_causal=is_causal)
-
-
-def test_a_first_token_sees_all_keys_in_the_usual_bands_of_an_encoder():
-    from sparse_attn.advisor._candidates import candidates
-
-    bands = [p for p in candidates(512, "pairs", False).values() if isinstance(p, sa.Band)]
-    assert len(bands) == 3
-    for band in bands:
-        seen = band.mask(512, 512)
-        assert seen[0].all() and seen[:, 0].all() and not seen[-1].all()
-
-
 def test_a_search_by_time(llama, ids):
     advice = advise(llama, ids, 0.3, by="time")
     assert advice.by == "time" and advice.kept
@@ -397,18 +350,3 @@ def test_wrong_arguments_are_refused(llama, ids, options, sentence):
     given = dict(model=llama, inputs=ids, keep=0.9) | options
     with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.advise: .*{sentence}"):
         sa.advise(progress=False, **given)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda ids: dict(input_ids=ids, attention_mask=torch.zeros_like(ids)), "not padding"),
-        (lambda ids: ids[:, :0], r"got input_ids of shape \(2, 0\)"),
-        (lambda ids: ids[0], r"got shape \(24,\); ids of one text go in as ids\[None\]"),
-    ],
-    ids=["padding", "empty", "no batch"],
-)
-def test_inputs_without_tokens_are_sentences(on_device, change, sentence):
-    model = build(CONFIGS["llama"](), "sdpa")
-    with pytest.raises(ValueError, match=sentence):
-        sa.advise(model, change(text()[0]), progress=False)

@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 import sparse_attn as sa
-from sparse_attn.advisor._candidates import named
 from sparse_attn.advisor._local import Local
 from sparse_attn.advisor._run import _margin
 from sparse_attn.advisor._search import Search
@@ -126,12 +124,3 @@ def test_units_weigh_what_they_do_to_the_output(by):
     search.weigh("sparse", parts, lambda: False)
     hurt = {(1, 0): 9.0} if by == "key head" else {(1, 0): 5.0, (1, 1): 5.0}
     assert search.weights == pytest.approx(dict.fromkeys(units, 1.0) | hurt)
-
-
-def test_patterns_of_a_list_that_read_alike_are_all_tried():
-    blocks = torch.ones(4, 4).tril().bool()
-    layouts = [sa.BlockLayout.from_mask(mask, 16, 16) for mask in (blocks, blocks.triu(-1))]
-    patterns = [sa.BlockSparse(layout) for layout in layouts]
-    found = named("advise", patterns, 64, "pairs")
-    assert list(found.values()) == [*patterns, sa.Full()]
-    assert list(found) == [repr(patterns[0]), f"{patterns[1]!r} (2)", "dense"]
