@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import Unpack
@@ -25,8 +25,6 @@ from .layout import BlockLayout
 from .patterns import BlockTopK, Full, Pattern, TopK
 
 __all__ = ["Capability", "can_use"]
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _BY_SPEED = (None, "naive", "tiled", "portable", "small", "decode", "hopper")
 
@@ -65,6 +63,15 @@ class Capability:
         answer = f"served by {self.engine}" if self.served else "not served"
         reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
         return f"<b>{html.escape(answer)}</b><ul>{reasons}</ul>" if reasons else f"<b>{answer}</b>"
+
+
+class _Call(NamedTuple):
+    """What is asked about, but for the pattern; without `op` the pattern has the op."""
+
+    op: str | None
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    placing: dict[str, Any]
+    common: dict[str, Any]
 
 
 def _of_all(answers: list[Capability]) -> Capability:
@@ -145,48 +152,37 @@ def can_use(
     check_pattern("can_use", pattern)
     starts = {"cu_seq_q": cu_seq_q, "cu_seq_k": cu_seq_k, "max_q": max_q, "max_k": max_k}
     sequences = {**starts, "seqused_k": seqused_k, "block_table": block_table}
-    op, tensors, given = None, (query, key, value), dict(common)
+    call = _Call(None, (query, key, value), {}, dict(common))
     try:
-        placing: dict[str, Any] = {}
         if any(argument is not None for argument in sequences.values()):
             op = "varlen" if block_table is None else "paged"
-            placing = placing_of("can_use", op, sequences)
+            call = call._replace(op=op, placing=placing_of("can_use", op, sequences))
         if isinstance(pattern, ByHead):
-            return _of_heads(op, pattern, tensors, placing, given)
-        answer = _asked(op, pattern, tensors, placing, given)
+            return _of_heads(pattern, call)
+        answer = _asked(pattern, call)
     except (ValueError, NotImplementedError) as error:
         return Capability(None, (str(error),), False)
     engine, *reasons = answer.split("\n")
     return Capability(engine or None, tuple(reasons), bool(engine))
 
 
-def _of_heads(
-    op: str | None,
-    pattern: ByHead,
-    tensors: Tensors,
-    placing: dict[str, Any],
-    given: dict[str, Any],
-) -> Capability:
+def _of_heads(pattern: ByHead, whole: _Call) -> Capability:
     """Answer for a call by head: for each of its calls, in the words of the whole one."""
-    whole = {**given, **placing}
+    op, tensors, placing, given = whole
+    arguments = {**given, **placing}
     if given.get("out") is not None:
-        check_whole(op or "fused", *tensors, whole)
+        check_whole(op or "fused", *tensors, arguments)
     dims = PLAIN if op is None else dims_of(op, placing)
     calls = calls_by_head(pattern, *tensors, given, dims=dims)
     answers = [can_use(*call.tensors, call.pattern, **{**placing, **call.common}) for call in calls]
     if len(calls) > 1 and not all(answers):
-        check_whole(op or "fused", *tensors, whole)
+        check_whole(op or "fused", *tensors, arguments)
     return _of_all(answers)
 
 
-def _asked(
-    op: str | None,
-    pattern: Pattern,
-    tensors: Tensors,
-    placing: dict[str, Any],
-    given: dict[str, Any],
-) -> str:
-    """Ask the op, of packed and paged sequences `op`, else the pattern's."""
+def _asked(pattern: Pattern, call: _Call) -> str:
+    """Return what the op answers: the engine that serves the call, and a reason a line."""
+    op, tensors, placing, given = call
     named = dict(zip(("query", "key", "value"), tensors, strict=True))
     if given.get("out") is None:
         cast = autocast(named | given, tensors[0].device.type)
