@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix, ops
-from ._schema import bound, overload
+from ._schema import bound, overload, written_by
 
 __all__ = ["InferenceOnly", "is_tracked", "refuse_gradients", "register_refusals"]
 
@@ -109,12 +109,6 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _written(op: Any) -> list[str]:
-    """Names of the arguments that an op writes into."""
-    arguments = op._schema.arguments
-    return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
 def refuse_gradients(name: str, arguments: Mapping[str, Any], place: str = "out=") -> None:
     """Raise in grad mode where an argument of a call that writes into `place` requires grad."""
     if not torch.is_grad_enabled():
@@ -129,7 +123,7 @@ def refuse_gradients(name: str, arguments: Mapping[str, Any], place: str = "out=
 
 def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
     """Autograd kernel of an op that writes into its arguments, which carry no gradient."""
-    place = "out=" if "out" in _written(op) else "a call"
+    place = "out=" if "out" in written_by(op) else "a call"
 
     def kernel(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)
@@ -143,7 +137,7 @@ def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
 
 def _changing_kernel(op: Any) -> Callable[..., None]:
     """Kernel that tells autograd which tensors an op writes into."""
-    names = _written(op)
+    names = written_by(op)
 
     def kernel(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)

@@ -232,7 +232,7 @@ def attend_by_head(
     if given.get("out") is not None:
         assert op is not None
         check_whole(op, query, key, value, {**given, **placing})
-    elif have_heads and not _joins((query, key, value), given):
+    elif have_heads and not _joins_outputs((query, key, value), given):
         given["out"] = ops.empty_output(query, value)
     # A traced length is asked about only where the answer matters: to ask would narrow the graph.
     joins = joins and have_heads and _has_lists(pattern) and query.shape[2] > _FEW_QUERIES
@@ -323,7 +323,7 @@ def _have_heads(
     return all(is_dense(tensor) and tensor.dim() == count for tensor, count in wanted)
 
 
-def _joins(tensors: tuple[torch.Tensor, ...], common: dict[str, Any]) -> bool:
+def _joins_outputs(tensors: tuple[torch.Tensor, ...], common: dict[str, Any]) -> bool:
     """Whether outputs are joined: grad mode, autocast and tracing take no ``out=`` of views."""
     return (
         torch.compiler.is_compiling()

@@ -6,7 +6,7 @@ from typing import Any
 
 from ._ops import ops
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "WRITING_OPS", "bound", "overload"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "WRITING_OPS", "bound", "overload", "written_by"]
 
 #: Ops with the common arguments; each has a twin ``<op>_out``.
 ATTENTION_OPS = (
@@ -41,3 +41,8 @@ def bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
         else:
             arguments[argument.name] = kwargs.get(argument.name, argument.default_value)
     return arguments
+
+
+def written_by(op: Any) -> list[str]:
+    """Names of the arguments that an op writes into."""
+    return [argument.name for argument in op._schema.arguments if argument.is_write]

@@ -194,7 +194,7 @@ def _asked(pattern: Pattern, call: _Call) -> str:
     if op is None:
         arguments = op_arguments("can_use", given)
     else:
-        arguments = sequence_arguments("can_use", op, pattern, query, key, placing, given)
+        arguments = sequence_arguments("can_use", pattern, query, key, placing, given)
     return_lse = arguments.pop("return_lse", False)
     if return_lse and arguments.get("out") is not None and is_dense(query):
         arguments["lse"] = query.new_empty(ops.lse_shape(query), dtype=torch.float32)

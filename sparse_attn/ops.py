@@ -19,7 +19,7 @@ from . import _load
 from ._autocast import register_autocast
 from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_refusals
 from ._ops import add_op_namespace_prefix
-from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, bound, overload
+from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, bound, overload, written_by
 
 __all__ = [
     "ATTENTION_OPS",
@@ -142,7 +142,7 @@ def _merge_states_fake(
 
 def _writing_fake(name: str, op: Any) -> Callable[..., None]:
     """Fake kernel of an op that writes into its arguments; sentences call it `name`."""
-    places = [argument.name for argument in op._schema.arguments if argument.is_write]
+    places = written_by(op)
 
     def fake(*args: Any, **kwargs: Any) -> None:
         arguments = bound(op, args, kwargs)

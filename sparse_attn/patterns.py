@@ -197,7 +197,8 @@ class TopK(Pattern):
         if isinstance(self.inside, BlockLayout):
             object.__setattr__(self, "inside", BlockSparse(self.inside))
         kinds = (BlockTopK, BlockSparse, type(None))
-        check_kind("TopK", "inside", self.inside, kinds, "a BlockTopK, a BlockSparse or None")
+        what = "a BlockTopK, a BlockSparse, a BlockLayout or None"
+        check_kind("TopK", "inside", self.inside, kinds, what)
 
     def __repr__(self) -> str:
         inside = "" if self.inside is None else f", inside={self.inside!r}"

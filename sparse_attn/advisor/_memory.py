@@ -73,12 +73,12 @@ class Memory:
         self._write()
 
     def judged(self, choice: Mapping[Unit, str]) -> tuple[float, float, float] | None:
-        """Return what a choice kept and lost, and its error; None where it was not judged."""
+        """Return what a choice kept and lost, and its margin; None where it was not judged."""
         figures = self._held["judged"].get(_key(choice))
         return None if figures is None else (figures[0], figures[1], figures[2])
 
     def add(self, choice: Mapping[Unit, str], figures: tuple[float, float, float]) -> None:
-        """Keep what a choice kept and lost, and its error."""
+        """Keep what a choice kept and lost, and its margin."""
         self._held["judged"][_key(choice)] = figures
         self._write()
 

@@ -63,7 +63,7 @@ def attend_sequences(
     if isinstance(pattern, ByHead):
         return _attend_by_head(op, pattern, query, key, value, placing, common)
     try:
-        arguments = sequence_arguments(owner, op, pattern, query, key, placing, common)
+        arguments = sequence_arguments(owner, pattern, query, key, placing, common)
         return call_op(op, query, key, value, arguments)
     except ValueError as error:
         raise as_given(error, common | sequences) from None
@@ -88,7 +88,6 @@ def placing_of(owner: str, op: str, sequences: dict[str, Any]) -> dict[str, Any]
 
 def sequence_arguments(
     owner: str,
-    op: str,
     pattern: Pattern,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -101,7 +100,7 @@ def sequence_arguments(
     ----------
     owner : str
         The public function, for sentences.
-    op, pattern, query, key, common
+    pattern, query, key, common
         As in `attend_sequences`; blocks that the data chooses are chosen here.
     placing : dict
         What says where sequences and pages lie, as the op takes it.

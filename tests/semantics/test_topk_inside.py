@@ -181,7 +181,8 @@ def test_what_it_says_of_itself(tmp_path):
 
 def test_errors(device):
     tensors = Shape(1, 4, 2, 64, 64, 64).make(device)
-    with pytest.raises(TypeError, match="expected inside to be a BlockTopK, a BlockSparse or None"):
+    what = "expected inside to be a BlockTopK, a BlockSparse, a BlockLayout or None, got Band"
+    with pytest.raises(TypeError, match=what):
         sa.TopK(3, inside=sa.Band(3))
     layout = random_layout(64, 128, 16, 16, device)
     with pytest.raises(ValueError, match="sparse_attn::topk: expected a layout of 4 key blocks"):
