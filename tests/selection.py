@@ -62,12 +62,16 @@ class Head:
         return torch.stack(means).double(), torch.tensor([len(part) > 0 for part in parts])
 
 
+def sums_by(weights, size):
+    """Sums over runs of `size` neighbours, of which the last may be shorter."""
+    return torch.nn.functional.pad(weights, (0, -len(weights) % size)).view(-1, size).sum(-1)
+
+
 def softmax_by(scores, seen, size):
     """Softmax over what is seen, summed over runs of `size` columns; zeros where nothing is."""
     if not seen.any():
         return torch.zeros(-(-scores.shape[-1] // size)).double()
-    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), -1)
-    return torch.stack([part.sum() for part in weights.split(size)])
+    return sums_by(torch.softmax(scores.masked_fill(~seen, -math.inf), -1), size)
 
 
 def normalised(shares):
@@ -144,18 +148,16 @@ def antidiagonal(head, stride):
 def minmax(head):
     """Each row's highest possible score in a block, softmax over blocks."""
     shares = torch.zeros(len(head.rows), len(head.keys)).double()
-    parts = [[j for j in part if head.exists[j]] for part in head.keys]
-    for i in range(len(head.query)):
-        bounds = [
-            (head.scale * head.query[i] * head.key[part]) for part in parts if part
-        ]  # (keys, D) each
-        scores = torch.full((len(parts),), -math.inf).double()
-        tops = torch.stack([bound.amax(0).sum() for bound in bounds]) if bounds else None
-        if tops is not None:
-            capped = head.softcap * torch.tanh(tops / head.softcap) if head.softcap else tops
-            scores[[n for n, part in enumerate(parts) if part]] = capped
-        seen = head.touched([i], head.block_kv) & (scores > -math.inf)
-        shares[i // head.block_q] += softmax_by(scores, seen, 1)
+    scores = torch.full((len(head.query), len(head.keys)), -math.inf).double()
+    for at, part in enumerate(head.keys):
+        keys = head.key[list(part)][head.exists[list(part)]]
+        if len(keys):
+            bounds = head.scale * head.query[:, None] * keys  # (Sq, keys, D)
+            tops = bounds.amax(1).sum(-1)
+            scores[:, at] = head.softcap * torch.tanh(tops / head.softcap) if head.softcap else tops
+    for i, row in enumerate(scores):
+        seen = head.touched([i], head.block_kv) & (row > -math.inf)
+        shares[i // head.block_q] += softmax_by(row, seen, 1)
     return normalised(shares)
 
 
@@ -194,13 +196,13 @@ def vertical_slash(head):
         column += row
         slash[i + 1 : i + 1 + Skv] += row.flip(0)
     shares = torch.zeros(len(head.rows), len(head.keys)).double()
+    vertical = sums_by(column, head.block_kv)
+    # Sums over the diagonals that a row crosses in a whole key block, by that of its first key.
+    crossed = torch.nn.functional.pad(slash, (head.block_kv - 1, head.block_q))
+    crossed = crossed.unfold(0, head.block_kv, 1).sum(-1)
     for index, rows in enumerate(head.rows):
-        vertical, diagonal = torch.zeros(2, len(head.keys)).double()
-        for at, keys in enumerate(head.keys):
-            vertical[at] = column[list(keys)].sum()
-            for i in range(rows[0], rows[0] + head.block_q):
-                place = i - keys[0] + Skv
-                diagonal[at] += slash[max(place - head.block_kv + 1, 0) : place + 1].sum()
+        places = [rows[0] - keys[0] + Skv for keys in head.keys]
+        diagonal = torch.stack([crossed[at : at + head.block_q].sum() for at in places])
         seen = head.visible(index)
         parts = [normalised(part * seen) for part in (vertical, diagonal)]
         shares[index] = sum(parts)
