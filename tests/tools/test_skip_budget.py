@@ -1,13 +1,12 @@
 """The budget of skips fails a run that skips for new reasons, or more often than it may."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 from skip_budget import BUDGET, over_budget
 
-TESTS = Path(__file__).resolve().parents[1]
+pytest_plugins = ["pytester"]
+CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 MASKS = ("hopper", "Skipped: sparse_attn::band: not served: hopper takes no attn_mask")
 
 
@@ -40,24 +39,30 @@ def test_missing_memory_is_within_the_budget_of_a_shared_device_alone():
     assert over_budget("cuda", [("portable", MASKS[1])], shared=True)
 
 
-def run_that_skips(folder, reason, *options):
-    """Run two tests, of which one is skipped."""
-    (folder / "test_it.py").write_text(
-        f"import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip({reason!r})\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *options, "test_it.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def run_that_skips(pytester, pytestconfig):
+    """Run two tests, of which one is skipped, in this process: a new one loads torch first."""
+    suite = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
+    assert suite is not None
+
+    def run(reason, *options):
+        pytester.makepyfile(
+            f"import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip({reason!r})\n"
+        )
+        result = pytester.runpytest_inprocess(*options, plugins=[suite])
+        result.assert_outcomes(passed=1, skipped=1)
+        return result
+
+    return run
 
 
-def test_a_run_beside_another_suite_says_so(tmp_path):
+def test_a_run_beside_another_suite_says_so(run_that_skips):
     reason = "needs 40 GiB of free device memory"
-    assert run_that_skips(tmp_path, reason, "--device", "cuda").returncode == 1
-    run = run_that_skips(tmp_path, reason, "--device", "cuda", "--shared-device")
-    assert run.returncode == 0 and "1 passed, 1 skipped" in run.stdout
+    assert run_that_skips(reason, "--device", "cuda").ret == 1
+    assert run_that_skips(reason, "--device", "cuda", "--shared-device").ret == 0
 
 
-def test_a_run_over_the_budget_fails(tmp_path):
-    run = run_that_skips(tmp_path, "tired")
-    assert run.returncode == 1 and "1 passed, 1 skipped" in run.stdout
-    assert "a test has no budget for the reason: Skipped: tired" in run.stdout
+def test_a_run_over_the_budget_fails(run_that_skips):
+    run = run_that_skips("tired")
+    assert run.ret == 1
+    assert "a test has no budget for the reason: Skipped: tired" in run.stdout.str()
