@@ -61,17 +61,19 @@ def test_schemas_share_the_common_arguments(name):
     assert not question.is_mutable and len(question.returns) == 1
 
 
-@pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
-@pytest.mark.parametrize("value_dim", [64, 24])
+#: An output of values' head dim, and one of query's beside an lse.
+RESULTS = pytest.mark.parametrize(("value_dim", "with_lse"), [(24, False), (64, True)])
+
+
+@RESULTS
 @pytest.mark.parametrize("name", PATTERNS)
-def test_opcheck(device, name, value_dim, return_lse):
+def test_opcheck(device, name, value_dim, with_lse):
     op, tensors, arguments = call_of(name, device, value_dim)
-    arguments = dict(arguments, is_causal=True, return_lse=return_lse)
+    arguments = dict(arguments, is_causal=True, return_lse=with_lse)
     torch.library.opcheck(getattr(OPS, op).default, tensors, arguments)
 
 
-@pytest.mark.parametrize("with_lse", [False, True], ids=["out", "lse"])
-@pytest.mark.parametrize("value_dim", [64, 24])
+@RESULTS
 @pytest.mark.parametrize("name", PATTERNS)
 def test_opcheck_of_the_out_twin(device, name, value_dim, with_lse):
     op, tensors, arguments = call_of(name, device, value_dim)
