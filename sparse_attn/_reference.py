@@ -146,7 +146,7 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, common: Common) -> torch.Tensor:
     """Scores of all pairs, with one key head for each query head."""
     softcap = common.get("softcap", 0.0)
-    scores = _product(query, key.mT) * scale
+    scores = _product(query, key.mT).mul_(scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     for bias in _biases(query, key, common):
@@ -173,7 +173,7 @@ def _softmax(
     Rows without keys are zero.
     """
     if sink_logits is None:
-        return torch.softmax(scores, -1).masked_fill(~allowed.any(-1, keepdim=True), 0)
+        return torch.softmax(scores, -1).masked_fill_(~allowed.any(-1, keepdim=True), 0)
     sink = sink_logits.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
     weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
     return weights.masked_fill(~allowed, 0)
@@ -280,7 +280,7 @@ def _reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and lse in float64, of the allowed keys."""
     k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
-    scores = _scores(query.double(), k, scale, common).masked_fill(~allowed, -torch.inf)
+    scores = _scores(query.double(), k, scale, common).masked_fill_(~allowed, -torch.inf)
     weights = _softmax(scores, allowed, common.get("sink_logits"))
     return weights @ v, scores.logsumexp(-1)
 
@@ -308,7 +308,7 @@ def _math(
 ) -> torch.Tensor:
     """Return the output in the input's dtype, of the allowed keys."""
     k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
-    scores = _scores(query, k, scale, common).float().masked_fill(~allowed, -torch.inf)
+    scores = _scores(query, k, scale, common).float().masked_fill_(~allowed, -torch.inf)
     weights = _softmax(scores, allowed, common.get("sink_logits"))
     return _product(weights.to(value.dtype), v)
 

@@ -39,7 +39,7 @@ def bounds(rows):
     return intervals
 
 
-@pytest.mark.parametrize("Sq", [17, 129, 400])
+@pytest.mark.parametrize("Sq", [17, 129, 260])
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("arguments", COMMON)
 def test_patterns(attend, device, name, arguments, Sq):
