@@ -22,9 +22,7 @@ class Arena {
   }
   int64_t used() const { return used_; }
   /// What a piece of so many bytes takes.
-  static constexpr int64_t rounded(int64_t bytes) {
-    return ceil_div64(bytes, kAlignment) * kAlignment;
-  }
+  static constexpr int64_t rounded(int64_t bytes) { return round_up(bytes, kAlignment); }
 
  private:
   char* base_;

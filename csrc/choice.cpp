@@ -9,6 +9,9 @@ namespace {
 using F = Feature;
 namespace hopper = cuda::hopper;
 
+/// Queries up to which decode is faster than hopper on any number of keys.
+constexpr int32_t kFewest = 8;
+
 bool serves(const std::string& engine, const Case& c) { return refusal(engine, c).empty(); }
 
 /// The keys by which engines that split them are chosen: those that there are, not the bound of a
@@ -20,9 +23,8 @@ int32_t keys_of(const Case& c) { return imax(c.problem.seq_kv, c.packed_keys); }
 /// contiguous keys; but where the device alone knows where queries stand, which decode serves
 /// better (docs/kernels/decode.md).
 bool fills_tiles_of_hopper(const Case& c) {
-  constexpr int32_t kLeastQueries = 9;
   const Features own = c.features.without(hopper::kLengths);
-  if (c.problem.seq_q < kLeastQueries || !own.within(hopper::kFewRaggedCalls)) return false;
+  if (c.problem.seq_q <= kFewest || !own.within(hopper::kFewRaggedCalls)) return false;
   if (own.has(F::kQueryOffsets)) return false;
   const int32_t head_dim = c.problem.widest_dim();
   const Features packed = own.with(Features::of(F::kPacked));
@@ -38,7 +40,7 @@ bool fills_tiles_of_hopper(const Case& c) {
 /// them for each query head. Never where query heads fill hopper's tiles, whose thread blocks split
 /// keys too (docs/kernels/decode.md).
 int32_t least_keys_of_decode(const Case& c) {
-  constexpr int32_t kFewest = 8, kLeast = 1024;
+  constexpr int32_t kLeast = 1024;
   if (fills_tiles_of_hopper(c)) return kUnlimited;
   // Under a mask or ALiBi hopper has a tile for each query head.
   if (c.features.any(hopper::kBiases) && !c.features.has(F::kList)) return 0;
@@ -60,7 +62,7 @@ bool is_ranked_by_decode(const Case& c) {
 /// queries of wide heads. A sequence that may be packed beside longer ones has the bits of their
 /// engine: small has hopper's where scores are only scaled, and the fewest queries are decode's.
 bool is_left_to_small(const Case& c) {
-  constexpr int32_t kFewKeys = 64, kFewest = 8, kFewRows = 80, kMasked = 128;
+  constexpr int32_t kFewKeys = 64, kFewRows = 80, kMasked = 128;
   constexpr Features kNeverPacked = Features::of(F::kMask, F::kKeyBounds);
   constexpr Features kAsHopper =
       Features::of(F::kWindow, F::kLead, F::kGlobalRows, F::kKeyOrigins, F::kSinkLogits,

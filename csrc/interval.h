@@ -28,6 +28,9 @@ SPARSE_ATTN_HD constexpr int32_t ceil_div(int32_t a, int32_t b) {
 }
 /// The same of larger numbers (a >= 0).
 SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
+SPARSE_ATTN_HD constexpr int64_t round_up(int64_t x, int64_t multiple) {
+  return ceil_div64(x, multiple) * multiple;
+}
 
 /// The integers begin <= x < end.
 struct Interval {

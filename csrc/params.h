@@ -70,6 +70,8 @@ struct AlibiView {
   }
 };
 
+constexpr int32_t kMaxHeadDim = 256;
+
 /// Sizes of a call. Sequences may be shorter than the lengths here.
 struct Problem {
   int32_t batch = 0, heads_q = 0, heads_kv = 0;

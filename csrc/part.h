@@ -2,8 +2,6 @@
 // share them. The part's engine finds the same data at other addresses.
 #pragma once
 
-#include <initializer_list>
-
 #include "params.h"
 
 namespace sparse_attn {

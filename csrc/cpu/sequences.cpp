@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <utility>
 
 #include "arena.h"
 #include "call_features.h"
 #include "cpu/float8_numbers.h"
+#include "cpu/vector/vector_math.h"
 #include "part.h"
 #include "torch_host.h"
 
@@ -18,7 +18,6 @@ namespace sparse_attn::cpu {
 namespace {
 
 constexpr int32_t kRowsPerTurn = 256;  // that a thread copies
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 /// Copies rows [begin, end) of a key head's keys or values to rows of `columns` elements.
 class Gatherer {
@@ -71,7 +70,8 @@ void write_empty(const AttentionParams& one) {
       std::memset(moved(out.data, head * out.stride_h + i * out.stride_s, size), 0,
                   problem.value_dim * size);
       if (one.outputs.lse == nullptr) continue;
-      one.outputs.lse[head * one.outputs.lse_stride_h + i * one.outputs.lse_stride_s] = kEmpty;
+      one.outputs.lse[head * one.outputs.lse_stride_h + i * one.outputs.lse_stride_s] =
+          kMinusInfinity;
     }
   }
 }

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/ops.h>
 
-#include <initializer_list>
 #include <vector>
 
 #include "arguments.h"

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 
-#include "../choice.h"
 #include "../select_params.h"
 
 namespace sparse_attn {

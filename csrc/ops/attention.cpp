@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../call_features.h"
+#include "../choice.h"
 #include "../cuda/hopper/key_split.h"
 #include "../cuda/hopper/sections.h"
 #include "allocate.h"

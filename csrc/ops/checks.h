@@ -10,8 +10,6 @@ namespace sparse_attn {
 
 using torch::headeronly::ScalarType;
 
-constexpr int64_t kMaxHeadDim = 256;
-
 inline bool is_attention_dtype(const Tensor& tensor) {
   ScalarType type = tensor.scalar_type();
   return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "../capability.h"
 #include "allocate.h"
 #include "checks.h"
 

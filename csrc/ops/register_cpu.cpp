@@ -1,7 +1,6 @@
 // CPU kernels of all ops.
 #include "../cpu/engines.h"
 #include "dispatch.h"
-#include "error.h"
 #include "namespace.h"
 
 namespace sparse_attn {

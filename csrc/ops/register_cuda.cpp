@@ -4,7 +4,6 @@
 
 #include "../cuda/engines.h"
 #include "dispatch.h"
-#include "error.h"
 #include "namespace.h"
 
 namespace sparse_attn {

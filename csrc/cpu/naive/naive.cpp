@@ -1,7 +1,6 @@
 // The naive engine: the whole score matrix of a head in memory, a softmax over it, a second
 // product; out = softmax(mask(scale q k^T)) v in three passes. The baseline of the benchmarks and
 // the oracle of the other CPU engine; every pattern, nothing skipped.
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>

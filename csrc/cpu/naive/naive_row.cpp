@@ -12,8 +12,6 @@
 namespace sparse_attn::cpu {
 namespace {
 
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
-
 /// Integers in the order of the floats; -0 equals 0, NaN stands above everything.
 int32_t ordered(float score) {
   if (score != score) return std::numeric_limits<int32_t>::max();
@@ -27,7 +25,8 @@ int32_t ordered(float score) {
 float mask_term(const MaskView& mask, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (mask.kind == MaskKind::kNone) return 0.0f;
   int64_t at = b * mask.stride_b + h * mask.stride_h + i * mask.stride_q + j * mask.stride_k;
-  if (mask.kind == MaskKind::kBool) return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kHidden;
+  if (mask.kind == MaskKind::kBool)
+    return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kMinusInfinity;
   if (mask.kind == MaskKind::kFloat32) return static_cast<const float*>(mask.data)[at];
   float term;
   vector_math().to_float(mask.kind == MaskKind::kFloat16 ? Element::kFloat16 : Element::kBFloat16,
@@ -77,7 +76,7 @@ void NaiveRow::find_seen(const AttentionParams& params, const Pattern& pattern, 
 void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
   int32_t count = 0;
   for (int32_t j = 0; j < n; ++j) {
-    if (scores[j] != kHidden) ranks[count++] = ordered(scores[j]);
+    if (scores[j] != kMinusInfinity) ranks[count++] = ordered(scores[j]);
   }
   if (count <= k) return;
   std::nth_element(ranks, ranks + k - 1, ranks + count, std::greater<int32_t>());
@@ -85,10 +84,10 @@ void NaiveRow::keep_topk(int32_t k, int32_t n, float* scores) {
   int32_t room = k - static_cast<int32_t>(std::count_if(
                          ranks, ranks + k, [&](int32_t rank) { return rank > threshold; }));
   for (int32_t j = 0; j < n; ++j) {
-    if (scores[j] == kHidden) continue;
+    if (scores[j] == kMinusInfinity) continue;
     int32_t rank = ordered(scores[j]);
     bool tie = rank == threshold;
-    if (rank < threshold || (tie && room <= 0)) scores[j] = kHidden;
+    if (rank < threshold || (tie && room <= 0)) scores[j] = kMinusInfinity;
     room -= tie;
   }
 }
@@ -99,26 +98,26 @@ float NaiveRow::softmax(const AttentionParams& params, const Pattern& pattern, i
   const float scale = params.score_scale(batch, head);
   for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
     float term = mask_term(params.scores.mask, batch, head, i, j);
-    scores[j] = seen[j] && term != kHidden ? scale * scores[j] : kHidden;
+    scores[j] = seen[j] && term != kMinusInfinity ? scale * scores[j] : kMinusInfinity;
   }
   const int32_t position = i + params.sequences.offset(batch);
   if (pattern.topk > 0) keep_topk(pattern.topk, params.problem.seq_kv, scores);
-  float max = kHidden;
+  float max = kMinusInfinity;
   for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
-    if (scores[j] == kHidden) continue;
+    if (scores[j] == kMinusInfinity) continue;
     if (params.scores.softcap != 0)
       scores[j] = params.scores.softcap * std::tanh(scores[j] / params.scores.softcap);
     scores[j] += params.scores.alibi.bias(batch, head, position, j);
     scores[j] += mask_term(params.scores.mask, batch, head, i, j);
     if (!(scores[j] <= max)) max = scores[j];
   }
-  if (max == kHidden) {
+  if (max == kMinusInfinity) {
     std::memset(scores, 0, params.problem.seq_kv * sizeof(float));
-    return kHidden;
+    return kMinusInfinity;
   }
   double sum = 0;
   for (int32_t j = 0; j < params.problem.seq_kv; ++j) {
-    scores[j] = scores[j] == kHidden ? 0.0f : std::exp(scores[j] - max);
+    scores[j] = scores[j] == kMinusInfinity ? 0.0f : std::exp(scores[j] - max);
     sum += scores[j];
   }
   float lse = static_cast<float>(max + std::log(sum));

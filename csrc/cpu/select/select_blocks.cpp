@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/select/select_estimate.h"
 #include "cpu/sequences.h"

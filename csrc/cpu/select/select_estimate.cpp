@@ -8,12 +8,9 @@
 #include <limits>
 #include <numeric>
 
-#include "cpu/tiled/keys.h"
-
+#include "cpu/tensor_rows.h"
 namespace sparse_attn::cpu {
 namespace {
-
-constexpr float kNoKeys = -std::numeric_limits<float>::infinity();
 
 /// Divides shares by their sum; where that is 0 they stay.
 void normalise(Interval blocks, double* share) {
@@ -161,9 +158,9 @@ void BlockEstimator::mean_query(const QueryBlock& block, Interval rows, float* m
 /// share[element / per_block] += softmax over the elements seen that are present.
 void BlockEstimator::add_softmax(float* scores, Interval seen, const uint8_t* present,
                                  int32_t per_block, double* share) const {
-  float highest = kNoKeys;
+  float highest = kMinusInfinity;
   for (int32_t x = seen.begin; x < seen.end; ++x) {
-    if (present != nullptr && !present[x]) scores[x] = kNoKeys;
+    if (present != nullptr && !present[x]) scores[x] = kMinusInfinity;
     highest = scores[x] > highest ? scores[x] : highest;
   }
   double total = 0;
@@ -300,7 +297,7 @@ void BlockEstimator::score_means(const QueryBlock& block, Interval visible, doub
   math_.row_scores(query, 0, 1, vectors, visible.size(), width_, scores, 0);
   math_.transform(scores, visible.size(), params_.scores.scale, params_.scores.softcap, nullptr);
   for (int32_t j = visible.begin; j < visible.end; ++j) {
-    rank[j] = keys.present[j] ? scores[j - visible.begin] : kNoKeys;
+    rank[j] = keys.present[j] ? scores[j - visible.begin] : kMinusInfinity;
   }
 }
 
@@ -308,13 +305,13 @@ namespace {
 
 /// Shares by the softmax of scores; NaN and infinity, which keep their blocks, stand apart.
 void shares_of_scores(Interval visible, double* share, double* rank) {
-  double highest = kNoKeys;
+  double highest = kMinusInfinity;
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     if (rank[j] == std::numeric_limits<double>::infinity()) rank[j] = std::nan("");
     highest = rank[j] > highest ? rank[j] : highest;
   }
   for (int32_t j = visible.begin; j < visible.end; ++j) {
-    share[j] = rank[j] == kNoKeys ? 0.0 : std::exp(rank[j] - highest);
+    share[j] = rank[j] == kMinusInfinity ? 0.0 : std::exp(rank[j] - highest);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "cpu/select/sketch_masses.h"
-#include "cpu/tiled/plan.h"
 #include "cpu/vector/vector_math.h"
 #include "select_params.h"
 
@@ -18,9 +17,6 @@ struct QueryBlock {
   int64_t batch = 0, head_q = 0;
   int32_t index = 0;
 };
-
-/// Rows whose columns and diagonals stand for all rows.
-constexpr int32_t kLastRows = 64;
 
 /// Each of two estimates divided by its sum over `blocks`, added into `share`.
 void join_halves(Interval blocks, double* share, double* half);

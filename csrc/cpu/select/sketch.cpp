@@ -7,7 +7,7 @@
 
 #include "cpu/float8_numbers.h"
 #include "cpu/rows.h"
-#include "cpu/tiled/keys.h"
+#include "cpu/tensor_rows.h"
 
 namespace sparse_attn::cpu {
 namespace {

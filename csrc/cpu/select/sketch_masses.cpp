@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "cpu/tiled/keys.h"
-
+#include "cpu/tensor_rows.h"
 namespace sparse_attn::cpu {
 
 SketchMasses::SketchMasses(const SelectParams& params, int64_t workers, Arena* arena)
@@ -113,9 +111,8 @@ void SketchMasses::add_masses(const Run& run, const Row& row, Interval seen, flo
   const Interval units = SelectParams::blocks_of(seen, kMassKeys);
   math.transform(scores + seen.begin, seen.size(), params_.scores.scale, params_.scores.softcap,
                  nullptr);
-  constexpr float kUnseen = -std::numeric_limits<float>::infinity();
-  std::fill(scores + units.begin * kMassKeys, scores + seen.begin, kUnseen);
-  std::fill(scores + seen.end, scores + units.end * kMassKeys, kUnseen);
+  std::fill(scores + units.begin * kMassKeys, scores + seen.begin, kMinusInfinity);
+  std::fill(scores + seen.end, scores + units.end * kMassKeys, kMinusInfinity);
   float* masses = masses_ + row.number * units_ + units.begin;
   const int64_t at = row.number * runs_ + run.keys.begin / kRunKeys;
   highest_[at] = math.sketch.masses(scores + units.begin * kMassKeys, units.size(), kLog2E, masses);

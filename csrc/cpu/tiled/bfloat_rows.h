@@ -16,7 +16,6 @@
 
 namespace sparse_attn::cpu {
 
-constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kMaxElements = kMaxParts * kMaxHeadDim;
 
 /// Numbers of bfloat16 that make an element.

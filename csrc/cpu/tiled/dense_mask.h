@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/tiled/keys.h"
 #include "cpu/tiled/visible.h"
 #include "part.h"
 
@@ -55,7 +54,7 @@ class DenseMask {
     }
     const float* terms = row(tile, chunk, 0);
     for (int32_t column = 0; column < chunk.columns; ++column) {
-      if (terms[column] != kHidden) return false;
+      if (terms[column] != kMinusInfinity) return false;
     }
     return true;
   }
@@ -128,7 +127,7 @@ class DenseMask {
 
   void copy(const char* source, int64_t stride, int32_t count, float* target) {
     if (mask_.kind == MaskKind::kBool) {
-      for (int32_t i = 0; i < count; ++i) target[i] = source[i * stride] ? 0.0f : kHidden;
+      for (int32_t i = 0; i < count; ++i) target[i] = source[i * stride] ? 0.0f : kMinusInfinity;
       return;
     }
     Element element = mask_.kind == MaskKind::kFloat32   ? Element::kFloat32

@@ -6,16 +6,11 @@
 
 #include <cstdint>
 
-#include "arena.h"
 #include "cpu/topk/select_topk.h"
 #include "cpu/vector/vector_math.h"
 #include "params.h"
 
 namespace sparse_attn::cpu {
-
-constexpr int64_t round_up(int64_t x, int64_t multiple) {
-  return (x + multiple - 1) / multiple * multiple;
-}
 
 /// Tiles of query rows, the same for every head.
 struct QueryCut {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/torch_host.h"
+
 namespace sparse_attn::cpu {
 namespace {
 
@@ -112,7 +114,7 @@ void QueryTile::load_queries() {
     Interval bounds =
         params_.scores.bounds.row(tile_.batch, tile_.head_of(row), query, params_.problem.seq_kv);
     scratch_.rows[row] = make_row(pattern_, tile_.slice, tile_.slice_row(row), bounds);
-    scratch_.m[row] = kHidden;
+    scratch_.m[row] = kMinusInfinity;
     scratch_.l[row] = 0;
   }
 }
@@ -264,12 +266,12 @@ void QueryTile::finish() {
   for (int32_t row = 0; row < tile_.size(); ++row) {
     int64_t head = tile_.head_of(row), query = tile_.query_of(row);
     double m = scratch_.m[row] * unit, sum = scratch_.l[row];
-    bool empty = scratch_.m[row] == kHidden;
+    bool empty = scratch_.m[row] == kMinusInfinity;
     if (params_.outputs.lse != nullptr) {
       params_.outputs
           .lse[tile_.batch * params_.outputs.lse_stride_b + head * params_.outputs.lse_stride_h +
                query * params_.outputs.lse_stride_s] =
-          empty ? kHidden : static_cast<float>(m + std::log(sum));
+          empty ? kMinusInfinity : static_cast<float>(m + std::log(sum));
     }
     if (params_.scores.sink_logits != nullptr)
       sum += std::exp(params_.scores.sink_logits[head] - m);

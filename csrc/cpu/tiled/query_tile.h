@@ -3,12 +3,12 @@
 // online.
 #pragma once
 
+#include "arena.h"
 #include "cpu/tiled/dense_mask.h"
 #include "cpu/tiled/keys.h"
 #include "cpu/tiled/plan.h"
 #include "cpu/tiled/tile.h"
 #include "cpu/tiled/visible.h"
-#include "cpu/torch_host.h"
 #include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {

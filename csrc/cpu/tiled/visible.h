@@ -4,15 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "cpu/tiled/chunks.h"
 #include "cpu/vector/vector_math.h"
 
 namespace sparse_attn::cpu {
-
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
 /// Grows a span by intervals in ascending order and hides the gaps.
 class SpanBuilder {
@@ -24,7 +21,7 @@ class SpanBuilder {
       span_ = {begin, end};
       return;
     }
-    for (int32_t column = span_.end; column < begin; ++column) scores_[column] = kHidden;
+    for (int32_t column = span_.end; column < begin; ++column) scores_[column] = kMinusInfinity;
     span_.end = imax(span_.end, end);
   }
   void add(Interval x, int32_t shift) { add(x.begin - shift, x.end - shift); }

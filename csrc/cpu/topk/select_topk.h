@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "cpu/vector/vector_math.h"
 
@@ -25,7 +24,7 @@ struct TopkRow {
   float* scores = nullptr;  // [stride]
   int32_t* columns = nullptr;
   int32_t count = 0;
-  float threshold = -std::numeric_limits<float>::infinity();  // what is not above it is out
+  float threshold = kMinusInfinity;  // what is not above it is out
 
   /// Takes in the next n columns, which count from `first`.
   void add(const VectorMath& math, const TopkRoom& room, const float* chunk, int32_t n,

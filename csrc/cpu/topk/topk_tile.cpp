@@ -21,7 +21,8 @@ void QueryTile::prepare(const Chunk& chunk, int32_t row) {
   if (!mask_.present()) return;
   const float* terms = mask_.row(tile_, chunk, row);
   for (int32_t column = span.begin; column < span.end; ++column) {
-    scores[column] = terms[column] == kHidden ? kHidden : scores[column];  // no branch: vectors
+    scores[column] =
+        terms[column] == kMinusInfinity ? kMinusInfinity : scores[column];  // no branch: vectors
   }
 }
 

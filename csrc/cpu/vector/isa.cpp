@@ -35,9 +35,9 @@ namespace {
 /// AVX-512, where BLAS has kernels of it on Intel's processors alone: panels are slower there above
 /// this head dim, unless rows are few.
 VectorMath avx512_math() {
-  constexpr int32_t kPanelHeadDim = 64;
+  constexpr int32_t kWidest = 64;
   VectorMath math = avx512::kVectorMath;
-  if (__builtin_cpu_is("intel")) math.panel_head_dim = kPanelHeadDim;
+  if (__builtin_cpu_is("intel")) math.panel_head_dim = kWidest;
   return math;
 }
 #endif

@@ -168,7 +168,7 @@ const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
                                 row_accumulate,
                                 kLanes,
                                 kHasPanels ? kGroupRows : 0,
-                                kPanelHeadDim,
+                                INT32_MAX,  // isa.cpp says where less
                                 pack_panel,
                                 panel_scores<>,
                                 panel_values<>,

@@ -5,10 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace sparse_attn::cpu {
 
 constexpr float kLog2E = 1.44269504088896341f;
+/// The score of a key that a row does not see, and the lse of a row that sees none.
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Element types, numbered as Dtype.
 enum class Element : int32_t { kFloat32, kFloat16, kBFloat16 };

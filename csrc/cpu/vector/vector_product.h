@@ -14,7 +14,6 @@ constexpr int kPanelVectors = kPanelKeys / kLanes;
 // Sums of a group: 12 of 16 registers, or 24 of 32 for two panels at a time.
 constexpr int kGroupVectors = kLanes == 16 ? 2 : kPanelVectors;
 constexpr int32_t kGroupRows = kLanes == 16 ? 12 : 12 / kPanelVectors;
-constexpr int32_t kPanelHeadDim = 256;  // all of them; isa.cpp says where fewer
 // BLAS is faster without AVX2.
 constexpr bool kHasPanels = kLanes >= 8;
 // Products summed one after the other; then the sum joins the rest. It bounds the rounding errors.

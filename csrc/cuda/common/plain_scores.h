@@ -11,7 +11,7 @@ constexpr Features kTransforms =
     Features::of(Feature::kMask, Feature::kSoftcap, Feature::kOddScale, Feature::kAlibi);
 
 /// Whether the softmax takes q.k times a positive scale of common size and nothing else: no
-/// softcap, no attn_mask.
+/// softcap, attn_mask or ALiBi.
 SPARSE_ATTN_HD bool has_plain_scores(const AttentionParams& params) {
   return !params.features.any(kTransforms);
 }

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "../../pattern.h"
-
 namespace sparse_attn::cuda {
 
 /// Keys that compare as unsigned integers in the order of the floats; 0 is kept for "not eligible".

@@ -8,7 +8,6 @@
 
 #include <cfloat>
 
-#include "../../pattern.h"
 #include "log2_units.h"
 #include "ptx/math.cuh"
 

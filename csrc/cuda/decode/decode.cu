@@ -1,7 +1,6 @@
 // The decode engine: few queries, split over their keys. The workspace of the partial results and
 // the two launches: chunks, then the merge; for token top-k scores, then what is kept (topk.h).
 #include "../../arena.h"
-#include "../common/launch.cuh"
 #include "../engines.h"
 #include "config.cuh"
 #include "launch.h"

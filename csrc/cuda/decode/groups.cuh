@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../common/partial_rows.cuh"
-#include "../common/ptx/cluster.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../common/merge_row.cuh"
+#include "../common/plain_scores.h"
 #include "../common/ptx/cluster.cuh"
 #include "../common/ptx/grid.cuh"
 #include "chunk_sum.cuh"

@@ -8,7 +8,6 @@
 
 #include "../../params.h"
 #include "../common/chunk_groups.h"
-#include "../common/plain_scores.h"
 
 namespace sparse_attn::cuda::decode {
 

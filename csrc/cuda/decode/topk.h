@@ -6,6 +6,7 @@
 //              topk_scores.cuh, [rows, pitch]              topk_keep.cu, a row each
 #pragma once
 
+#include "../common/types.cuh"
 #include "plan.h"
 
 namespace sparse_attn::cuda::decode {

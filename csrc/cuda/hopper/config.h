@@ -9,12 +9,12 @@
 
 #include "../../params.h"
 #include "../../visited_tiles.h"
+#include "../common/slab.h"
 #include "key_split.h"
 
 namespace sparse_attn::cuda::hopper {
 
 constexpr int kWarp = 32;
-constexpr int kWarpgroup = 128;
 constexpr int kWarpRows = 16;             // of a consumer's, that one of its warps holds
 constexpr int kSharedBytesOfSm = 233472;  // of sm_90, of which the system takes ...
 constexpr int kReservedBytes = 1024;      // ... from each block

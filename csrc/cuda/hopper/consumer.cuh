@@ -5,7 +5,6 @@
 
 #include <type_traits>
 
-#include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "../common/types.cuh"
 #include "arguments.h"

@@ -9,7 +9,6 @@
 #include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
-#include "../common/plain_scores.h"
 #include "../engines.h"
 #include "arrange.h"
 #include "config.h"
@@ -19,7 +18,6 @@
 #include "sections.h"
 #include "softmax.cuh"
 #include "tensor_maps.h"
-#include "tile_order.h"
 
 namespace sparse_attn::cuda {
 namespace hopper {

@@ -4,6 +4,7 @@
 // become zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
+#include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/shared.cuh"
 #include "../common/ptx/tma.cuh"

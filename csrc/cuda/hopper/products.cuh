@@ -1,7 +1,6 @@
 // The two products of a consumer's 64 rows with tiles of the rings: S = Q K^T and O += P V.
 #pragma once
 
-#include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "config.h"
 

@@ -34,8 +34,7 @@ class WgmmaScores {
   using Flat = float[Config::BLOCK_KV / 2];  // the same, as wgmma takes them
   using Product = ptx::Wgmma<Config::kDtype, Config::BLOCK_KV>;
   static constexpr int kRows = 128;  // of every tile
-  static constexpr int kRowBytes = 128;
-  static constexpr int kSlabBytes = kRows * kRowBytes;
+  static constexpr int kSlabBytes = kRows * kSlabRowBytes;
   static_assert(Config::BLOCK_Q == kRows && Config::BLOCK_KV == kRows, "tiles are alike");
 
  public:
@@ -179,10 +178,6 @@ class WgmmaScores {
     function(scores, step);
   }
 
-  __device__ __forceinline__ static uint64_t descriptor(uint32_t tile) {
-    return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
-  }
-
   __device__ __forceinline__ static Flat& flat(Scores& scores) {
     return reinterpret_cast<Flat&>(scores);
   }
@@ -202,7 +197,8 @@ class WgmmaScores {
 #pragma unroll
     for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
       const bool valid = source.valid.contains(element + pass * kRowsAtOnce);
-      ptx::cp_async_16(to + swizzled<kRowBytes>(row + pass * kRowsAtOnce, chunk % 8), from, valid);
+      ptx::cp_async_16(to + swizzled<kSlabRowBytes>(row + pass * kRowsAtOnce, chunk % 8), from,
+                       valid);
       from += kRowsAtOnce * source.stride;
     }
   }
@@ -210,8 +206,8 @@ class WgmmaScores {
   __device__ __forceinline__ void issue(Scores& scores, int slot) const {
     constexpr int kSteps = 4;  // of 16 columns in a slab
     const uint64_t queries =
-        descriptor(queries_ + threadIdx.x / kWarpgroup * kConsumerRows * kRowBytes);
-    const uint64_t keys = descriptor(keys_ + slot * Config::kShape.slot_bytes());
+        ptx::slab_descriptor(queries_ + threadIdx.x / kWarpgroup * kConsumerRows * kSlabRowBytes);
+    const uint64_t keys = ptx::slab_descriptor(keys_ + slot * Config::kShape.slot_bytes());
     pin(scores);
     ptx::wgmma_fence();
 #pragma unroll

@@ -2,7 +2,6 @@
 // throughout. The baseline that shows what fusion buys, and the oracle on the GPU. Heads are taken
 // in chunks where their scores together would not fit.
 #include "../../arena.h"
-#include "../common/launch.cuh"
 #include "../engines.h"
 #include "../select/global_tokens.h"
 #include "scored_heads.cuh"

@@ -1,4 +1,5 @@
 // out = P value, P from the softmax in global memory.
+#include "../common/key_rows.cuh"
 #include "../common/launch.cuh"
 #include "../common/tile_product.cuh"
 #include "../common/types.cuh"

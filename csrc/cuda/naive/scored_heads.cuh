@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../../params.h"
-#include "../common/key_rows.cuh"
 
 namespace sparse_attn::cuda::naive {
 

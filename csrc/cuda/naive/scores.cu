@@ -1,5 +1,6 @@
 // scores = scale * Q K^T in global memory, -inf where a key is not allowed. Range patterns write
 // every score; block lists start from -inf and visit the listed blocks.
+#include "../common/key_rows.cuh"
 #include "../common/launch.cuh"
 #include "../common/mask.cuh"
 #include "../common/tile_product.cuh"

@@ -5,7 +5,6 @@
 #include <cfloat>
 
 #include "../common/join.cuh"
-#include "../common/plain_scores.h"
 
 namespace sparse_attn::cuda::portable {
 

@@ -3,7 +3,9 @@
 // slots in shared memory, K0 V0 K1 V1 ..., two loads ahead of the products.
 #pragma once
 
+#include "../common/plain_scores.h"
 #include "chunks.cuh"
+#include "mask.cuh"
 #include "store.cuh"
 #include "topk_keep.cuh"
 #include "transform.cuh"

@@ -2,10 +2,8 @@
 // zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
-#include "../common/key_rows.cuh"
 #include "../common/ptx/cp_async.cuh"
 #include "../common/swizzle.cuh"
-#include "../common/types.cuh"
 #include "tile.h"
 #include "walk.cuh"
 

@@ -1,6 +1,7 @@
 // The merge of a row's chunks, a thread a column. Launched as a dependent of the kernel that wrote
 // the chunks, where devices know that, which hides its launch under that one's end.
 #include "../common/launch.cuh"
+#include "../common/plain_scores.h"
 #include "../common/ptx/grid.cuh"
 #include "chunk_join.cuh"
 #include "launch.h"

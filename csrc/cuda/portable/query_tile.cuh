@@ -2,6 +2,7 @@
 // Shared by the attention kernel and the threshold pass of top-k.
 #pragma once
 
+#include "../common/key_rows.cuh"
 #include "config.cuh"
 #include "work.cuh"
 

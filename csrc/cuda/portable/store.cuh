@@ -2,8 +2,10 @@
 // shared memory so that rows leave in whole 16-byte chunks.
 #pragma once
 
+#include "../common/score_fragment.cuh"
 #include "../common/state.cuh"
-#include "mask.cuh"
+#include "../common/types.cuh"
+#include "query_tile.cuh"
 
 namespace sparse_attn::cuda::portable {
 

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "../common/radix_select.cuh"
-#include "mask.cuh"
+#include "../common/score_fragment.cuh"
+#include "query_tile.cuh"
 
 namespace sparse_attn::cuda::portable {
 

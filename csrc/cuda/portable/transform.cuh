@@ -3,10 +3,10 @@
 #pragma once
 
 #include "../common/mask.cuh"
-#include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
+#include "../common/score_fragment.cuh"
 #include "../common/tanh.cuh"
-#include "mask.cuh"
+#include "query_tile.cuh"
 
 namespace sparse_attn::cuda::portable {
 

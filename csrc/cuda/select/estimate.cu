@@ -6,7 +6,6 @@
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/mask.cuh"
-#include "../common/ptx/math.cuh"
 #include "estimate_hopper.h"
 #include "extremes_hopper.h"
 #include "slices_hopper.h"

@@ -35,10 +35,6 @@ struct Consumer {
   int32_t every;          // the same by all rows of the warpgroup
   float base[2], sum[2];  // of the row: what its terms are relative to; those of the lane
 
-  __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
-  }
-
   // Warpgroups multiply in turns, each alone: together they would all multiply, then all
   // exponentiate. The next one starts under the last half of the steps.
   __device__ __forceinline__ void take_turn() const {
@@ -49,12 +45,8 @@ struct Consumer {
     ptx::named_barrier_arrive(kTurnBarrier + next, 2 * kWarpgroup);
   }
 
-  __device__ static uint64_t descriptor(uint32_t tile) {
-    return ptx::wgmma_descriptor(tile, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
-  }
-
   __device__ __forceinline__ void multiply(Scores& scores) const {
-    const uint64_t keys = descriptor(ptx::shared_address(storage.key[stage]));
+    const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
     constexpr int kSteps = kSlabColumns / 16;
     ptx::pin(scores);
     take_turn();
@@ -62,8 +54,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
       const uint32_t in_slab = i % kSteps * 32;
-      Product::ss(scores, ptx::wgmma_advance(query, i / kSteps * kVectors * kRowBytes + in_slab),
-                  ptx::wgmma_advance(keys, i / kSteps * kKeys * kRowBytes + in_slab), i > 0);
+      Product::ss(scores,
+                  ptx::wgmma_advance(query, i / kSteps * kVectors * kSlabRowBytes + in_slab),
+                  ptx::wgmma_advance(keys, i / kSteps * kKeys * kSlabRowBytes + in_slab), i > 0);
       if (i == C::HEAD_DIM / 32 - 1) ptx::wgmma_commit();
     }
     ptx::wgmma_commit();
@@ -73,7 +66,7 @@ struct Consumer {
     ptx::pin(scores);
   }
   __device__ __forceinline__ void release() {
-    arrive(storage.key_empty[stage]);
+    ptx::mbarrier_arrive_warp(storage.key_empty[stage]);
     if (++stage == C::kStages) {
       stage = 0;
       parity ^= 1;
@@ -83,16 +76,13 @@ struct Consumer {
   /// Stores the masses of kBlocks key blocks, of which each lane of the quad sums some.
   template <int kBlocks>
   __device__ __forceinline__ void store(FragmentTerms& terms, int32_t block) const {
-    constexpr int kHalf = kBlocks > 1 ? kBlocks / 2 : 1, kHeld = kBlocks > 2 ? kBlocks / 4 : 1;
-    constexpr int kCopies = kBlocks >= 4 ? 1 : 4 / kBlocks;  // lanes with the same sum
-    halve_terms<2, kBlocks>(terms);
-    halve_terms<1, kHalf>(terms);
-    if (kBlocks > 1) block += quad / 2 * kHalf;
-    if (kBlocks > 2) block += quad % 2 * kHeld;
+    using Sums = BlockSums<kBlocks>;
+    Sums::join(terms);
+    block += Sums::block(0);
     float* to = masses + int64_t{block} * kVectors + row;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const bool stores = quad % kCopies == 0 && block + i < args.params.num_kv;
+    for (int i = 0; i < Sums::kHeld; ++i) {
+      const bool stores = !Sums::is_copy() && block + i < args.params.num_kv;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         ptx::store_global_if(stores, to + i * kVectors + 8 * r, base[r] + __log2f(terms[r][i]));
@@ -198,7 +188,7 @@ struct Consumer {
   }
 
   __device__ void begin(const Unit& unit, uint32_t tile) {
-    query = descriptor(tile);
+    query = ptx::slab_descriptor(tile);
     every = kUnlimited;
     for (int32_t v = unit.vectors.begin; v < unit.vectors.begin + kVectors; v += kVectors - 1) {
       const int32_t end = unit.vectors.contains(v) ? unit.seen(args, v) : 0;

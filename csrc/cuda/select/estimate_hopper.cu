@@ -40,10 +40,10 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
       unit = Unit(args, item, consumer);
       tiles = imax(tiles, unit.tiles(args));
       for (int slab = 0; slab < C::kSlabs; ++slab) {
-        ptx::tma_load(ptx::shared_address(storage.query[consumer]) + slab * kVectors * kRowBytes,
-                      &args.query,
-                      {slab * kSlabColumns, unit.vectors.begin, 0, unit.head, unit.batch},
-                      item_full, ptx::kEvictFirst);
+        ptx::tma_load(
+            ptx::shared_address(storage.query[consumer]) + slab * kVectors * kSlabRowBytes,
+            &args.query, {slab * kSlabColumns, unit.vectors.begin, 0, unit.head, unit.batch},
+            item_full, ptx::kEvictFirst);
       }
     }
     const int32_t key_head = unit.head / args.params.problem.group();
@@ -55,9 +55,9 @@ __device__ void load(const Arguments& args, Storage<C>& storage) {
       const uint32_t key_full = ptx::shared_address(&storage.key_full[stage]);
       ptx::mbarrier_arrive_expect(key_full, C::kKeyBytes);
       for (int slab = 0; slab < C::kSlabs; ++slab) {
-        ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * kKeys * kRowBytes, &args.key,
-                      {slab * kSlabColumns, tile * kKeys, 0, key_head, unit.batch}, key_full,
-                      ptx::kEvictLast);
+        ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * kKeys * kSlabRowBytes,
+                      &args.key, {slab * kSlabColumns, tile * kKeys, 0, key_head, unit.batch},
+                      key_full, ptx::kEvictLast);
       }
       if (++stage == C::kStages) {
         stage = 0;

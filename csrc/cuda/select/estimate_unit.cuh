@@ -5,17 +5,16 @@
 #include <cuda.h>
 
 #include "../common/ptx/warpgroup.cuh"
+#include "../common/slab.h"
 #include "estimate.cuh"
 #include "fragment.cuh"
 
 namespace sparse_attn::cuda::estimates {
 
-constexpr int kWarpgroup = 128, kConsumers = 3;
+constexpr int kConsumers = 3;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kVectors = kEstimateRows;  // of a warpgroup
-constexpr int kKeys = kFragmentColumns;  // key vectors of a tile
-constexpr int kRowBytes = 128;           // of a slab, which holds 64 columns
-constexpr int kSlabColumns = kRowBytes / 2;
+constexpr int kVectors = kEstimateRows;    // of a warpgroup
+constexpr int kKeys = kFragmentColumns;    // key vectors of a tile
 constexpr int kChunk = 32;                 // key blocks whose shares are written at once ...
 constexpr int kChunkPitch = kVectors + 4;  // ... their masses in shared memory, in all banks
 constexpr int kChunks = 2;

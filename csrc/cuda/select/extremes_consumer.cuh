@@ -71,14 +71,11 @@ struct Consumer {
   int blocks;          // of queries, of the team
   float* shares;       // of the first one
 
-  __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
-  }
   __device__ __forceinline__ void wait_keys() const {
     ptx::mbarrier_wait(ptx::shared_address(&storage.key_full[stage]), stage_parity);
   }
   __device__ __forceinline__ void release_keys() {
-    arrive(storage.key_empty[stage]);
+    ptx::mbarrier_arrive_warp(storage.key_empty[stage]);
     stage = stage + 1 == C::kStages ? 0 : stage + 1;
     stage_parity ^= stage == 0;
   }
@@ -109,26 +106,22 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 32; ++i) {
       const uint8_t* at =
-          query + i / 2 * kRows * kRowBytes + swizzled<kRowBytes>(row, i % 2 * 4 + quad);
+          query + i / 2 * kRows * kSlabRowBytes + swizzled<kSlabRowBytes>(row, i % 2 * 4 + quad);
       places[i] = places_of(*reinterpret_cast<const uint4*>(at),
-                            *reinterpret_cast<const uint4*>(at + 8 * kRowBytes), turned);
+                            *reinterpret_cast<const uint4*>(at + 8 * kSlabRowBytes), turned);
     }
-  }
-  __device__ static uint64_t descriptor(const uint8_t* tile) {
-    return ptx::wgmma_descriptor(ptx::shared_address(tile), 16, 8 * kRowBytes,
-                                 ptx::Swizzle::k128Bytes);
   }
   /// The products with the chunk of key blocks that is there.
   __device__ __forceinline__ void multiply(Scores& scores, Places& places) const {
-    const uint64_t queries = descriptor(storage.query[consumer]);
-    const uint64_t keys = descriptor(storage.key[stage]);
+    const uint64_t queries = ptx::slab_descriptor(ptx::shared_address(storage.query[consumer]));
+    const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
     ptx::pin(scores);
     ptx::pin(places);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::HEAD_DIM / 16; ++i) {
-      const uint64_t a = ptx::wgmma_advance(queries, i / 4 * kRows * kRowBytes + i % 4 * 32);
-      const uint64_t b = ptx::wgmma_advance(keys, i / 2 * kChunk * kRowBytes + i % 2 * 64);
+      const uint64_t a = ptx::wgmma_advance(queries, i / 4 * kRows * kSlabRowBytes + i % 4 * 32);
+      const uint64_t b = ptx::wgmma_advance(keys, i / 2 * kChunk * kSlabRowBytes + i % 2 * 64);
       if (i % 2 == 0) {
         Product::template ss<0>(scores, a, b, places[i / 2], i > 0);
       } else {
@@ -312,7 +305,7 @@ struct Consumer {
     }
     walk(
         places, chunks, [&](const Scores& scores, int chunk) { write_shares(scores, chunk, lse); },
-        [&] { arrive(storage.query_empty[consumer]); });
+        [&] { ptx::mbarrier_arrive_warp(storage.query_empty[consumer]); });
   }
 
   __device__ __forceinline__ void run() {

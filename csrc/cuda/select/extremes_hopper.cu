@@ -5,8 +5,10 @@
 // storing them would move more bytes.
 #include "../common/launch.cuh"
 #include "../common/ptx/tma.cuh"
+#include "../common/ptx/warpgroup.cuh"
 #include "../common/tensor_map.h"
 #include "extremes_consumer.cuh"
+#include "extremes_hopper.h"
 
 namespace sparse_attn::cuda {
 namespace extremes {
@@ -25,10 +27,11 @@ struct Loader {
         ptx::mbarrier_wait(ptx::shared_address(&storage.query_empty[consumer]), parity);
         const uint32_t full = ptx::shared_address(&storage.query_full[consumer]);
         ptx::mbarrier_arrive_expect(full, C::kQueryBytes);
-        for (int slab = 0; slab < C::HEAD_DIM / kQuerySlab; ++slab) {
+        for (int slab = 0; slab < C::HEAD_DIM / kSlabColumns; ++slab) {
           ptx::tma_load(
-              ptx::shared_address(storage.query[consumer]) + slab * kRows * kRowBytes, &args.query,
-              {slab * kQuerySlab, tile.first + consumer * kRows, 0, tile.head, tile.batch}, full,
+              ptx::shared_address(storage.query[consumer]) + slab * kRows * kSlabRowBytes,
+              &args.query,
+              {slab * kSlabColumns, tile.first + consumer * kRows, 0, tile.head, tile.batch}, full,
               ptx::kEvictFirst);
         }
       }
@@ -46,8 +49,8 @@ struct Loader {
         const uint32_t full = ptx::shared_address(&storage.key_full[stage]);
         ptx::mbarrier_arrive_expect(full, C::kKeyBytes);
         for (int slab = 0; slab < C::HEAD_DIM / kKeySlab; ++slab) {
-          ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * C::kChunk * kRowBytes,
-                        &args.key, {slab * 2 * kKeySlab, chunk * C::kChunk, 0, head, tile.batch},
+          ptx::tma_load(ptx::shared_address(storage.key[stage]) + slab * C::kChunk * kSlabRowBytes,
+                        &args.key, {slab * kSlabColumns, chunk * C::kChunk, 0, head, tile.batch},
                         full, ptx::kEvictLast);
         }
         stage = stage + 1 == C::kStages ? 0 : stage + 1;
@@ -94,14 +97,14 @@ Status launch(Arguments& args, const TensorView& key) {
       encode_tensor_map(problem.dtype, params.query.data,
                         {{problem.head_dim, problem.seq_q, 1, problem.heads_q, problem.batch},
                          {params.query.stride_s, 0, params.query.stride_h, params.query.stride_b},
-                         {kQuerySlab, kRows, 1, 1, 1}},
+                         {kSlabColumns, kRows, 1, 1, 1}},
                         &args.query);
   if (!status.ok()) return status;
   status =
       encode_tensor_map(problem.dtype, key.data,
                         {{2 * problem.head_dim, params.num_kv, 1, problem.heads_kv, problem.batch},
                          {key.stride_s, 0, key.stride_h, key.stride_b},
-                         {2 * kKeySlab, C::kChunk, 1, 1, 1}},
+                         {kSlabColumns, C::kChunk, 1, 1, 1}},
                         &args.key);
   if (!status.ok()) return status;
   int32_t multiprocessors = 0;

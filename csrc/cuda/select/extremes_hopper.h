@@ -1,7 +1,7 @@
 // Estimates of `minmax` by wgmma (extremes_hopper.cu), for what estimate.cu hands over.
 #pragma once
 
-#include "estimate.cuh"
+#include "tools.h"
 
 namespace sparse_attn::cuda {
 

@@ -5,17 +5,16 @@
 #include <cuda.h>
 
 #include "../../divisor.h"
-#include "extremes_hopper.h"
+#include "../../select_params.h"
+#include "../common/slab.h"
 
 namespace sparse_attn::cuda::extremes {
 
-constexpr int kWarpgroup = 128, kWarps = kWarpgroup / 32;
-constexpr int kRows = 64;             // of a warpgroup
-constexpr int kRowBytes = 128;        // of a slab
-constexpr int kQuerySlab = 64;        // columns
-constexpr int kKeySlab = 32;          // columns, of two extremes each
-constexpr int kQuarter = 64;          // key blocks that are looked at together
-constexpr int kWarpgroupBarrier = 1;  // and one more for each warpgroup; 0 is __syncthreads
+constexpr int kWarps = kWarpgroup / 32;
+constexpr int kRows = 64;                   // of a warpgroup
+constexpr int kKeySlab = kSlabColumns / 2;  // columns, of two extremes each
+constexpr int kQuarter = 64;                // key blocks that are looked at together
+constexpr int kWarpgroupBarrier = 1;        // and one more for each warpgroup; 0 is __syncthreads
 
 template <Dtype kDtype_, int HEAD_DIM_>
 struct Config {

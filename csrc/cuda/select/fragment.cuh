@@ -50,9 +50,14 @@ struct BlockSums {
           terms[r][i] = together;
         }
       }
-      halve_terms<2, kBlocks>(terms);
-      halve_terms<1, (kBlocks > 1 ? kBlocks / 2 : 1)>(terms);
+      join(terms);
     }
+  }
+  /// The same from a term of the lane for each block, of up to kFragments.
+  __device__ __forceinline__ static void join(FragmentTerms& terms) {
+    static_assert(!kSplit);
+    halve_terms<2, kBlocks>(terms);
+    halve_terms<1, (kBlocks > 1 ? kBlocks / 2 : 1)>(terms);
   }
   /// The block whose sum is the lane's term `i`.
   __device__ __forceinline__ static int block(int i) {

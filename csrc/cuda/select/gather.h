@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../arena.h"
-#include "tools.h"
+#include "../../select_params.h"
 
 namespace sparse_attn::cuda {
 

@@ -5,7 +5,6 @@
 #include "../common/log2_units.h"
 #include "../common/ptx/math.cuh"
 #include "../common/ptx/mbarrier.cuh"
-#include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "fragment.cuh"
 #include "slices_unit.cuh"
@@ -32,18 +31,12 @@ struct Consumer {
   int32_t limits[2];                // key vectors before it are seen, by row
   int32_t pairs[2], last_pairs[2];  // of an antidiagonal, and of the last key vector's
 
-  __device__ static void arrive(uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
-  }
-  __device__ static uint64_t descriptor(uint32_t slab) {
-    return ptx::wgmma_descriptor(slab, 16, 8 * kRowBytes, ptx::Swizzle::k128Bytes);
-  }
   __device__ int32_t vector(int r) const { return tile.row * kTileRows + row + 8 * r; }
 
   /// Lets the stage before this one go once its products have ended, and goes on to the next.
   __device__ __forceinline__ void advance(bool first) {
     ptx::wgmma_wait<1>();
-    if (!first) arrive(storage.empty[(stage + kStages - 1) % kStages]);
+    if (!first) ptx::mbarrier_arrive_warp(storage.empty[(stage + kStages - 1) % kStages]);
     if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
@@ -51,9 +44,9 @@ struct Consumer {
   }
   __device__ __forceinline__ void multiply(Scores& scores, bool first) {
     ptx::mbarrier_wait(ptx::shared_address(&storage.full[stage]), parity);
-    const uint64_t keys = descriptor(ptx::shared_address(storage.key[stage]));
-    const uint64_t queries =
-        descriptor(ptx::shared_address(storage.query[stage]) + consumer * kRows * kRowBytes);
+    const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
+    const uint64_t queries = ptx::slab_descriptor(ptx::shared_address(storage.query[stage]) +
+                                                  consumer * kRows * kSlabRowBytes);
     ptx::pin(scores);
     ptx::wgmma_fence();
 #pragma unroll
@@ -70,7 +63,7 @@ struct Consumer {
     for (int step = 0; step < steps; ++step) multiply(scores, step == 0);
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
-    arrive(storage.empty[(stage + kStages - 1) % kStages]);
+    ptx::mbarrier_arrive_warp(storage.empty[(stage + kStages - 1) % kStages]);
   }
 
   /// Finds what the row sees; the square of the last vectors may have no pair.

@@ -4,8 +4,8 @@
 // with 64 query vectors each, on tiles of 256 key vectors; slices of both come in stages of 64
 // columns. One launch writes the masses of key blocks by query vector, the next one shares.
 #include "../common/launch.cuh"
-#include "../common/log2_units.h"
 #include "../common/ptx/tma.cuh"
+#include "../common/ptx/warpgroup.cuh"
 #include "../common/tensor_map.h"
 #include "slices_consumer.cuh"
 

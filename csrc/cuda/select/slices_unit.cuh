@@ -4,19 +4,18 @@
 
 #include <cuda.h>
 
+#include "../common/slab.h"
 #include "slices_hopper.h"
 
 namespace sparse_attn::cuda::slices {
 
-constexpr int kWarpgroup = 128, kConsumers = 2;
+constexpr int kConsumers = 2;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kWarps = kConsumers * kWarpgroup / 32;
 constexpr int kRows = 64;  // query vectors of a warpgroup
 constexpr int kTileRows = kConsumers * kRows;
-constexpr int kRowBytes = 128;  // of a slab, which holds 64 columns
-constexpr int kSlabColumns = kRowBytes / 2;
-constexpr int kQueryBytes = kTileRows * kRowBytes;
-constexpr int kKeyBytes = kSliceKeys * kRowBytes;
+constexpr int kQueryBytes = kTileRows * kSlabRowBytes;
+constexpr int kKeyBytes = kSliceKeys * kSlabRowBytes;
 constexpr int kStages = 4;
 constexpr int kItems = 2;  // tiles claimed ahead
 constexpr int kBand = 16;  // tiles of queries that walk over the keys together, in L2

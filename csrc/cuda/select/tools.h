@@ -16,7 +16,6 @@ constexpr int32_t kEstimateRows = 64;      // query vectors of a thread block's 
 constexpr int32_t kMostWalks = 396;        // at a time, each with its own masses
 constexpr int64_t kMassBytes = 16 << 20;   // of all walks, or as much as the scores take, ...
 constexpr int64_t kWalkBytes = 128 << 20;  // ... or half of queries and keys, up to this
-constexpr int32_t kLastRows = 64;          // whose columns and diagonals speak for all rows
 constexpr int32_t kLineKeys = 1024;        // that a thread block multiplies with them
 
 /// The last rows' probabilities, and their sums by column and diagonal in units of 2^-32.

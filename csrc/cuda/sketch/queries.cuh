@@ -2,6 +2,7 @@
 // channels of its own row, scaled for the products with codes.
 #pragma once
 
+#include "../common/ptx/mma.cuh"
 #include "config.cuh"
 
 namespace sparse_attn::cuda {

@@ -5,6 +5,7 @@
 // that hopper takes.
 #pragma once
 
+#include "../common/plain_scores.h"
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/ldmatrix.cuh"
 #include "../common/ptx/mma.cuh"

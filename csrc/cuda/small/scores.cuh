@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../common/mask.cuh"
-#include "../common/plain_scores.h"
 #include "../common/score_fragment.cuh"
 #include "../common/tanh.cuh"
 #include "work.cuh"

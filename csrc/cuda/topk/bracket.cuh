@@ -2,7 +2,7 @@
 // high probability: the sample's scores at ranks a few standard deviations around the expected one.
 #pragma once
 
-#include "rows.cuh"
+#include "bins.cuh"
 
 namespace sparse_attn::cuda::topk {
 

@@ -3,8 +3,6 @@
 // counted in their order.
 #pragma once
 
-#include <cfloat>
-
 #include "rows.cuh"
 
 namespace sparse_attn::cuda::topk {

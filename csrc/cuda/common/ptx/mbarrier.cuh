@@ -21,6 +21,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// One arrival for the calling warp.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t& barrier) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+}
+
 /// Arrives, and lets the phase wait for `bytes` more from the copy engine.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

@@ -2,8 +2,6 @@
 // register budget of each role (PTX ISA, "setmaxnreg"). bar on any GPU, setmaxnreg on sm_90a.
 #pragma once
 
-#include <cstdint>
-
 namespace sparse_attn::cuda::ptx {
 
 /// Waits until `threads` threads, this one's warp among them, have arrived at the barrier.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../slab.h"
 #include "wgmma_generated.cuh"
 
 namespace sparse_attn::cuda::ptx {
@@ -55,6 +56,11 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
          static_cast<uint64_t>((leading >> 4) & 0x3FFF) << 16 |
          static_cast<uint64_t>((stride >> 4) & 0x3FFF) << 32 | static_cast<uint64_t>(swizzle) << 62;
+}
+
+/// Descriptor of a tile in slabs (slab.h) whose columns are summed over.
+__device__ __forceinline__ uint64_t slab_descriptor(uint32_t address) {
+  return wgmma_descriptor(address, 16, 8 * kSlabRowBytes, Swizzle::k128Bytes);
 }
 
 /// The descriptor of a tile `bytes` further on.
