@@ -1,6 +1,7 @@
 // The key tiles of a query tile, one a call, in the order in which they are visited: main tiles
-// right to left, named by a range or by a list, then lead tiles; and the mask that each needs. Run
-// by each warp that walks them; a lane holds the key of one run.
+// right to left, named by a range or by a list, of 32 listed runs those of one kind first, then
+// lead tiles; and the mask that each needs. Run by each warp that walks them; a lane holds the key
+// of one run.
 #pragma once
 
 #include "arguments.h"
@@ -157,12 +158,20 @@ class TileSource {
            (tiles.seen_lead.end - 1) / kNarrowKeys == narrow_keys(tiles);
   }
 
-  static constexpr bool kBits = kMasks && C::kPartial;
-  __device__ __forceinline__ bool has_bits() const { return kBits && list_.has_bits(); }
+  static constexpr bool kBits = kMasks && C::kPartial;  // whether it names them
+  __device__ __forceinline__ bool has_bits() const { return C::kPartial && list_.has_bits(); }
 
   // ---- Lists ------------------------------------------------------------------------------------
 
-  /// Fills a tile with the last boxes of the window of candidates, in the order of their keys.
+  /// The candidates of which the next tile is made: those of one kind while they fill it, then all
+  /// that are left. So a query tile goes from one loop of the consumers to the other once, and few
+  /// whole boxes are multiplied beside partial ones. Which kind comes first was measured.
+  __device__ __forceinline__ uint32_t pool() const {
+    const uint32_t first = candidates_ & (C::kHalf ? partial_ : ~partial_);
+    return C::kPartial && __popc(first) >= boxes_ ? first : candidates_;
+  }
+
+  /// Fills a tile with the last boxes of the pool, in the order of their keys.
   __device__ __forceinline__ Step next_listed() {
     Step step;
     while (candidates_ == 0) {
@@ -170,10 +179,11 @@ class TileSource {
       read_candidates();
     }
     const int32_t box = threadIdx.x % kWarp;
-    const int32_t last = kWarp - 1 - __clz(static_cast<int>(candidates_));
+    const uint32_t pool = this->pool();
+    const int32_t last = kWarp - 1 - __clz(static_cast<int>(pool));
     const int32_t first = last + 1 - boxes_;
     const uint32_t neighbours = first < 0 ? 0 : ((1u << boxes_) - 1) << first;
-    if (first >= 0 && (candidates_ & neighbours) == neighbours) {
+    if (first >= 0 && (pool & neighbours) == neighbours) {
       const int32_t key = __shfl_sync(~0u, candidate_, first + box);
       if (box < boxes_) step.key = key;
       step.need = need(cut_ & neighbours, false, partial_ & neighbours);
@@ -182,17 +192,17 @@ class TileSource {
       if (C::kHalf && box < boxes_) step.run = main_left_ + first + box;
       candidates_ ^= neighbours;
     } else {
-      gather(step);
+      gather(step, pool);
     }
     step.valid = true;
     return step;
   }
 
   /// Fills the tile with boxes that are not neighbours in the window, or too few.
-  __device__ __forceinline__ void gather(Step& step) {
+  __device__ __forceinline__ void gather(Step& step, uint32_t pool) {
     const int32_t box = threadIdx.x % kWarp;
-    const int32_t boxes = imin(boxes_, __popc(candidates_));
-    const int32_t from = nth_highest(candidates_, imax(boxes - 1 - box, 0));
+    const int32_t boxes = imin(boxes_, __popc(pool));
+    const int32_t from = nth_highest(pool, imax(boxes - 1 - box, 0));
     const int32_t key = __shfl_sync(~0u, candidate_, from);
     const int32_t bits = kBits ? __shfl_sync(~0u, bits_, from) : -1;
     if (box < boxes) {
@@ -200,7 +210,7 @@ class TileSource {
       step.bits = bits;
       if (C::kHalf) step.run = main_left_ + from;
     }
-    const uint32_t taken = candidates_ & ~0u << __shfl_sync(~0u, from, 0);
+    const uint32_t taken = pool & ~0u << __shfl_sync(~0u, from, 0);
     candidates_ ^= taken;
     const bool missing = boxes < boxes_;
     step.need = need(cut_ & taken, missing, partial_ & taken);
@@ -244,7 +254,7 @@ class TileSource {
 
   /// Boxes that follow each other slide as one; columns past the last box count for no row.
   __device__ __forceinline__ StepMask listed_mask(const Step& step) const {
-    if (has_bits() && step.need != TileMask::kWritten) return {step.need, {}};
+    if (kBits && list_.has_bits() && step.need != TileMask::kWritten) return {step.need, {}};
     const int32_t key = step.key;
     const int32_t box = threadIdx.x % kWarp;
     const bool filled = key != kUnlimited;
