@@ -69,8 +69,8 @@ SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
   return imin(main_reach(pattern, keys), keys - lead) + lead;
 }
 
-/// Whether rows see all keys, up to their own under causal.
-SPARSE_ATTN_HD bool sees_all(const Pattern& pattern) {
+/// Whether rows reach all keys, up to their own under causal.
+SPARSE_ATTN_HD bool reaches_all(const Pattern& pattern) {
   return pattern.left >= kUnlimited && pattern.right >= kUnlimited && pattern.dilation == 1 &&
          !pattern.has_lead() && pattern.global_count == 0 && !pattern.list.present();
 }
@@ -78,7 +78,7 @@ SPARSE_ATTN_HD bool sees_all(const Pattern& pattern) {
 /// The group of the chunks of a text of `keys` keys. Where few of them are visited, all of a row
 /// tile's are often one thread block's, which sums them in a row.
 SPARSE_ATTN_HD int32_t group_of(const Pattern& pattern, int32_t keys, int32_t chunk) {
-  return sees_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
+  return reaches_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
 }
 
 /// Partial results of a row, at most: of its chunks or, of a long text, of its small groups; and
@@ -90,7 +90,7 @@ constexpr int32_t kLongText = 32768, kMostOfLong = kMostResults * kSmallGroup;
 
 /// Whether long texts have so many.
 SPARSE_ATTN_HD bool divides_long(const Pattern& pattern, bool codes) {
-  return sees_all(pattern) && !codes;
+  return reaches_all(pattern) && !codes;
 }
 
 /// Keys of a list's blocks up to which its chunks are as short as those of a window; larger blocks
@@ -338,7 +338,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.places = plan.max_chunks;
   plan.early = !params.features.any(kTilesOnDevice);
   plan.group = group_of(pattern, seq_kv, chunk);
-  if (!params.sequences.same_lengths() && sees_all(pattern)) {
+  if (!params.sequences.same_lengths() && reaches_all(pattern)) {
     // A sequence of fewer queries may have more chunks than the longest.
     plan.group = long_divided && seq_kv > kLongText ? kSmallestGroup : kGroup;
   }
