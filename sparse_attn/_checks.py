@@ -116,7 +116,7 @@ def as_int32(owner: str, name: str, indices: torch.Tensor) -> torch.Tensor:
     if indices.dtype == torch.int32 or not is_dense(indices):
         return indices
     ends = torch.iinfo(torch.int32)
-    return indices.long().clamp(ends.min, ends.max).to(torch.int32)
+    return as_int64(owner, name, indices).clamp(ends.min, ends.max).to(torch.int32)
 
 
 def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
@@ -131,9 +131,14 @@ def as_given(error: ValueError, given: Mapping[str, Any]) -> ValueError:
 
 
 def as_int64(owner: str, name: str, indices: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of whole numbers as int64."""
+    """Return a tensor of whole numbers as int64, numbers beyond it at its end."""
     check_index(owner, name, indices)
-    return indices.long() if is_dense(indices) else indices
+    if not is_dense(indices):
+        return indices
+    if indices.dtype != torch.uint64:
+        return indices.long()
+    bits = indices.view(torch.int64)
+    return torch.where(bits < 0, torch.iinfo(torch.int64).max, bits)
 
 
 def check_kind(owner: str, name: str, value: object, kinds: Any, what: str) -> None:

@@ -11,7 +11,15 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from ._checks import check_dense, check_index, check_integer, check_kind, dtype_name, refuse
+from ._checks import (
+    as_int64,
+    check_dense,
+    check_index,
+    check_integer,
+    check_kind,
+    dtype_name,
+    refuse,
+)
 from .layout_bits import Blocks
 
 __all__ = [
@@ -128,8 +136,8 @@ def sorted_entries(
     And `partial`, rows of `num_bits`, in the order of the indices.
     """
     # 64 bits: smaller and unsigned kinds wrap or cannot be compared.
-    counts = with_rank(counts, 3, "counts", "(B|1, H|1, NQ)").long()
-    indices = with_rank(indices, 4, "indices", "(B|1, H|1, NQ, max)").long()
+    counts = with_rank(as_int64(OWNER, "counts", counts), 3, "counts", "(B|1, H|1, NQ)")
+    indices = with_rank(as_int64(OWNER, "indices", indices), 4, "indices", "(B|1, H|1, NQ, max)")
     if counts.device != indices.device:
         raise refuse(OWNER, f"indices on counts' device {counts.device}", indices.device)
     fits = indices.shape[2] == counts.shape[2] and all(
@@ -152,7 +160,7 @@ def _ordered_partial(
     partial: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, num_bits: int
 ) -> torch.Tensor:
     """Check the rows of bits of the listed entries and bring them into order; others become -1."""
-    partial = with_rank(partial, 4, "partial", "(B|1, H|1, NQ, max)").long()
+    partial = with_rank(as_int64(OWNER, "partial", partial), 4, "partial", "(B|1, H|1, NQ, max)")
     if partial.device != places.device:
         raise refuse(OWNER, f"partial on counts' device {places.device}", partial.device)
     if partial.shape != places.shape:
@@ -181,7 +189,7 @@ def entries_of_csr(
         if tuple(tensor.shape) != (*batch, size):
             want, got = (*batch, size), tuple(tensor.shape)
             raise refuse(OWNER, f"{name} of shape {want}", f"shape {got}")
-    crow, col = crow.long(), col.long()
+    crow, col = as_int64(OWNER, "crow", crow), as_int64(OWNER, "col", col)
     counts = crow.diff(dim=-1)
     nnz = col.shape[-1]
     ends = (crow[..., 0] == 0) & (crow[..., -1] == nnz)

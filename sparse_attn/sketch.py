@@ -11,9 +11,9 @@ from torch.compiler import is_compiling
 from . import ops
 from ._checks import (
     Integer,
+    as_int32,
     as_int64,
     check_dense,
-    check_index,
     check_kind,
     check_length,
     dtype_name,
@@ -233,15 +233,16 @@ class KeySketch:
             what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
             raise refuse(_OWNER, what, shapes)
         for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
-            check_index(_OWNER, name, tensor)
             if tensor.device != self.codes.device:
                 what = f"{name} on key's device {self.codes.device}"
                 raise refuse(_OWNER, what, tensor.device)
+        block_table = as_int32(_OWNER, "block_table", block_table).long()
+        seqused_k = as_int32(_OWNER, "seqused_k", seqused_k)
         page_size = self.codes.shape[2]
         room = block_table.shape[1] * page_size
         start = torch.arange(0, room, self._group, device=block_table.device)
-        last = torch.minimum(start + self._group, seqused_k.long()[:, None]) - 1
-        page = block_table.long().gather(1, (last.clamp(min=0) // page_size))
+        last = torch.minimum(start + self._group, seqused_k[:, None]) - 1
+        page = block_table.gather(1, (last.clamp(min=0) // page_size))
         slots = torch.where(page < 0, -1, page * page_size + last % page_size)
         return torch.where(last < start, -1, slots).flatten()
 

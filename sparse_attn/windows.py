@@ -15,8 +15,8 @@ import torch
 from ._checks import (
     LARGE,
     Integer,
+    as_int64,
     check_dense,
-    check_index,
     check_integer,
     check_kind,
     check_window,
@@ -165,10 +165,9 @@ class Band(Pattern):
             return
         if isinstance(tokens, torch.Tensor):
             check_dense("Band", "global_tokens", tokens)
-            check_index("Band", "global_tokens", tokens)
             tokens = tokens.detach().clone()
             if tokens.dtype != torch.int32:  # the ops take int32 and int64
-                tokens = tokens.long()
+                tokens = as_int64("Band", "global_tokens", tokens)
         elif isinstance(tokens, (list, tuple)):
             raise TypeError(
                 "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "

@@ -294,3 +294,11 @@ def test_index_arguments_of_other_whole_numbers_are_converted(device, dtype):
         far[..., 1] = 2**40
         want = sa.fused_attention(query, key, value, key_bounds=far.clamp(max=40).int())
         assert torch.equal(sa.fused_attention(query, key, value, key_bounds=far), want)
+
+
+def test_bounds_past_63_bits_are_no_limit(device):
+    query, key, value = Shape(1, 2, 1, 9, 40, 16).make(device)
+    ends = torch.tensor([3, 2**64 - 1], dtype=torch.uint64, device=device).expand(1, 1, 9, 2)
+    last = torch.tensor([3, 40], dtype=torch.int32, device=device).expand(1, 1, 9, 2)
+    want = sa.fused_attention(query, key, value, key_bounds=last)
+    assert torch.equal(sa.fused_attention(query, key, value, key_bounds=ends), want)

@@ -204,6 +204,14 @@ def test_indices_of_any_integer_dtype(dtype):
     assert BlockLayout.from_csr(crow.to(dtype), col.to(dtype), (2, 300), 16, 16) == want
 
 
+def test_indices_past_63_bits_are_refused_as_large():
+    one, many = torch.tensor([1]), torch.tensor([2**64 - 1], dtype=torch.uint64)
+    with pytest.raises(ValueError, match="indices from 0 to 3, got 9223372036854775807"):
+        BlockLayout(one, many[None], 16, 16, 4)
+    with pytest.raises(ValueError, match="counts between 0 .*, got 9223372036854775807"):
+        BlockLayout(many, one[None], 16, 16, 4)
+
+
 ONE = torch.ones(1, dtype=torch.int32)
 REFUSED = {
     "duplicate": (lambda: BlockLayout(ONE * 2, ONE[None].expand(1, 2), 16, 16, 4), "block 1 twice"),

@@ -87,6 +87,16 @@ def test_index_tensors_of_any_integer_dtype(device, dtype):
     assert torch.equal(got, want)
 
 
+def test_indices_past_63_bits_name_no_key(device):
+    """Read as signed they would be negative, or any key at all."""
+    query, key, value = Shape(1, 2, 1, 40, 40, 16).make(device)
+    where = torch.tensor([7, 2**63, 2**63 + 5, 2**64 - 1], dtype=torch.uint64, device=device)
+    pattern = sa.Band(3, global_tokens=where)
+    assert pattern.global_tokens.tolist() == [7] + 3 * [2**63 - 1]
+    want = sa.band_attention(query, key, value, 3, global_tokens=where[:1])
+    assert torch.equal(sa.sparse_attention(query, key, value, pattern), want)
+
+
 def test_more_tokens_than_a_sequence_has_keys_are_refused(device):
     query = torch.randn(1, 1, 4, 16, device=device)
     tokens = torch.zeros(1, dtype=torch.int32, device=device).expand(2**29)  # takes no memory
