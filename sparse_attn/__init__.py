@@ -10,7 +10,7 @@ from torch.serialization import add_safe_globals as _add_safe_globals
 from . import distributed, integrations, nn, quality
 from ._common import Common
 from ._nearest import nearest
-from ._policy_parts import Table as _Table
+from ._table import Table as _Table
 from .advisor import Advice, Profile, advise, profile
 from .by_head import ByHead
 from .cache import append_to_cache, quantize_cache

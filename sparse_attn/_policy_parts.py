@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
 
 from ._checks import check_integer, check_kind, kind_of, refuse
 from ._pattern import check_pattern
+from ._table import Table
 from .by_head import ByHead
 from .patterns import Band, BlockTopK, Dilated, Full, Pattern, Strided
 
 __all__ = [
-    "Table",
     "check_prefill",
     "check_served",
     "checked_dense",
@@ -21,22 +20,6 @@ __all__ = [
     "twice_reach",
     "widened",
 ]
-
-
-class Table(dict[int, Any]):
-    """Entries of a policy by number, which stay as they are: it was made of them once."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Table, (dict(self),)
-
-    def _refuse(self, *arguments: object, **keywords: object) -> NoReturn:
-        raise TypeError(
-            "sparse_attn.Policy: expected layers and heads to stay as they are, got a change; "
-            "dataclasses.replace(policy, layers={**policy.layers, 3: pattern}) makes another policy"
-        )
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
 
 
 def check_served(name: str, pattern: object, what: str = "a pattern") -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ._checks import check_integer, check_kind, check_length, refuse
 from ._pattern import check_pattern
+from ._table import Table
 from ._tiles import TileRun
 from .patterns import BlockSparse, BlockTopK, Pattern
 from .windows import DENSE
@@ -65,7 +66,7 @@ class ByHead(Pattern):
             scores = blocks.selector if isinstance(blocks, BlockTopK) else None
             if isinstance(scores, torch.Tensor) and scores.dim() == 4 and scores.shape[1] > 1:
                 raise refuse("ByHead", "scores of one head", f"shape {tuple(scores.shape)}")
-        ordered = {int(head): self.patterns[head] for head in sorted(self.patterns)}
+        ordered = Table({int(head): self.patterns[head] for head in sorted(self.patterns)})
         object.__setattr__(self, "patterns", ordered)
 
     @property

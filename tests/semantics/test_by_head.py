@@ -1,5 +1,7 @@
 """ByHead: every key head has a pattern of its own, equal to running each head alone."""
 
+import copy
+import pickle
 from itertools import product
 
 import pytest
@@ -295,6 +297,14 @@ def test_wrong_tensors_are_refused_by_the_op(device, tensor):
     tensors[tensor] = "tensor"
     with pytest.raises(TypeError, match=r"^sparse_attn\.sparse_attention: expected"):
         sa.sparse_attention(*tensors, sa.ByHead({0: BAND}))
+
+
+def test_patterns_stay_as_they_are():
+    pattern = sa.ByHead({0: BAND})
+    for same in (pattern, copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
+        assert same == pattern
+        with pytest.raises(TypeError, match=r"^sparse_attn: expected the patterns of a Policy or"):
+            same.patterns[1] = 3
 
 
 def test_meta_tensors_have_the_shapes_of_a_result():
