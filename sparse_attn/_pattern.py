@@ -171,6 +171,11 @@ class Pattern(DrawnPattern):
         check_kind(type(self).__name__, "is_causal", is_causal, bool, "a bool")
         self._check_lengths(Sq, Skv)
 
+    def _check_contents(self) -> None:
+        """Refuse tensors without data, where they are to be read."""
+        if self._device is not None and self._device.type == "meta":
+            raise refuse(type(self).__name__, "tensors with contents", "meta tensors")
+
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.
 
@@ -271,6 +276,7 @@ class Pattern(DrawnPattern):
         0.0308
         """
         self._check_call(Sq, Skv, is_causal)
+        self._check_contents()
         if Sq == 0 or Skv == 0:
             return 0.0
         position = torch.arange(Sq, device=self._device) + (Skv - Sq)
@@ -333,6 +339,7 @@ class Pattern(DrawnPattern):
         """
         Skv = Sq if Skv is None else Skv
         self._check_call(Sq, Skv, is_causal)
+        self._check_contents()
         return self._visited(Sq, Skv, is_causal, checked_tile(type(self).__name__, tile))
 
 

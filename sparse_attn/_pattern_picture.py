@@ -30,6 +30,7 @@ class DrawnPattern:
 
         _allowed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
         _check_call: Callable[[int, int, bool], None]
+        _check_contents: Callable[[], None]
         _runs: Callable[[int, int, bool, tuple[int, int]], list[TileRun]]
         mask: Callable[..., torch.Tensor]
         density: Callable[..., float]
@@ -98,6 +99,7 @@ class DrawnPattern:
         """
         Skv = Sq if Skv is None else Skv
         self._check_call(Sq, Skv, is_causal)
+        self._check_contents()
         owner, most = type(self).__name__, EXACT if tiles is None else _TILED
         if max(Sq, Skv) > most and min(Sq, Skv) > 0:
             if tiles is not None:

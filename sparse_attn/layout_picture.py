@@ -61,6 +61,8 @@ class DrawnLayouts:
         >>> layout.plot().figure.savefig("layout.png")  # doctest: +SKIP
         """
         entries, heads, num_q = self.counts.shape
+        if self.counts.is_meta:
+            raise refuse(f"{OWNER}.plot", "tensors with contents", "meta tensors")
         lists = self._part(
             self._place("batch", batch, entries), self._place("head", head, heads), slice(None)
         )

@@ -78,6 +78,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         names = ("mass", "worst", "rel_l1", "cosine", "pairs")
+        if self.mass.is_meta:
+            return f"Comparison({', '.join(names)} of meta tensors)"
         shown = ", ".join(f"{name}={float(getattr(self, name).mean()):.4f}" for name in names)
         return f"Comparison({shown})"
 

@@ -239,3 +239,8 @@ def test_figures_of_a_class_of_tensors_are_shown(device):
     query, key, value = torch.randn(3, 1, 2, 32, 16, device=device)
     found = sa.quality.compare(query.as_subclass(Own), key, value, sa.Band(7))
     assert repr(found) == repr(sa.quality.compare(query, key, value, sa.Band(7)))
+
+
+def test_figures_of_meta_tensors_are_shown_without_numbers():
+    found = sa.quality.compare(*torch.randn(3, 1, 2, 32, 16, device="meta"), sa.Band(7))
+    assert found.mass.is_meta and repr(found).startswith("Comparison(mass, ")

@@ -217,3 +217,19 @@ def test_html_without_matplotlib_is_the_text(monkeypatch):
     assert sa.Band(5)._repr_html_() == (
         "<pre>Band(window=(5, 5), sinks=0, global_tokens=None)</pre>"
     )
+
+
+META = [sa.Band(3, global_tokens=torch.tensor([1], device="meta")), sa.BlockSparse(LAYOUT.to("meta"))]
+
+
+@pytest.mark.parametrize("pattern", META, ids=lambda pattern: type(pattern).__name__)
+@pytest.mark.parametrize("reads", ["plot", "density", "cost"])
+def test_meta_tensors_have_no_picture_and_no_counts(pattern, reads):
+    with pytest.raises(ValueError, match=r"^sparse_attn\.\w+: expected tensors with contents, got"):
+        getattr(pattern, reads)(130, 200)
+    assert "<img" not in pattern._repr_html_()
+
+
+def test_meta_layouts_have_no_picture():
+    with pytest.raises(ValueError, match=r"^sparse_attn\.BlockLayout\.plot: expected tensors with"):
+        LAYOUT.to("meta").plot()
