@@ -12,13 +12,16 @@ import torch
 from typing_extensions import Unpack
 
 from ._allowed import allowed_by, positions
-from ._common import Common
+from ._checks import check_tensor, check_tensors, dtype_name, refuse
+from ._common import Common, op_arguments
+from ._pattern import check_pattern
 from .functional import sparse_attention
 from .patterns import Full, Pattern, TopK
 from .tools import with_lists
 
 __all__ = [
     "allowed_keys",
+    "check_call",
     "choice_of",
     "math_attention",
     "reference_and_math",
@@ -29,6 +32,26 @@ __all__ = [
 
 #: Two scores nearer than this times sum |q_d k_d| are equal to a float32 sum.
 ROUNDING = 2.0**-20
+
+
+def check_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern | None,
+    common: Common,
+) -> None:
+    """Refuse what no call has, and 8-bit keys: what they stand for is compared."""
+    owner = "testing"
+    check_tensors(owner, query, key, value)
+    if pattern is not None:
+        check_pattern(owner, pattern)
+    given: Any = common
+    op_arguments(owner, given)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype == torch.float8_e4m3fn:
+            what = f"{name} that is read as it is, ({name}.float() * scale).to(query.dtype)"
+            raise refuse(owner, what, dtype_name(tensor.dtype))
 
 
 def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -72,6 +95,10 @@ def allowed_keys(
     >>> allowed_keys(q, k, Band((1, 0)))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
+    check_tensor("allowed_keys", "query", query)
+    check_tensor("allowed_keys", "key", key)
+    if pattern is not None:
+        check_pattern("allowed_keys", pattern)
     region = Full() if pattern is None else pattern._region
     allowed = allowed_by(region, query, key, query_offset, is_causal, key_origin)
     if key_bounds is not None:
@@ -182,11 +209,13 @@ def _softmax(
 def _keys_and_scale(
     query: torch.Tensor,
     key: torch.Tensor,
+    value: torch.Tensor,
     pattern: Pattern | None,
     common: Common,
     choice: torch.Tensor | None,
 ) -> tuple[torch.Tensor, float]:
     """Find the keys of every row and the scale of a call."""
+    check_call(query, key, value, pattern, common)
     scale = common.get("scale")
     scale = query.shape[3] ** -0.5 if scale is None else scale
     placing = ("is_causal", "key_bounds", "query_offset", "key_origin")
@@ -232,7 +261,7 @@ def reference_attention(
     >>> reference_attention(q, k, v)[0].dtype
     torch.float64
     """
-    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
     return _reference(query, key, value, allowed, scale, common)
 
 
@@ -250,7 +279,7 @@ def reference_and_sizes(
     A score keeps the rounding of its terms, however small their sum is: `sizes` ``(B, Hq, Sq)`` is
     the mean over the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
     """
-    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
     sizes = _sizes(query, key, allowed, scale, common)
     return (*_reference(query, key, value, allowed, scale, common), sizes)
 
@@ -265,7 +294,7 @@ def reference_and_math(
     **common: Unpack[Common],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `reference_attention` and `math_attention` of one call, whose keys are found once."""
-    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
     out, lse = _reference(query, key, value, allowed, scale, common)
     return out, lse, _math(query, key, value, allowed, scale, common)
 
@@ -344,5 +373,5 @@ def math_attention(
     >>> math_attention(q, k, v).dtype
     torch.bfloat16
     """
-    allowed, scale = _keys_and_scale(query, key, pattern, common, choice)
+    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
     return _math(query, key, value, allowed, scale, common)

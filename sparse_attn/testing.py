@@ -17,10 +17,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import Unpack
 
-from ._checks import kind_of
+from ._checks import check_kind, check_tensors, kind_of
 from ._common import Common
 from ._reference import (
     allowed_keys,
+    check_call,
     choice_of,
     math_attention,
     reference_and_math,
@@ -59,6 +60,7 @@ def _assert_same_pattern(name: str, got: torch.Tensor, want: torch.Tensor) -> No
 def _assert_kind(name: str, got: object, shape: torch.Size, dtype: torch.dtype) -> None:
     """Assert a tensor of this shape and dtype, so that no comparison broadcasts or promotes."""
     assert isinstance(got, torch.Tensor), f"{name}: {kind_of(got)}, expected a tensor"
+    assert not got.is_meta, f"{name}: a meta tensor, expected one with contents"
     assert got.dtype == dtype, f"{name}: dtype {got.dtype}, expected {dtype}"
     assert got.shape == shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(shape)}"
 
@@ -125,6 +127,8 @@ def assert_close_to_reference(
     ------
     AssertionError
         With the largest error, its limit and its place.
+    TypeError, ValueError
+        What is no call: tensors, a pattern or keywords of a wrong kind; keys of 8 bits.
 
     Examples
     --------
@@ -135,6 +139,7 @@ def assert_close_to_reference(
     >>> out = sparse_attention(q, k, v, Band(8), is_causal=True)
     >>> assert_close_to_reference(out, q, k, v, Band(8), is_causal=True)
     """
+    check_call(query, key, value, pattern, common)
     pair = isinstance(result, tuple) and len(result) == 2
     out, lse = result if pair else (result, None)
     _assert_kind("out", out, _output_shape(query, value), query.dtype)
@@ -177,6 +182,8 @@ def assert_matches_sdpa(
     ------
     AssertionError
         As `assert_close_to_reference`; a causal call with ``Sq != Skv``.
+    TypeError
+        What is no callable, what are no tensors.
 
     Examples
     --------
@@ -185,6 +192,8 @@ def assert_matches_sdpa(
     >>> from sparse_attn.testing import assert_matches_sdpa
     >>> assert_matches_sdpa(fused_attention, *torch.randn(3, 1, 2, 8, 16), is_causal=True)
     """
+    check_kind("assert_matches_sdpa", "attention", attention, Callable, "a callable")
+    check_tensors("assert_matches_sdpa", query, key, value)
     assert not common.get("is_causal") or query.shape[2] == key.shape[2], (
         "is_causal with Sq != Skv: SDPA aligns the upper left corner, sparse_attn the lower right"
     )

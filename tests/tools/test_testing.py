@@ -284,3 +284,45 @@ def test_an_empty_batch_matches():
     tensors = torch.randn(3, 0, 2, 5, 8)
     assert_matches_sdpa(sa.fused_attention, *tensors)
     assert_close_to_reference(sa.fused_attention(*tensors), *tensors)
+
+
+Q = torch.zeros(1, 1, 4, 16)
+F8 = Q.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: assert_close_to_reference(Q, Q, Q, Q, pattern=3),
+            "pattern to be a pattern .* int",
+        ),
+        (lambda: assert_close_to_reference(Q, Q, Q, Q, sa.Band), "pattern .* write Band"),
+        (lambda: assert_close_to_reference(Q, 3, Q, Q), "query to be a tensor, got int"),
+        (
+            lambda: assert_close_to_reference(Q, Q, Q, Q, casual=True),
+            "unexpected keyword .*'casual'",
+        ),
+        (
+            lambda: assert_close_to_reference(Q.half(), Q.half(), F8, F8),
+            r"key that is read as it is",
+        ),
+        (lambda: reference_attention(Q, Q, Q, 3), "pattern to be a pattern"),
+        (lambda: math_attention(Q, Q, Q, 3), "pattern to be a pattern"),
+        (lambda: allowed_keys(Q, Q, 3), "pattern to be a pattern"),
+        (lambda: allowed_keys(Q, 3), "key to be a tensor, got int"),
+        (lambda: assert_matches_sdpa(3, Q, Q, Q), "attention to be a callable, got int"),
+    ],
+    ids=[
+        *("pattern", "class", "query", "keyword", "float8"),
+        *("reference", "math", "allowed", "allowed-key", "attention"),
+    ],
+)
+def test_what_is_no_call_is_refused(call, sentence):
+    with pytest.raises((TypeError, ValueError), match=rf"^sparse_attn\.\w+: .*{sentence}"):
+        call()
+
+
+def test_meta_results_fail():
+    with pytest.raises(AssertionError, match="out: a meta tensor"):
+        assert_close_to_reference(Q.to("meta"), *3 * [Q.to("meta")])
