@@ -182,7 +182,7 @@ def draw_cells(ax: Any, cells: Sequence[Sequence[str | None]], columns: Sequence
     ax = axes_for(ax, 7, min(max(2.5, 0.22 * len(cells) + 1), _TALLEST))
     index = {name: i for i, name in enumerate(color)}
     picture = [[float("nan") if n is None else index[n] for n in row] for row in cells]
-    _image(ax, torch.tensor(picture), list(color.values()))
+    _image(ax, torch.tensor(picture, device="cpu"), list(color.values()))
     ax.set_aspect("auto")
     shown = range(0, len(columns), 1 + len(columns) // _LABELS)
     ax.set(ylabel="layer", xticks=shown, xticklabels=[columns[i] for i in shown])

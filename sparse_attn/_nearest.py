@@ -80,7 +80,12 @@ def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
     if mask.is_meta:
         raise refuse("nearest", "mask with contents", "a meta tensor")
     check_kind("nearest", "is_causal", is_causal, bool, "a bool")
-    mask = mask.cpu()
+    with torch.device("cpu"):  # whatever torch's default device
+        return _closest(mask.cpu(), is_causal)
+
+
+def _closest(mask: torch.Tensor, is_causal: bool) -> Nearest:
+    """Return the answer for a mask on the CPU."""
     Sq, Skv = mask.shape
     if is_causal:
         mask = mask & Full().mask(Sq, Skv, is_causal=True)

@@ -8,7 +8,8 @@ that depend on the data have no ``allows``.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -171,10 +172,14 @@ class Pattern(DrawnPattern):
         check_kind(type(self).__name__, "is_causal", is_causal, bool, "a bool")
         self._check_lengths(Sq, Skv)
 
-    def _check_contents(self) -> None:
-        """Refuse tensors without data, where they are to be read."""
+    @contextmanager
+    def _with_contents(self) -> Iterator[None]:
+        """Refuse tensors without data; inside, tensors are made where they have some."""
         if self._device is not None and self._device.type == "meta":
             raise refuse(type(self).__name__, "tensors with contents", "meta tensors")
+        is_meta = torch.get_default_device().type == "meta"
+        with torch.device("cpu") if is_meta else nullcontext():
+            yield
 
     def mask(self, Sq: int, Skv: int, is_causal: bool = False) -> torch.Tensor:
         """Return the dense mask, the readable truth.
@@ -276,14 +281,14 @@ class Pattern(DrawnPattern):
         0.0308
         """
         self._check_call(Sq, Skv, is_causal)
-        self._check_contents()
         if Sq == 0 or Skv == 0:
             return 0.0
-        position = torch.arange(Sq, device=self._device) + (Skv - Sq)
-        end = torch.full_like(position, Skv)
-        if is_causal:
-            end = torch.clamp(position + 1, 0, Skv)
-        return float(self._row_counts(position, end).double().sum() / (Sq * Skv))
+        with self._with_contents():
+            position = torch.arange(Sq, device=self._device) + (Skv - Sq)
+            end = torch.full_like(position, Skv)
+            if is_causal:
+                end = torch.clamp(position + 1, 0, Skv)
+            return float(self._row_counts(position, end).double().sum() / (Sq * Skv))
 
     def _runs(self, Sq: int, Skv: int, is_causal: bool, tile: tuple[int, int]) -> list[TileRun]:
         """Return the tiles that engines visit, of a layout its blocks."""
@@ -339,8 +344,9 @@ class Pattern(DrawnPattern):
         """
         Skv = Sq if Skv is None else Skv
         self._check_call(Sq, Skv, is_causal)
-        self._check_contents()
-        return self._visited(Sq, Skv, is_causal, checked_tile(type(self).__name__, tile))
+        size = checked_tile(type(self).__name__, tile)
+        with self._with_contents():
+            return self._visited(Sq, Skv, is_causal, size)
 
 
 def check_pattern(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ class DrawnPattern:
 
         _allowed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
         _check_call: Callable[[int, int, bool], None]
-        _check_contents: Callable[[], None]
+        _with_contents: Callable[[], AbstractContextManager[None]]
         _runs: Callable[[int, int, bool, tuple[int, int]], list[TileRun]]
         mask: Callable[..., torch.Tensor]
         density: Callable[..., float]
@@ -47,7 +48,7 @@ class DrawnPattern:
         last = torch.tensor([Skv - 1], device=self._device)
 
         def sees(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            row, key = row.to(self._device), key.to(self._device)
+            row, key = row.to(last.device), key.to(last.device)
             position = row + (Skv - Sq)
             seen = self._sees(row, position, torch.cat([key, last]))[:, :-1]  # keys end with Skv
             return seen & (key <= position[:, None]) if is_causal else seen
@@ -99,7 +100,13 @@ class DrawnPattern:
         """
         Skv = Sq if Skv is None else Skv
         self._check_call(Sq, Skv, is_causal)
-        self._check_contents()
+        with self._with_contents():
+            return self._drawn(Sq, Skv, is_causal, ax, tiles)
+
+    def _drawn(
+        self, Sq: int, Skv: int, is_causal: bool, ax: Any, tiles: int | tuple[int, int] | None
+    ) -> Any:
+        """Draw a mask whose lengths were checked."""
         owner, most = type(self).__name__, EXACT if tiles is None else _TILED
         if max(Sq, Skv) > most and min(Sq, Skv) > 0:
             if tiles is not None:

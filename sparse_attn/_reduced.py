@@ -26,13 +26,13 @@ _Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def _edges(length: int) -> torch.Tensor:
     """Where points begin, and the length: int64 ``(points + 1,)``."""
     points = min(length, _POINTS)
-    return torch.arange(points + 1) * length // points
+    return torch.arange(points + 1, device="cpu") * length // points
 
 
 def _any_place(edges: torch.Tensor) -> torch.Tensor:
     """Choose a place in every point; in even steps all would meet a column, or none."""
-    generator = torch.Generator().manual_seed(0)
-    part = torch.rand(len(edges) - 1, generator=generator, dtype=torch.float64)
+    generator = torch.Generator(edges.device).manual_seed(0)
+    part = torch.rand(len(edges) - 1, generator=generator, dtype=torch.float64, device=edges.device)
     return torch.minimum(edges[:-1] + (part * edges.diff()).long(), edges[1:] - 1)
 
 
@@ -43,7 +43,7 @@ def _sums(counts: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
 
 def _row_counts(sees: _Sees, rows: torch.Tensor, keys: int) -> torch.Tensor:
     """Count the keys of each point that some rows see, ``(rows, points)``."""
-    every, edges = torch.arange(keys), _edges(keys)
+    every, edges = torch.arange(keys, device="cpu"), _edges(keys)
     steps = rows.split(max(1, _STEP // keys))
     return torch.cat([_sums(sees(some, every).cpu().int(), edges) for some in steps])
 
@@ -60,7 +60,7 @@ def reduced_mask(sees: _Sees, Sq: int, Skv: int) -> torch.Tensor:
     """
     rows, keys = _edges(Sq), _edges(Skv)
     if Sq * Skv <= _WHOLE:
-        counts = _row_counts(sees, torch.arange(Sq), Skv)
+        counts = _row_counts(sees, torch.arange(Sq, device="cpu"), Skv)
         return _sums(counts.mT, rows).mT / (rows.diff()[:, None] * keys.diff())
     by_row = _row_counts(sees, _any_place(rows), Skv) / keys.diff()
     by_key = _row_counts(lambda key, row: sees(row, key).mT, _any_place(keys), Sq) / rows.diff()

@@ -133,7 +133,9 @@ def choice_of(
     for start in range(0, length, value_dim):
         width = min(value_dim, length - start)
         one_hot = torch.zeros_like(value)
-        one_hot[:, :, start : start + width, :width] = torch.eye(width) * 2.0**14
+        one_hot[:, :, start : start + width, :width] = (
+            torch.eye(width, device=query.device) * 2.0**14
+        )
         chosen.append(sparse_attention(query, key, one_hot, listed, **calls)[..., :width] > 0)
     return torch.cat(chosen, -1)
 

@@ -102,7 +102,7 @@ def tile_picture(runs: list[TileRun], mask: torch.Tensor) -> torch.Tensor:
     0 for pairs that no tile visits, 1 for pairs of visited tiles that the mask leaves out, 2 for
     allowed pairs of tiles that need a mask, 3 for those of tiles seen whole.
     """
-    picture = torch.zeros(mask.shape, dtype=torch.uint8)
+    picture = torch.zeros(mask.shape, dtype=torch.uint8, device=mask.device)
     for run in runs:
         rows = slice(run.row, run.row + run.rows * run.row_step, run.row_step)
         keys = slice(run.key, run.key + run.keys * run.key_step, run.key_step)

@@ -90,7 +90,9 @@ class GridLayouts:
         sizes, tiles, sides = _checked(shape, window, tile)
         check_kind(OWNER, "whole", whole, bool, "a bool")
         block, tokens = math.prod(tiles), math.prod(sizes)
-        device = None if device is None else as_device(OWNER, device)
+        device = torch.get_default_device() if device is None else as_device(OWNER, device)
+        if device.type == "meta":
+            raise refuse(OWNER, "a device with contents", device)
         place = torch.stack(
             torch.meshgrid(*(torch.arange(size, device=device) for size in sizes), indexing="ij"),
             dim=-1,

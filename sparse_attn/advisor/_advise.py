@@ -159,7 +159,7 @@ def _halves(call: dict[str, Any]) -> list[dict[str, Any]]:
     shapes = {getattr(value, "shape", None) for value in call.values()}
     if not set(call) <= _BY_TOKEN or len(shapes) > 1:
         return []
-    texts, tokens = slice(None), torch.arange(length)
+    texts, tokens = slice(None), torch.arange(length, device="cpu")
     if "attention_mask" in call:
         seen = call["attention_mask"].cpu() != 0
         texts = seen.any(1).nonzero()[:, 0]  # what is padding alone is no text

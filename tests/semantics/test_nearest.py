@@ -85,3 +85,11 @@ def test_a_mask_with_heads_says_which_part_to_give():
 def test_a_mask_without_contents():
     with pytest.raises(ValueError, match=r"^sparse_attn\.nearest: .* contents, got a meta tensor$"):
         sa.nearest(torch.ones(4, 4, dtype=torch.bool, device="meta"))
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["both", "causal"])
+def test_torchs_default_device_does_not_matter(is_causal):
+    mask = sa.Band((5, 0), sinks=2).mask(64, 64)
+    want = sa.nearest(mask, is_causal)
+    with torch.device("meta"):
+        assert sa.nearest(mask, is_causal) == want

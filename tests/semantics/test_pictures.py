@@ -219,7 +219,10 @@ def test_html_without_matplotlib_is_the_text(monkeypatch):
     )
 
 
-META = [sa.Band(3, global_tokens=torch.tensor([1], device="meta")), sa.BlockSparse(LAYOUT.to("meta"))]
+META = [
+    sa.Band(3, global_tokens=torch.tensor([1], device="meta")),
+    sa.BlockSparse(LAYOUT.to("meta")),
+]
 
 
 @pytest.mark.parametrize("pattern", META, ids=lambda pattern: type(pattern).__name__)
@@ -233,3 +236,28 @@ def test_meta_tensors_have_no_picture_and_no_counts(pattern, reads):
 def test_meta_layouts_have_no_picture():
     with pytest.raises(ValueError, match=r"^sparse_attn\.BlockLayout\.plot: expected tensors with"):
         LAYOUT.to("meta").plot()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [sa.Full(), sa.Band(3), sa.Dilated(3, 4), sa.Strided(3, 4), sa.BlockSparse(LAYOUT)],
+    ids=lambda pattern: type(pattern).__name__,
+)
+def test_torchs_default_device_changes_no_picture_and_no_counts(pattern):
+    want = pattern.density(130, 200), pattern.cost(130, 200)
+    with torch.device("meta"):
+        assert (pattern.density(130, 200), pattern.cost(130, 200)) == want
+        for tiles in (None, 64):
+            pattern.plot(130, 200, tiles=tiles)
+        POLICY.plot()
+        if not isinstance(pattern, sa.BlockSparse):
+            pattern.plot(3000)
+
+
+@pytest.mark.parametrize("device", ["meta", None], ids=["named", "default"])
+def test_grids_are_not_looked_at_without_contents(device):
+    with (
+        torch.device("meta"),
+        pytest.raises(ValueError, match=r"^sparse_attn\.BlockLayout: expected a device with"),
+    ):
+        sa.BlockLayout.local_nd((8, 8), 3, (4, 4), device=device)
