@@ -115,7 +115,10 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
     outside = (offset < -left) | (offset > right)
     past = outside & (offset <= 0)
     sinks = _leading(mask, past if right == 0 and not ahead else outside, 0)
-    tokens = min(_leading(mask, outside, 0), _leading(mask, outside, 1))
+    # Rows stand at positions from Skv - Sq on: those below 0 are never global.
+    before, first = max(0, Sq - Skv), max(0, Skv - Sq)
+    rows = first + _leading(mask[before:], outside[before:], 1)
+    tokens = min(_leading(mask, outside, 0), rows)
     found: list[Pattern] = [Full()]
     found += [Band(window) for window in windows]
     found += [Band(sides, sinks=sinks)] if sinks else []

@@ -13,6 +13,7 @@ PATTERNS = [
     sa.Band((0, 0)),
     sa.Band((5, 3), sinks=2),
     sa.Band(4, global_tokens=3),
+    sa.Band((7, 2), global_tokens=18),
     sa.Band((5, 0), sinks=4, global_tokens=1),
     sa.Dilated((6, 0), 3),
     sa.Dilated((4, 4), 2),
@@ -22,7 +23,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("Sq, Skv", [(64, 64), (48, 64)])
+@pytest.mark.parametrize("Sq, Skv", [(64, 64), (48, 64), (64, 48)])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 def test_patterns_are_found_again(pattern, Sq, Skv):
     found = sa.nearest(pattern.mask(Sq, Skv))
