@@ -13,7 +13,15 @@ from torch import nn
 from torch.nn import functional
 
 from .._autocast import is_autocast_enabled
-from .._checks import Number, check_dense, check_integer, check_kind, dtype_name, refuse
+from .._checks import (
+    Number,
+    as_device,
+    check_dense,
+    check_integer,
+    check_kind,
+    dtype_name,
+    refuse,
+)
 from .._module_names import ask_about_keys
 from .._observe import attend_in
 from .._origins import text_arguments
@@ -113,6 +121,10 @@ class SparseMultiheadAttention(nn.Module):
         self.policy = as_policy(Full() if policy is None else policy)
         self.layer = layer if layer is None else check_integer(_OWNER, "layer", layer, 0)
         self._warned = False
+        device = None if device is None else as_device(_OWNER, device)
+        check_kind(_OWNER, "dtype", dtype, (torch.dtype, type(None)), "a torch.dtype or None")
+        if dtype is not None and not dtype.is_floating_point:
+            raise refuse(_OWNER, "dtype of floating point", dtype_name(dtype))
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **kind))
         in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **kind)) if bias else None

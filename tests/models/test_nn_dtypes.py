@@ -44,3 +44,20 @@ def test_a_module_moved_to_float64_later_names_itself(dtype):
     with torch.no_grad(), pytest.raises(ValueError, match=sentence):
         model.layers[1].self_attn(x, x, x, need_weights=False)
     assert model.float()(x.float()).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"device": "foo"}, "device to be a torch.device or its name, .* got 'foo'"),
+        ({"dtype": "half"}, "dtype to be a torch.dtype or None, got str"),
+        ({"dtype": torch.int32}, "dtype of floating point, got int32"),
+    ],
+    ids=["device", "str", "integer"],
+)
+def test_parameters_of_no_such_kind_are_refused(wrong, sentence):
+    with pytest.raises(
+        (TypeError, ValueError),
+        match=rf"^sparse_attn\.SparseMultiheadAttention: expected {sentence}",
+    ):
+        SparseMultiheadAttention(32, 4, **wrong)
