@@ -102,8 +102,8 @@ class Advice(Findings):
 
         Raises
         ------
-        ImportError, OSError
-            Without matplotlib; a file that cannot be written.
+        TypeError, ImportError, OSError
+            No path; without matplotlib; a file that cannot be written.
 
         Examples
         --------

@@ -124,6 +124,7 @@ def advise(
         check_kind(OWNER, "minutes", minutes, Number, "a float or None")
         if not minutes > 0:
             raise refuse(OWNER, "minutes above 0", minutes)
+    check_kind(OWNER, "progress", progress, bool, "a bool")
     check_kind(OWNER, "resume", resume, (str, PathLike, type(None)), "a path or None")
     calls, other = _split(as_inputs(OWNER, inputs), validate)
     length = length_of(OWNER, calls[0])

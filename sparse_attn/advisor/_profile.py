@@ -120,6 +120,7 @@ def profile(
     True
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
+    check_kind(OWNER, "progress", progress, bool, "a bool")
     call = as_inputs(OWNER, inputs)[0]
     own = length_of(OWNER, call)
     asked = [] if lengths is None else checked_lengths(OWNER, lengths)

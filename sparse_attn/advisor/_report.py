@@ -6,6 +6,7 @@ import html
 from os import PathLike
 from pathlib import Path
 
+from .._checks import check_kind
 from .._drawing import image_html
 from ._findings import Findings
 from ._picture import draw_findings
@@ -45,6 +46,7 @@ def body(found: Findings) -> str:
 
 def page(path: str | PathLike[str], found: Findings) -> None:
     """Write the page."""
+    check_kind("Advice.report", "path", path, (str, PathLike), "a path")
     Path(path).write_text(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<title>{html.escape(_title(found))}</title><style>{_STYLE}</style></head><body>"

@@ -24,8 +24,10 @@ def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, A
         if inputs.dim() < 2:
             got = f"shape {tuple(inputs.shape)}; ids of one text go in as ids[None]"
             raise refuse(owner, f"{name} of shape (batch, length)", got)
-        return [{"input_ids": inputs}]
+        return as_inputs(owner, {"input_ids": inputs}, name)
     if isinstance(inputs, Mapping):
+        if any(isinstance(value, torch.Tensor) and value.is_meta for value in inputs.values()):
+            raise refuse(owner, f"{name} with contents", "meta tensors")
         ids = inputs.get("input_ids")
         if ids is not None and not isinstance(ids, torch.Tensor):
             got = f"{kind_of(ids)}; a tokenizer makes tensors with return_tensors='pt'"
@@ -61,6 +63,8 @@ def _check_ids(owner: str, name: str, parts: list[Any]) -> None:
 def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
     """Return the model's output; inputs go to its device. What the model raises is named."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        raise refuse(owner, "a model whose parameters have contents", "meta tensors")
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
     try:
         for name, value in moved.items():

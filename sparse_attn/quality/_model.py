@@ -253,6 +253,8 @@ def model(
     (['dense', 'band'], 0.48)
     """
     check_kind(OWNER, "model", model, nn.Module, "an nn.Module")
+    check_kind(OWNER, "timed", timed, bool, "a bool")
+    check_kind(OWNER, "progress", progress, bool, "a bool")
     judge = Judge(OWNER, model, as_inputs(OWNER, inputs))
     judged = named_policies(OWNER, policies)
     steps = len(judge.calls) * (1 + len(judged)) * (1 + timed)

@@ -1,0 +1,52 @@
+"""What `quality.model`, `profile` and `advise` refuse alike, in one sentence each."""
+
+import copy
+
+import pytest
+import torch
+
+import sparse_attn as sa
+from sparse_attn.advisor._report import page
+
+BAND = sa.Band(3)
+TOOLS = {
+    "model": lambda model, inputs, **more: sa.quality.model(model, inputs, BAND, **more),
+    "profile": lambda model, inputs, **more: sa.profile(model, inputs, **more),
+    "advise": lambda model, inputs, **more: sa.advise(model, inputs, patterns=[BAND], **more),
+}
+
+
+@pytest.fixture
+def model():
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_meta_tensors_have_no_figures(model, tool):
+    text = torch.randn(2, 64, 32)
+    for inputs in (text.to("meta"), {"src": text.to("meta")}, [text, text.to("meta")]):
+        with pytest.raises(ValueError, match=r"inputs with contents, got meta tensors$"):
+            tool(model, inputs, progress=False)
+    with pytest.raises(ValueError, match=r"a model whose parameters have contents, got meta"):
+        tool(copy.deepcopy(model).to("meta"), text, progress=False)
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_flags_are_bools(model, tool):
+    with pytest.raises(
+        TypeError, match=r"^sparse_attn\.\S+: expected progress to be a bool, got int"
+    ):
+        tool(model, torch.randn(1, 64, 32), progress=1)
+
+
+def test_seconds_are_asked_for_by_a_bool(model):
+    with pytest.raises(TypeError, match="timed to be a bool, got int"):
+        sa.quality.model(model, torch.randn(1, 64, 32), BAND, timed=1, progress=False)
+
+
+def test_a_report_goes_to_a_path():
+    with pytest.raises(
+        TypeError, match=r"^sparse_attn\.Advice\.report: expected path to be a path"
+    ):
+        page(3, None)
