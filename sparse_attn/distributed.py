@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Unpack
 
-from ._checks import LARGE, check_dense, refuse
+from ._checks import LARGE, check_dense, check_kind, refuse
 from ._common import Common, Result, op_arguments
 from ._pattern import check_pattern
 from .by_head import ByHead
@@ -109,6 +109,8 @@ def sharded_attention(
     if not (dist.is_available() and dist.is_initialized()):
         what = "a process group (torch.distributed.init_process_group)"
         raise refuse(OWNER, what, "none")
+    kinds = (dist.ProcessGroup, type(None))
+    check_kind(OWNER, "group", group, kinds, "a ProcessGroup that this rank is in, or None")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         return sparse_attention(query, key, value, pattern, **calls)  # refuses them
     # What does not fit is refused before other ranks wait for this one, of a rank without keys too.

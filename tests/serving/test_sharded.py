@@ -131,6 +131,15 @@ def test_wrong_tensors(one_rank, pattern, rows):
     )
 
 
+def test_what_is_no_group_of_this_rank_is_refused(one_rank):
+    tensors = torch.randn(3, 1, 2, 8, 16)
+    for group in (3, dist.GroupMember.NON_GROUP_MEMBER):
+        with pytest.raises(TypeError, match=r"sharded_attention: expected group to be a"):
+            sa.distributed.sharded_attention(*tensors, sa.Band(3), group=group)
+    alone = sa.distributed.sharded_attention(*tensors, sa.Band(3), group=dist.group.WORLD)
+    assert torch.equal(alone, sa.distributed.sharded_attention(*tensors, sa.Band(3)))
+
+
 @pytest.mark.parametrize(
     ("pattern", "common", "error", "sentence"),
     [
