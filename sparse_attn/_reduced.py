@@ -37,15 +37,16 @@ def _any_place(edges: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(counts: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-    """Sum the last dimension over each point."""
-    return torch.nn.functional.pad(counts.cumsum(-1), (1, 0))[..., edges].diff()
+    """Sum the last dimension over each point; no sum needs more than 32 bits, which are faster."""
+    ends = counts.cumsum(-1, dtype=torch.int32)[..., edges[1:] - 1]
+    return ends.diff(prepend=torch.zeros_like(ends[..., :1]))
 
 
 def _row_counts(sees: _Sees, rows: torch.Tensor, keys: int) -> torch.Tensor:
     """Count the keys of each point that some rows see, ``(rows, points)``."""
     every, edges = torch.arange(keys, device="cpu"), _edges(keys)
     steps = rows.split(max(1, _STEP // keys))
-    return torch.cat([_sums(sees(some, every).cpu().int(), edges) for some in steps])
+    return torch.cat([_sums(sees(some, every).cpu(), edges) for some in steps])
 
 
 def reduced_mask(sees: _Sees, Sq: int, Skv: int) -> torch.Tensor:
