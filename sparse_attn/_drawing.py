@@ -61,6 +61,8 @@ def _titled(ax: Any, name: str, share: str) -> None:
 def _image(ax: Any, picture: torch.Tensor, colors: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
 
+    if not picture.numel():
+        return  # axes of no length are no picture
     shown = {"vmin": 0, "vmax": len(colors) - 1, "interpolation": "nearest"}
     ax.imshow(picture.cpu().numpy(), cmap=ListedColormap(colors), **shown)
 

@@ -261,3 +261,10 @@ def test_grids_are_not_looked_at_without_contents(device):
         pytest.raises(ValueError, match=r"^sparse_attn\.BlockLayout: expected a device with"),
     ):
         sa.BlockLayout.local_nd((8, 8), 3, (4, 4), device=device)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("Sq, Skv", [(0, 0), (0, 9), (9, 0)])
+def test_pictures_of_nothing_are_empty_axes(Sq, Skv):
+    for ax in (sa.Band(2).plot(Sq, Skv), sa.BlockLayout.local(Sq, Skv, 16, 16, 1).plot()):
+        assert not ax.images and "0.0%" in ax.get_title()
