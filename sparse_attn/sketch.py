@@ -11,7 +11,6 @@ from torch.compiler import is_compiling
 from . import ops
 from ._checks import (
     Integer,
-    as_int32,
     as_int64,
     check_dense,
     check_kind,
@@ -19,6 +18,7 @@ from ._checks import (
     dtype_name,
     refuse,
 )
+from ._sketched import dequantized, ends_of_groups
 
 __all__ = ["KeySketch"]
 
@@ -47,29 +47,6 @@ def _dtype_of_ranges(key: torch.Tensor, dtype: torch.dtype | None) -> torch.dtyp
         what = "dtype float16 or bfloat16 beside keys of float8_e4m3fn" if codes else of_key
         raise refuse(_OWNER, what, dtype_name(dtype))
     return served[0] if dtype is None else dtype
-
-
-def _dequantized(
-    owner: str, key: torch.Tensor, key_scale: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return what keys ``(B, Hkv, n, D)`` of 8 bits stand for, others as they are."""
-    if key.dtype != torch.float8_e4m3fn:
-        if key_scale is not None:
-            what = "key_scale beside keys of dtype float8_e4m3fn"
-            raise refuse(owner, what, dtype_name(key.dtype))
-        return key
-    if key.dim() != 4:
-        return key  # which the op refuses
-    if key_scale is None:
-        return key.to(dtype)
-    batch, heads = key.shape[:2]
-    if key_scale.device != key.device:
-        raise refuse(owner, f"key_scale on key's device {key.device}", key_scale.device)
-    if key_scale.dtype != torch.float32 or key_scale.shape not in ((), (heads,), (batch, heads)):
-        what = f"key_scale of dtype float32 and shape (), ({heads}) or ({batch}, {heads})"
-        got = f"{dtype_name(key_scale.dtype)} {tuple(key_scale.shape)}"
-        raise refuse(owner, what, got)
-    return (key.float() * key_scale[..., None, None]).to(dtype)
 
 
 class KeySketch:
@@ -210,7 +187,8 @@ class KeySketch:
         check_dense(_OWNER, "block_table", block_table)
         check_dense(_OWNER, "seqused_k", seqused_k)
         assert block_table is not None and seqused_k is not None
-        self.append(key, self._ends(block_table, seqused_k), key_scale)
+        ends = ends_of_groups(_OWNER, key, block_table, seqused_k, group)
+        self.append(key, ends, key_scale)
 
     def _allocate(
         self,
@@ -222,29 +200,8 @@ class KeySketch:
     ) -> None:
         head_dim = key.shape[-1]
         words = _rounded(head_dim, CHANNELS) * self.bits // _WORD
-        self._group = group
         self.codes = key.new_zeros(*entries, rows, words, dtype=torch.int32)
         self.ranges = key.new_zeros(*entries, rows // group, 2, head_dim, dtype=dtype)
-
-    def _ends(self, block_table: torch.Tensor, seqused_k: torch.Tensor) -> torch.Tensor:
-        """Return the slot of the last token of each group that a cache's sequences have."""
-        if block_table.dim() != 2 or seqused_k.shape != block_table.shape[:1]:
-            shapes = f"{tuple(block_table.shape)} and {tuple(seqused_k.shape)}"
-            what = "block_table of shape (batch, pages) and seqused_k of shape (batch)"
-            raise refuse(_OWNER, what, shapes)
-        for name, tensor in {"block_table": block_table, "seqused_k": seqused_k}.items():
-            if tensor.device != self.codes.device:
-                what = f"{name} on key's device {self.codes.device}"
-                raise refuse(_OWNER, what, tensor.device)
-        block_table = as_int32(_OWNER, "block_table", block_table).long()
-        seqused_k = as_int32(_OWNER, "seqused_k", seqused_k)
-        page_size = self.codes.shape[2]
-        room = block_table.shape[1] * page_size
-        start = torch.arange(0, room, self._group, device=block_table.device)
-        last = torch.minimum(start + self._group, seqused_k[:, None]) - 1
-        page = block_table.gather(1, (last.clamp(min=0) // page_size))
-        slots = torch.where(page < 0, -1, page * page_size + last % page_size)
-        return torch.where(last < start, -1, slots).flatten()
 
     @property
     def capacity(self) -> int:
@@ -314,7 +271,7 @@ class KeySketch:
                 raise refuse(owner, f"up to {self.capacity} tokens (the capacity)", tokens)
             self._grow(tokens)
         held: Any = (self.codes, self.ranges, self._open, self.lengths)
-        key = _dequantized(owner, key, key_scale, self.ranges.dtype)
+        key = dequantized(owner, key, key_scale, self.ranges.dtype)
         ops.call("append_to_sketch", (key, *held), {}, written=held)
         self._tokens = tokens
 

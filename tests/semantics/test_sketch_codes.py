@@ -216,3 +216,30 @@ def test_wrong_keys(device):
         with pytest.raises(ValueError, match=f"append_to_sketch: expected {words}"):
             sketch.append(wrong)
     assert sketch.lengths.tolist() == [9, 9]
+
+
+@pytest.mark.parametrize(
+    "table, used, sentence",
+    [
+        ([[0, 1, 5]], [40], r"block_table to name some of the 4 pages of key, got 5"),
+        ([[0, -1, 5]], [20], r"block_table to name some of the 4 pages of key, got -1"),
+        ([[0, 1, 2]], [49], r"seqused_k from 0 to 48, the tokens that .* has room for, got 49"),
+        ([[0, 1, 2]], [-1], r"seqused_k from 0 to 48, .*, got -1"),
+    ],
+)
+def test_pages_that_a_cache_lacks(table, used, sentence):
+    key = torch.randn(4, 16, 2, 16)
+    table, used = torch.tensor(table), torch.tensor(used)
+    with pytest.raises(ValueError, match=sentence):
+        sa.KeySketch(key, paged=True, block_table=table, seqused_k=used)
+    # Entries past what is used may name anything.
+    whole = sa.KeySketch(key, paged=True, block_table=table[:, :1], seqused_k=used.clamp(16, 16))
+    same = sa.KeySketch(key, paged=True, block_table=table, seqused_k=used.clamp(16, 16))
+    assert torch.equal(same.codes, whole.codes)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_scales_are_above_zero(scale):
+    key = torch.randn(1, 2, 32, 16).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"key_scale above 0, got (0|-1|nan)"):
+        sa.KeySketch(key, key_scale=torch.tensor([1.0, scale]))
