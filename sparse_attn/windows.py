@@ -165,9 +165,9 @@ class Band(Pattern):
             return
         if isinstance(tokens, torch.Tensor):
             check_dense("Band", "global_tokens", tokens)
-            tokens = tokens.detach().clone()
             if tokens.dtype != torch.int32:  # the ops take int32 and int64
                 tokens = as_int64("Band", "global_tokens", tokens)
+            tokens = tokens.detach().clone()
         elif isinstance(tokens, (list, tuple)):
             raise TypeError(
                 "sparse_attn.Band: expected global_tokens to be an int or a tensor, got "

@@ -209,8 +209,9 @@ def test_malformed_tables_and_slots_read_and_write_nothing_outside(device):
         pattern = sa.BlockTopK(16, selector="sketch", budget_tokens=64, sketch=own)
         with malformed(device, r"seqused_k\[0\] from 0 to \d+, the keys it has room for"):
             sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=pattern)
-    made = sa.KeySketch(key_cache, paged=True, block_table=wild, seqused_k=used)
-    assert made.codes.shape == before.shape
+    with malformed(device, r"seqused_k from 0 to \d+, the tokens that block_table has room for"):
+        made = sa.KeySketch(key_cache, paged=True, block_table=wild, seqused_k=used)
+        assert made.codes.shape == before.shape
 
 
 def test_wrong_calls(device):
