@@ -7,6 +7,8 @@ from torch.compiler import is_compiling
 
 from ._checks import as_int32, dtype_name, refuse
 
+__all__ = ["dequantized", "ends_of_groups"]
+
 
 def _host_sees(tensor: torch.Tensor) -> bool:
     """Whether a tensor's numbers are there to be checked."""
