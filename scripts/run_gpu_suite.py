@@ -10,7 +10,7 @@ never as passed.
 ``--part tests``, ``--part fuzz``, ``--part sanitizers``, ``--part devices`` (the tests marked
 ``two_devices``, on a machine with two GPUs) and ``--part older`` (older_code.py: kernels of older
 GPUs) run one part; the others are kept from the record when it belongs to this tree. Without
-``--part`` the first three run.
+``--part`` the first three run. A part is recorded when it has ended, whatever becomes of the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,34 @@ def place() -> dict[str, object]:
     }
 
 
+def run_parts(part: str, extra: list[str]) -> Iterator[dict[str, Any]]:
+    """Run the parts asked for, one after the other, and give what each adds to the record."""
+    if part == "devices":
+        yield {"two_devices": place() | run_tests(["tests", "-m", "two_devices", *extra])}
+    if part == "older":
+        yield {"older": {level: place() | run for level, run in older_code.run(extra).items()}}
+    here = place() | {"libraries": library_hashes()}
+    if part in ("all", "tests"):
+        yield here | {"tests": run_suite(extra)}
+    if part in ("all", "fuzz"):
+        yield here | {"fuzz": fuzz.run(extra)}
+    if part in ("all", "sanitizers"):
+        yield here | {"sanitizers": sanitizers.run()}
+
+
+def recorded(found: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+    """Add to the record what a part found, and return it all; of another tree it starts anew."""
+    # Read only now: parts may run side by side.
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if record.get("digests") != digests:
+        record = {"digests": digests, "tests": {"exit_status": 0, "counts": {}}}
+        record["sanitizers"] = {tool: {"status": "not run"} for tool in sanitizers.TOOLS}
+    record |= found
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
 def main() -> int:
     """Run the parts asked for, write the record, and return 0 when nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -226,27 +254,9 @@ def main() -> int:
         options.piece.write_text(json.dumps(run_tests(extra)))
         return 0
     digests = evidence_digests()
-    found: dict[str, Any] = {}
-    if options.part == "devices":
-        found["two_devices"] = place() | run_tests(["tests", "-m", "two_devices", *extra])
-    elif options.part == "older":
-        found["older"] = {level: place() | run for level, run in older_code.run(extra).items()}
-    else:
-        found |= place() | {"libraries": library_hashes()}
-    if options.part in ("all", "tests"):
-        found["tests"] = run_suite(extra)
-    if options.part in ("all", "fuzz"):
-        found["fuzz"] = fuzz.run(extra)
-    if options.part in ("all", "sanitizers"):
-        found["sanitizers"] = sanitizers.run()
-    # Read only now: parts may run side by side.
-    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if record.get("digests") != digests:
-        record = {"digests": digests, "tests": {"exit_status": 0, "counts": {}}}
-        record["sanitizers"] = {tool: {"status": "not run"} for tool in sanitizers.TOOLS}
-    record |= found
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n")
+    record: dict[str, Any] = {}
+    for found in run_parts(options.part, extra):
+        record = recorded(found, digests)
     print(json.dumps(record["sanitizers"], indent=2))
     failed = any(run["status"] == "failed" for run in record["sanitizers"].values())
     tests = [record["tests"], record.get("two_devices", {"exit_status": 0})]
