@@ -77,16 +77,15 @@ __device__ __forceinline__ float weight_of(float m, float top) {
 }
 
 /// Adds a chunk's four columns to those before it, as the merge would (merge_row.cuh).
-__device__ __forceinline__ void add_chunk(KeptSum& sum, const float4& out, float m, float l) {
-  const float top = fmaxf(sum.m, m);
-  const float before = weight_of(sum.m, top), own = weight_of(m, top);
-  const float columns[4] = {out.x, out.y, out.z, out.w};
+__device__ __forceinline__ void add_chunk(ColumnSum& sum, const ColumnSum& chunk) {
+  const float top = fmaxf(sum.m, chunk.m);
+  const float before = weight_of(sum.m, top), own = weight_of(chunk.m, top);
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const float old = before == 0.0f ? 0.0f : before * sum.out[c];
-    sum.out[c] = own == 0.0f ? old : fmaf(own, columns[c], old);
+    sum.out[c] = own == 0.0f ? old : fmaf(own, chunk.out[c], old);
   }
-  sum.l = fmaf(own, l, before * sum.l);
+  sum.l = fmaf(own, chunk.l, before * sum.l);
   sum.m = top;
 }
 
@@ -101,6 +100,59 @@ __device__ __forceinline__ int staged(int row, int column) {
   return row * Config::HEAD_DIM + line * 32 + (inside ^ moved);
 }
 
+/// Stages a warp's part of up to kStagedRows rows of the output, from `first` on.
+template <typename Config>
+__device__ __forceinline__ void stage_part(const ChunkSum<Config>& sum, int first, int rows,
+                                           float* part) {
+  const int mt = first / kFragmentRows;
+#pragma unroll
+  for (int h = first % kFragmentRows / 8;
+       h < (first + Config::kStagedRows - 1) % kFragmentRows / 8 + 1; ++h) {
+    const int r = lane_row(mt, h) - first;
+    if (r >= rows) continue;
+    if constexpr (Config::kFloat8 && Config::kSpreads) {
+#pragma unroll
+      for (int i = 0; i < Config::DT / 2; ++i) {
+        const int e = i % 2, dt = i / 2 * 4;
+        const float4 columns = {sum.rO[mt][dt][2 * h + e], sum.rO[mt][dt + 1][2 * h + e],
+                                sum.rO[mt][dt + 2][2 * h + e], sum.rO[mt][dt + 3][2 * h + e]};
+        const int at = staged<Config>(r, Config::Products::column(dt, e));
+        *reinterpret_cast<float4*>(part + at) = columns;
+      }
+    } else {
+#pragma unroll
+      for (int dt = 0; dt < Config::DT; ++dt) {
+        const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
+        float* to = part + staged<Config>(r, Config::Products::column(dt, 0));
+        if constexpr (Config::kFloat8) {
+          to[0] = pair.x;
+          part[staged<Config>(r, Config::Products::column(dt, 1))] = pair.y;
+        } else {
+          *reinterpret_cast<float2*>(to) = pair;
+        }
+      }
+    }
+  }
+}
+
+/// Adds up what the warps have of row r, whose four columns lie at `at_part` of their parts.
+template <typename Config>
+__device__ __forceinline__ ColumnSum add_warps(const TileState<Config>& state, int r, int at_part,
+                                               const char* rings) {
+  ColumnSum sum = {{}, row_maximum(state, r), 0.0f};
+#pragma unroll
+  for (int warp = 0; warp < Config::kWarps; ++warp) {
+    const auto* parts = reinterpret_cast<const float*>(rings + state.staging[warp]);
+    const float4 part = *reinterpret_cast<const float4*>(parts + at_part);
+    const float columns[4] = {part.x, part.y, part.z, part.w};
+    const float weight = weight_of(state.sums[warp][r].x, sum.m);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sum.out[c] = fmaf(weight, columns[c], sum.out[c]);
+    sum.l = fmaf(weight, state.sums[warp][r].y, sum.l);
+  }
+  return sum;
+}
+
 /// Adds up the warps' sums of a chunk and stores them, or the output of rows of which it is the
 /// `whole`, as many rows at a time as a slot holds; the thread block calls it. Each warp's part of
 /// the output passes through `staging`, an offset into the rings, of rows of HEAD_DIM floats.
@@ -112,7 +164,7 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
   constexpr int kColumns = Config::HEAD_DIM / 4;  // of four
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  auto* kept_sums = reinterpret_cast<KeptSum*>(rings + Config::kSmemBytes);
+  auto* kept_sums = reinterpret_cast<ColumnSum*>(rings + Config::kSmemBytes);
   sum.softmax.finish(exponent);
 #pragma unroll
   for (int i = 0; i < 2 * Config::MT; ++i) {
@@ -124,82 +176,38 @@ __device__ __forceinline__ void store_chunk(ChunkSum<Config>& sum, Exponent expo
   if (lane == 0) state.staging[warp] = staging;
 #pragma unroll
   for (int first = 0; first < Config::TILE_ROWS; first += Config::kStagedRows) {
-    const int mt = first / kFragmentRows;
     const int rows = imin(state.work.rows - first, Config::kStagedRows);
     if (rows <= 0) break;
-#pragma unroll
-    for (int h = first % kFragmentRows / 8;
-         h < (first + Config::kStagedRows - 1) % kFragmentRows / 8 + 1; ++h) {
-      const int r = lane_row(mt, h) - first;
-      if (r >= rows) continue;
-      auto* part = reinterpret_cast<float*>(rings + staging);
-      if constexpr (Config::kFloat8 && Config::kSpreads) {
-#pragma unroll
-        for (int i = 0; i < Config::DT / 2; ++i) {
-          const int e = i % 2, dt = i / 2 * 4;
-          const float4 columns = {sum.rO[mt][dt][2 * h + e], sum.rO[mt][dt + 1][2 * h + e],
-                                  sum.rO[mt][dt + 2][2 * h + e], sum.rO[mt][dt + 3][2 * h + e]};
-          const int at = staged<Config>(r, Config::Products::column(dt, e));
-          *reinterpret_cast<float4*>(part + at) = columns;
-        }
-      } else {
-#pragma unroll
-        for (int dt = 0; dt < Config::DT; ++dt) {
-          const float2 pair = {sum.rO[mt][dt][2 * h], sum.rO[mt][dt][2 * h + 1]};
-          float* to = part + staged<Config>(r, Config::Products::column(dt, 0));
-          if constexpr (Config::kFloat8) {
-            to[0] = pair.x;
-            part[staged<Config>(r, Config::Products::column(dt, 1))] = pair.y;
-          } else {
-            *reinterpret_cast<float2*>(to) = pair;
-          }
-        }
-      }
-    }
+    stage_part(sum, first, rows, reinterpret_cast<float*>(rings + staging));
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * kColumns; i += Config::kThreads) {
-      int r = first + i / kColumns;
-      int column = i % kColumns * 4;
+      const int r = first + i / kColumns, column = i % kColumns * 4;
       const TileRow& row = state.rows[r];
-      int64_t at = partials.at(row_index(params, state.work, row), ended.place);
-      float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
-      float l = 0.0f;
-      float m = row_maximum(state, r);
-      const int at_part = staged<Config>(r - first, column);
-#pragma unroll
-      for (int of_warp = 0; of_warp < Config::kWarps; ++of_warp) {
-        const auto* parts = reinterpret_cast<const float*>(rings + state.staging[of_warp]);
-        const float4 part = *reinterpret_cast<const float4*>(parts + at_part);
-        float weight = weight_of(state.sums[of_warp][r].x, m);
-        out = {fmaf(weight, part.x, out.x), fmaf(weight, part.y, out.y),
-               fmaf(weight, part.z, out.z), fmaf(weight, part.w, out.w)};
-        l = fmaf(weight, state.sums[of_warp][r].y, l);
-      }
-      KeptSum& kept = kept_sums[first * kColumns + i];
+      const int64_t at = partials.at(row_index(params, state.work, row), ended.place);
+      ColumnSum chunk = add_warps(state, r, staged<Config>(r - first, column), rings);
+      ColumnSum& kept = kept_sums[first * kColumns + i];
       if (ended.added > 0) {
         if (!whole && ended.placed && column == 0) {
           partials.state[at + ended.added] = {-INFINITY, 0.0f};
         }
-        add_chunk(kept, out, m, l);
+        add_chunk(kept, chunk);
         if (!ended.last) continue;
-        out = {kept.out[0], kept.out[1], kept.out[2], kept.out[3]};
-        m = kept.m;
-        l = kept.l;
+        chunk = kept;
       } else if (!ended.last) {
-        kept = {{out.x, out.y, out.z, out.w}, m, l};
+        kept = chunk;
         continue;
       }
       if (__builtin_expect(whole, false)) {
-        const float columns[4] = {out.x, out.y, out.z, out.w};
         store_row<typename Config::T>(params, state.work.sequence, state.work.batch, row.head,
-                                      row.query, column, columns, m, l);
+                                      row.query, column, chunk.out, chunk.m, chunk.l);
         continue;
       }
       if (column < partials.columns) {
-        *reinterpret_cast<float4*>(partials.out + at * partials.columns + column) = out;
+        *reinterpret_cast<float4*>(partials.out + at * partials.columns + column) = {
+            chunk.out[0], chunk.out[1], chunk.out[2], chunk.out[3]};
       }
-      if (column == 0) partials.state[at] = {m, l};
+      if (column == 0) partials.state[at] = {chunk.m, chunk.l};
     }
     __syncthreads();  // the parts and sums may be overwritten
   }

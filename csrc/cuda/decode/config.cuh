@@ -9,8 +9,9 @@
 
 namespace sparse_attn::cuda::decode {
 
-/// Four columns of a row's sum over chunks, kept by the thread that adds to it.
-struct alignas(8) KeptSum {
+/// Four columns of what is summed up of a row; over chunks it is kept by the thread that adds to
+/// it.
+struct alignas(8) ColumnSum {
   float out[4];
   float m, l;
 };
@@ -53,7 +54,8 @@ struct Config {
   // Rows of a tile whose sums of a group of chunks a thread block keeps after the rings: as many
   // as leave the multiprocessor its other thread blocks.
   static constexpr int kKeptRows = MT > 1 ? TILE_ROWS : kManyBlocks || HEAD_DIM > 128 ? 8 : 16;
-  static constexpr int kKeptBytes = kKeptRows * (HEAD_DIM / 4) * static_cast<int>(sizeof(KeptSum));
+  static constexpr int kKeptBytes =
+      kKeptRows * (HEAD_DIM / 4) * static_cast<int>(sizeof(ColumnSum));
   // Whether a warp's part of a chunk is spread over the banks (chunk_sum.cuh): other kernels have
   // no registers for its addresses.
   static constexpr bool kSpreads = HEAD_DIM <= 128 && !kManyBlocks;

@@ -74,6 +74,9 @@ struct KeyLoader {
       return {columns, aligned};
     }
   }
+  __device__ __forceinline__ static int after(int slot) {
+    return slot + 1 == Config::kStages ? 0 : slot + 1;
+  }
   __device__ __forceinline__ static uint32_t keys(uint32_t ring, int slot) {
     return ring + slot * Config::kSlotBytes;
   }
@@ -129,6 +132,132 @@ __device__ __forceinline__ void load_queries(const AttentionParams& params,
   loader.load_each(to, {0, queries.count}, queries);
 }
 
+/// Where the warp's ring begins. Hidden from the compiler, so that it keeps it instead of
+/// recomputing it in every step: by a shuffle or, in kernels that are not lean, as no uniform
+/// number, since copies to one had a form that is no instruction (nvcc 13.0).
+template <typename Config, Kind kKind>
+__device__ __forceinline__ uint32_t ring_of_warp(const char* smem) {
+  uint32_t ring = ptx::shared_address(smem) + threadIdx.x / 32 * Config::kRingBytes;
+  if constexpr (is_lean(kKind)) {
+    ring = __shfl_sync(~0u, ring, 0);
+  } else {
+    asm volatile("" : "+r"(ring));
+  }
+  return ring;
+}
+
+/// Loads the tile's queries and closes the group of their copies; returns where they lie. Those for
+/// registers pass through the slot of the ring that is filled last.
+template <typename Config, Kind kKind>
+__device__ __forceinline__ uint32_t load_tile_queries(const AttentionParams& params,
+                                                      const TileState<Config>& state,
+                                                      const RowLoader<Config>& loader,
+                                                      uint32_t ring, const char* smem) {
+  const int warp = threadIdx.x / 32;
+  uint32_t queries = KeyLoader<Config, kKind>::keys(ring, Config::kStages - 1);
+  if constexpr (Config::kQueryRegisters) {
+    load_queries(params, state, loader, 0, queries);
+  } else {
+    constexpr uint32_t kFragmentBytes = kFragmentRows * Config::kPitch;
+    queries = ptx::shared_address(smem) + Config::kWarps * Config::kRingBytes;
+    if (warp < Config::MT)
+      load_queries(params, state, loader, warp, queries + warp * kFragmentBytes);
+  }
+  ptx::cp_async_commit();
+  return queries;
+}
+
+/// Waits for the tile's queries, after which come the first keys.
+template <typename Config>
+__device__ __forceinline__ void start_products(const AttentionParams& params, uint32_t queries,
+                                               typename Config::Products& products) {
+  ptx::cp_async_wait<Config::kStages - 1>();
+  if constexpr (Config::kQueryRegisters || Config::kFloat8) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+  if constexpr (Config::kFloat8) {
+    products.start(queries, params.problem.dtype == Dtype::kFloat16);
+  } else {
+    products.start(queries);
+  }
+}
+
+/// Hides the scores of a step that rows do not see, and transforms the others.
+template <typename Config, Kind kKind>
+__device__ __forceinline__ void finish_scores(const AttentionParams& params, const Pattern& pattern,
+                                              const TileState<Config>& state, const Step& step,
+                                              bool transformed, typename Config::Scores& scores) {
+  if (step.masked) {
+    if (pattern.has_lead()) {
+      mask_scores<Config>(scores, pattern, state, step);
+    } else {
+      mask_by_window<Config>(scores, state, step);
+    }
+  }
+  if constexpr (!is_lean(kKind)) {
+    if (pattern.list.has_bits() && step.bits >= 0) {
+      mask_by_bits<Config>(scores, pattern.list, state, step);
+    }
+    if (transformed) transform_scores<Config>(scores, params, state, step);
+  }
+}
+
+/// Adds the oldest steps of the ring, from `slot` on, to the sum: one or, where they are of one
+/// turn, as many as may be at once, which is returned.
+template <typename Config, Kind kKind>
+__device__ __forceinline__ bool add_steps(const KeyLoader<Config, kKind>& loader, int slot,
+                                          const Exponent& exponent, bool transformed,
+                                          typename Config::Products& products,
+                                          ChunkSum<Config>& sum) {
+  using Loader = KeyLoader<Config, kKind>;
+  constexpr int kAtOnce = Config::kAtOnce;
+  bool both = false;
+  Step visited[kAtOnce];
+  uint32_t key_slots[kAtOnce], value_slots[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    const int own = i == 0 ? slot : Loader::after(slot);
+    visited[i] = loader.steps.at(i, own);
+    if (i > 0) both = visited[i].chunk == visited[0].chunk && visited[i].turn == visited[0].turn;
+    const int from = i == 0 || both ? own : slot;
+    key_slots[i] = Loader::keys(loader.ring, from);
+    value_slots[i] = Loader::values(loader.ring, from);
+  }
+  typename Config::Scores rS[kAtOnce];
+  if constexpr (Config::kFloat8) {
+    products.scores(rS, key_slots);
+  } else {
+    static_assert(kAtOnce == 1);
+    products.scores(rS[0], key_slots[0]);
+  }
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    if (i > 0 && !both) {
+      Config::leave_out(rS[i]);
+    } else {
+      finish_scores<Config, kKind>(loader.params, loader.pattern, loader.state, visited[i],
+                                   transformed, rS[i]);
+    }
+  }
+  typename Config::Products::Values values[kAtOnce];
+  if constexpr (Config::kValuesAhead) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
+  }
+  sum.update(rS, exponent);
+  typename Config::Products::Slice rP[kAtOnce][1];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    if constexpr (!Config::kValuesAhead) values[i] = Config::Products::values_at(value_slots[i]);
+    products.output(sum.rO, rP[i], values[i], [](int) {});
+  }
+  return both;
+}
+
 /// Sums up the thread block's chunks, or the one that is the `whole` row; the thread block calls
 /// it. Where `early`, it waits for the kernel in front before it reads anything.
 template <typename Config, Kind kKind>
@@ -141,15 +270,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const Work& work = state.work;
   const Groups& groups = state.groups;
   const int warp = threadIdx.x / 32;
-  // Hidden from the compiler, so that it keeps it instead of recomputing it in every step: by a
-  // shuffle or, in kernels that are not lean, as no uniform number, since copies to one had a form
-  // that is no instruction (nvcc 13.0).
-  uint32_t ring = ptx::shared_address(smem) + warp * Config::kRingBytes;
-  if constexpr (kLean) {
-    ring = __shfl_sync(~0u, ring, 0);
-  } else {
-    asm volatile("" : "+r"(ring));
-  }
+  const uint32_t ring = ring_of_warp<Config, kKind>(smem);
   const int32_t key_columns = params.problem.head_dim;
   const int32_t value_columns = params.problem.value_dim;
   const bool copied = kLean || aligned;
@@ -175,24 +296,13 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   const Exponent exponent = {transformed ? kLog2e : scale * kLog2e, transformed};
   ChunkSum<Config> sum;
   sum.init();
-  constexpr int kAtOnce = Config::kAtOnce;
-  auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
   int32_t chunk = groups.begin;
   const int32_t end = groups.end;
   int slot = 0;
   int load_slot = 0;
   bool both = false;  // two steps were multiplied, whose slots are free
   if (early) ptx::wait_for_primary();
-  // Queries for registers pass through the slot that is filled last.
-  uint32_t queries = Loader::keys(ring, kStages - 1);
-  if constexpr (Config::kQueryRegisters) {
-    load_queries(params, state, query_rows, 0, queries);
-  } else {
-    const uint32_t fragment = kFragmentRows * Config::kPitch;
-    queries = ptx::shared_address(smem) + Config::kWarps * Config::kRingBytes;
-    if (warp < Config::MT) load_queries(params, state, query_rows, warp, queries + warp * fragment);
-  }
-  ptx::cp_async_commit();
+  const uint32_t queries = load_tile_queries<Config, kKind>(params, state, query_rows, ring, smem);
 #pragma unroll 1
   for (int loaded = 1;; ++loaded) {
     __syncwarp();  // what lies in the slot to fill has been read
@@ -206,84 +316,22 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
       if (chunk == end) break;
     }
     loader.load_next(load_slot);
-    load_slot = after(load_slot);
-    if (kAtOnce > 1 && both) {
+    load_slot = Loader::after(load_slot);
+    if (Config::kAtOnce > 1 && both) {
       loader.load_next(load_slot);
-      load_slot = after(load_slot);
+      load_slot = Loader::after(load_slot);
     }
     if (loaded < kStages) {
       if (loaded < kStages - 1) continue;
-      ptx::cp_async_wait<kStages - 1>();  // the queries have landed, after them come the first keys
-      if constexpr (Config::kQueryRegisters || Config::kFloat8) {
-        __syncwarp();
-      } else {
-        __syncthreads();
-      }
-      if constexpr (Config::kFloat8) {
-        products.start(queries, params.problem.dtype == Dtype::kFloat16);
-      } else {
-        products.start(queries);
-      }
+      start_products<Config>(params, queries, products);
       continue;
     }
 
-    ptx::cp_async_wait<kStages - kAtOnce>();
+    ptx::cp_async_wait<kStages - Config::kAtOnce>();
     __syncwarp();  // the oldest steps have landed
-    Step visited[kAtOnce];
-    uint32_t key_slots[kAtOnce], value_slots[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int own = i == 0 ? slot : after(slot);
-      visited[i] = loader.steps.at(i, own);
-      if (i > 0) both = visited[i].chunk == visited[0].chunk && visited[i].turn == visited[0].turn;
-      const int from = i == 0 || both ? own : slot;
-      key_slots[i] = Loader::keys(ring, from);
-      value_slots[i] = Loader::values(ring, from);
-    }
-    typename Config::Scores rS[kAtOnce];
-    if constexpr (Config::kFloat8) {
-      products.scores(rS, key_slots);
-    } else {
-      static_assert(kAtOnce == 1);
-      products.scores(rS[0], key_slots[0]);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const Step& step = visited[i];
-      if (i > 0 && !both) {
-        Config::leave_out(rS[i]);
-        continue;
-      }
-      if (step.masked) {
-        if (pattern.has_lead()) {
-          mask_scores<Config>(rS[i], pattern, state, step);
-        } else {
-          mask_by_window<Config>(rS[i], state, step);
-        }
-      }
-      if constexpr (!kLean) {
-        if (pattern.list.has_bits() && step.bits >= 0) {
-          mask_by_bits<Config>(rS[i], pattern.list, state, step);
-        }
-        if (transformed) transform_scores<Config>(rS[i], params, state, step);
-      }
-    }
-    typename Config::Products::Values values[kAtOnce];
-    if constexpr (Config::kValuesAhead) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
-    }
-    sum.update(rS, exponent);
-    typename Config::Products::Slice rP[kAtOnce][1];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if constexpr (!Config::kValuesAhead) values[i] = Config::Products::values_at(value_slots[i]);
-      products.output(sum.rO, rP[i], values[i], [](int) {});
-    }
-    slot = after(slot);
-    if (kAtOnce > 1 && both) slot = after(slot);
+    both = add_steps(loader, slot, exponent, transformed, products, sum);
+    slot = Loader::after(slot);
+    if (Config::kAtOnce > 1 && both) slot = Loader::after(slot);
   }
   ptx::cp_async_wait<0>();
 }
