@@ -12,7 +12,7 @@ __device__ __forceinline__ void copy_bytes(uint32_t to, const char* from, int32_
   const int own = static_cast<int>(threadIdx.x) % 32 * 16;
 #pragma unroll
   for (int begin = 0; begin < kMost; begin += 32 * 16) {
-    if (begin + own < bytes) ptx::cp_async_16(to + begin + own, from + begin + own, true);
+    if (begin + own < bytes) ptx::cp_async_16_once(to + begin + own, from + begin + own, true);
   }
 }
 /// The same of all of them.
@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_all(uint32_t to, const char* from) {
     const int own = static_cast<int>(threadIdx.x) % 32 * 16;
 #pragma unroll
     for (int begin = 0; begin < kBytes; begin += 32 * 16) {
-      ptx::cp_async_16(to + own + begin, from + own + begin, true);
+      ptx::cp_async_16_once(to + own + begin, from + own + begin, true);
     }
   }
 }

@@ -40,6 +40,32 @@ __device__ __forceinline__ QueryRow row_at(const SelectParams& params, int32_t b
   return {row > last ? -1 : head, query, params.keys_of_row(batch, head, query)};
 }
 
+/// A tile of queries, as a lane of its warp sees it.
+template <typename Config>
+struct QueryTile {
+  int column_group, group_of_sums;  // of the lane's column, and of its accumulators' two columns
+  QueryRow own, rows[2];            // of the same columns
+  int32_t held;                     // keys that the sketch holds
+  Interval any, all;                // keys that some row sees, and those that all of them see
+
+  __device__ __forceinline__ QueryTile(const SelectParams& params, int32_t batch, int32_t head_kv,
+                                       int first_row, int32_t held)
+      : column_group(threadIdx.x % 32 / 4 / Config::kRows),
+        group_of_sums(2 * (threadIdx.x % 4) / Config::kRows),
+        own(row_at(params, batch, head_kv, first_row + threadIdx.x % 32 / 4 % Config::kRows)),
+        rows{own.of_lane(threadIdx.x % 4 * 8), own.of_lane(threadIdx.x % 4 * 8 + 4)},
+        held(held),
+        any{own.keys.empty() ? params.problem.seq_kv : own.keys.begin, imin(own.keys.end, held)},
+        all(intersect(own.keys, {0, held})) {
+    for (int step = 4; step < 32; step *= 2) {
+      any.begin = imin(any.begin, __shfl_xor_sync(~0u, any.begin, step));
+      any.end = imax(any.end, __shfl_xor_sync(~0u, any.end, step));
+      all.begin = imax(all.begin, __shfl_xor_sync(~0u, all.begin, step));
+      all.end = imin(all.end, __shfl_xor_sync(~0u, all.end, step));
+    }
+  }
+};
+
 /// The queries of a lane's row, in its channels.
 template <typename Config>
 struct LaneQuery {
@@ -92,6 +118,15 @@ struct LaneQuery {
       } else {
         plain[i] = __float_as_uint(elements[i]);
       }
+    }
+  }
+
+  /// What the products of the two columns of the lane's accumulators are multiplied by.
+  __device__ __forceinline__ void find_factors(float scale, float (&factors)[2]) const {
+    constexpr float kUnit = 1 << (kCodeUnit - kLift);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factors[r] = scale * kUnit * __shfl_sync(~0u, unit, (2 * (threadIdx.x % 4) + r) * 4);
     }
   }
 };

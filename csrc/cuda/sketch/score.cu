@@ -4,7 +4,7 @@
 // 2^-s. A warp takes a group at a time, from a ring of its own that cp.async fills ahead: it scales
 // its queries by the group's steps and multiplies tile by tile, keys as the 16 rows of mma, queries
 // as its 8 columns. Four queries or fewer take two groups at a time, a half of the columns each:
-// what a half multiplies for the other is times 0.
+// of a group's products a lane keeps those of its own half.
 //
 //   rows of a tile of queries   query heads of one key head x queries, 8 or 4 at a time
 //   lane                        quad c = lane % 4 has channels c D/4 .. (c + 1) D/4 - 1 of the keys
@@ -35,14 +35,96 @@ __device__ __forceinline__ void fold(float (&values)[N], int lane, int step, int
   }
 }
 
+/// Scores of the tiles of a lane's groups: keys lane / 4 and lane / 4 + 8 by two columns.
+using Scores = float[kTiles][4];
+
+/// The products of a slot's codes with queries times steps; of each group's a lane keeps those of
+/// its own half. Groups of fewer tiles take their first one again, and leave its masses out.
 template <typename Config>
+__device__ __forceinline__ void multiply_codes(const char* codes,
+                                               const uint32_t (&stepped)[Config::kPairs],
+                                               int32_t group_tiles, int group_of_sums,
+                                               Scores& scores) {
+  const int lane = threadIdx.x % 32;
+  codes += lane / 4 * Config::kRowBytes + lane % 4 * (Config::kRowBytes / 4);
+#pragma unroll
+  for (int at = 0; at < Config::kGroups; ++at, codes += Config::kCodeBytes) {
+    uint32_t words[kTiles][2][Config::kWords];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int from = tile < group_tiles ? tile * kSketchTile : 0;
+      load_words(codes + from * Config::kRowBytes, words[tile][0]);
+      load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
+    }
+    Scores products = {};
+#pragma unroll
+    for (int pair = 0; pair < Config::kPairs; pair += 2) {
+      const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
+                                  codes_of<Config>(words[tile][1][word], e),
+                                  codes_of<Config>(words[tile][0][word], e + 1),
+                                  codes_of<Config>(words[tile][1][word], e + 1)};
+        ptx::mma_16x8x16<__half>(products[tile], keys, stepped[pair], stepped[pair + 1]);
+      }
+    }
+    if (at > 0 && at != group_of_sums) continue;
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = products[i / 4][i % 4];
+  }
+}
+
+/// Hides the keys that a row does not see, or that the sketch does not hold; the group begins with
+/// key `begin`.
+template <typename Config>
+__device__ __forceinline__ void hide_unseen(const QueryTile<Config>& queries, int32_t begin,
+                                            int32_t group_tiles, Scores& scores) {
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) {
+    const int32_t j = begin + i / 4 * kSketchTile + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
+    const bool seen =
+        i / 4 < group_tiles && queries.rows[i % 2].keys.contains(j) && j < queries.held;
+    if (!seen) scores[i / 4][i % 4] = -INFINITY;
+  }
+}
+
+/// The mass of the tile and the row that the lane writes, of scores in units of log 2.
+__device__ __forceinline__ float sum_tiles(const Scores& scores) {
+  const int lane = threadIdx.x % 32;
+  float sums[2 * kTiles];  // of rows x tiles
+  float highest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) {
+    highest[i % 2] = fmaxf(highest[i % 2], scores[i / 4][i % 4]);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    for (int step = 4; step < 32; step *= 2) {
+      highest[r] = fmaxf(highest[r], __shfl_xor_sync(~0u, highest[r], step));
+    }
+    const float from = highest[r] == -INFINITY ? 0.0f : highest[r];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      sums[r * kTiles + tile] =
+          ptx::exp2_approx(scores[tile][r] - from) + ptx::exp2_approx(scores[tile][r + 2] - from);
+    }
+  }
+  fold(sums, lane, 16, 8);
+  fold(sums, lane, 8, 4);
+  fold(sums, lane, 4, 2);
+  return ((lane < 16 ? highest[0] : highest[1]) + __log2f(sums[0])) * kLn2;
+}
+
+/// kCaps: under softcap, whose code would lie in the way of other calls'.
+template <typename Config, bool kCaps>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     score_sketch(const __grid_constant__ SelectParams params,
                  const __grid_constant__ SketchView sketch, float* masses, int32_t row_tiles,
                  int32_t splits, bool aligned) {
   extern __shared__ __align__(16) char rings[];
   ptx::wait_for_primary();
-  const int lane = threadIdx.x % 32, quad = lane % 4, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto split = static_cast<int32_t>(blockIdx.x % splits);
   const auto first_row = static_cast<int>(blockIdx.x / splits % row_tiles) * Config::kRows;
   const uint32_t item = blockIdx.x / splits / row_tiles;
@@ -52,34 +134,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int32_t group_tiles = sketch.group / kSketchTile;
   const int32_t groups = ceil_div(num_tiles, group_tiles);
   const int32_t held = sketch.held(batch, params.entry_keys(batch));
-
-  // Of the lane's column, and of the two columns of its accumulators.
-  const int column_group = lane / 4 / Config::kRows, group_of_sums = 2 * quad / Config::kRows;
-  const QueryRow own = row_at(params, batch, head_kv, first_row + lane / 4 % Config::kRows);
-  const QueryRow rows[2] = {own.of_lane(2 * quad * 4), own.of_lane((2 * quad + 1) * 4)};
-  // Keys that some row sees, and those that all of them see.
-  Interval any = {own.keys.empty() ? params.problem.seq_kv : own.keys.begin,
-                  imin(own.keys.end, held)};
-  Interval all = intersect(own.keys, {0, held});
-  for (int step = 4; step < 32; step *= 2) {
-    any.begin = imin(any.begin, __shfl_xor_sync(~0u, any.begin, step));
-    any.end = imax(any.end, __shfl_xor_sync(~0u, any.end, step));
-    all.begin = imax(all.begin, __shfl_xor_sync(~0u, all.begin, step));
-    all.end = imin(all.end, __shfl_xor_sync(~0u, all.end, step));
-  }
+  const QueryTile<Config> queries(params, batch, head_kv, first_row, held);
   // The tile and the row whose mass this lane writes.
   const int32_t written_tile = lane / 4 % kTiles;
-  const QueryRow written = lane < 16 ? rows[0] : rows[1];
+  const QueryRow written = lane < 16 ? queries.rows[0] : queries.rows[1];
   float* target =
       masses + ((int64_t{batch} * params.problem.heads_q + written.head) * params.problem.seq_q +
                 written.query) *
                    num_tiles;
 
-  const GroupRing<Config> ring(params, sketch, batch, head_kv, groups, any,
+  const GroupRing<Config> ring(params, sketch, batch, head_kv, groups, queries.any,
                                rings + warp * Config::kSlots * Config::kSlotBytes);
   const int32_t step = splits * Config::kWarps * Config::kGroups;
   const int32_t first = (split * Config::kWarps + warp) * Config::kGroups;
-  const float scale = params.scores.scale * (params.scores.softcap == 0.0f ? kLog2e : 1.0f);
+  const float scale = params.scores.scale * (kCaps ? 1.0f : kLog2e);
   LaneQuery<Config> query;
   float factor[2];
   int slot = 0;
@@ -90,106 +158,43 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int32_t oldest = loaded - (Config::kSlots - 1) * step;
     if (oldest < first) {
       if (oldest + step < first) continue;
-      query.load(params, batch, own, aligned);  // while the first groups are on their way
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        constexpr float kUnit = 1 << (kCodeUnit - kLift);
-        factor[r] = scale * kUnit * __shfl_sync(~0u, query.unit, (2 * quad + r) * 4);
-      }
+      // While the first groups are on their way.
+      query.load(params, batch, queries.own, aligned);
+      query.find_factors(scale, factor);
       continue;
     }
     if (oldest >= groups) break;
     ptx::cp_async_wait<Config::kSlots - 1>();
     __syncwarp();  // the oldest groups have landed
-    const char* codes = ring.slot(slot);
-    char* all_ranges = ring.slot(slot) + ring.kRanges;
-    const char* ranges = all_ranges + column_group * Config::kRangeBytes;
-    const int32_t group = oldest + group_of_sums;
-    const int32_t begin = group * sketch.group;
-    float sums[2 * kTiles];  // of rows x tiles
-    float highest[2] = {-INFINITY, -INFINITY};
+    const int32_t group = oldest + queries.group_of_sums;
     const bool visible = ring.is_visible(group);
+    float mass = -INFINITY;
     if (__any_sync(~0u, visible)) {
-      make_steps<Config>(all_ranges, params.problem.head_dim);
-      codes += lane / 4 * Config::kRowBytes + quad * (Config::kRowBytes / 4);
+      char* ranges = ring.slot(slot) + ring.kRanges;
+      make_steps<Config>(ranges, params.problem.head_dim);
+      ranges += queries.column_group * Config::kRangeBytes;
       uint32_t stepped[Config::kPairs];
       scale_query<Config>(query, ranges, params.problem.head_dim, stepped);
       float bases[2];
-      least_products<Config>(query, ranges, params.problem.head_dim, group_of_sums, bases);
-      bases[0] *= scale;
-      bases[1] *= scale;
-      float scores[kTiles][4] = {};
-#pragma unroll
-      for (int at = 0; at < Config::kGroups; ++at, codes += Config::kCodeBytes) {
-        uint32_t words[kTiles][2][Config::kWords];
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          // Smaller groups take their first tile again, and leave its masses out.
-          const int from = tile < group_tiles ? tile * kSketchTile : 0;
-          load_words(codes + from * Config::kRowBytes, words[tile][0]);
-          load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
-        }
-#pragma unroll
-        for (int pair = 0; pair < Config::kPairs; pair += 2) {
-          const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
-          const uint32_t left = at == column_group ? stepped[pair] : 0;
-          const uint32_t right = at == column_group ? stepped[pair + 1] : 0;
-#pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile) {
-            const uint32_t keys[4] = {codes_of<Config>(words[tile][0][word], e),
-                                      codes_of<Config>(words[tile][1][word], e),
-                                      codes_of<Config>(words[tile][0][word], e + 1),
-                                      codes_of<Config>(words[tile][1][word], e + 1)};
-            ptx::mma_16x8x16<__half>(scores[tile], keys, left, right);
-          }
-        }
-      }
+      least_products<Config>(query, ranges, params.problem.head_dim, queries.group_of_sums, bases);
+      Scores scores;
+      multiply_codes<Config>(ring.slot(slot), stepped, group_tiles, queries.group_of_sums, scores);
 #pragma unroll
       for (int i = 0; i < 4 * kTiles; ++i) {
         float& score = scores[i / 4][i % 4];
-        score = fmaf(score, factor[i % 2], bases[i % 2]);
+        score = fmaf(score, factor[i % 2], bases[i % 2] * scale);
+        if constexpr (kCaps) score = capped(score, params.scores.softcap) * kLog2e;
       }
-      if (params.scores.softcap != 0.0f) {
-#pragma unroll
-        for (int i = 0; i < 4 * kTiles; ++i) {
-          float& score = scores[i / 4][i % 4];
-          score = capped(score, params.scores.softcap) * kLog2e;
-        }
+      if (group_tiles < kTiles || oldest * sketch.group < queries.all.begin ||
+          (oldest + Config::kGroups) * sketch.group > queries.all.end) {
+        hide_unseen(queries, group * sketch.group, group_tiles, scores);
       }
-      if (group_tiles < kTiles || oldest * sketch.group < all.begin ||
-          (oldest + Config::kGroups) * sketch.group > all.end) {
-#pragma unroll
-        for (int i = 0; i < 4 * kTiles; ++i) {
-          const int32_t j = begin + i / 4 * kSketchTile + lane / 4 + i % 4 / 2 * 8;
-          const bool seen = i / 4 < group_tiles && rows[i % 2].keys.contains(j) && j < held;
-          if (!seen) scores[i / 4][i % 4] = -INFINITY;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4 * kTiles; ++i) {
-        highest[i % 2] = fmaxf(highest[i % 2], scores[i / 4][i % 4]);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        for (int step = 4; step < 32; step *= 2) {
-          highest[r] = fmaxf(highest[r], __shfl_xor_sync(~0u, highest[r], step));
-        }
-        const float from = highest[r] == -INFINITY ? 0.0f : highest[r];
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          sums[r * kTiles + tile] = ptx::exp2_approx(scores[tile][r] - from) +
-                                    ptx::exp2_approx(scores[tile][r + 2] - from);
-        }
-      }
-      fold(sums, lane, 16, 8);
-      fold(sums, lane, 8, 4);
-      fold(sums, lane, 4, 2);
+      const float sum = sum_tiles(scores);
+      if (visible) mass = sum;
     }
     __syncwarp();  // the slot has been read
     const int32_t tile = group * group_tiles + written_tile;
     if (written.head < 0 || written_tile >= group_tiles || tile >= num_tiles) continue;
-    float mass = -INFINITY;
-    if (visible) mass = ((lane < 16 ? highest[0] : highest[1]) + __log2f(sums[0])) * kLn2;
     const Interval keys = {tile * kSketchTile, (tile + 1) * kSketchTile};
     const Interval unknown =
         intersect(intersect(keys, written.keys), {held, params.problem.seq_kv});
@@ -210,13 +215,14 @@ Status launch_scores(const SelectParams& params, const SketchView& sketch, float
   const int64_t most =
       ceil_div64(params.problem.seq_kv, sketch.group * Config::kWarps * kGroupsPerWarp);
   const auto splits = static_cast<int32_t>(fitting < 1 ? 1 : fitting < most ? fitting : most);
-  const Status status = allow_shared_bytes(score_sketch<Config>, Config::kSmemBytes);
+  const auto kernel =
+      params.scores.softcap == 0.0f ? score_sketch<Config, false> : score_sketch<Config, true>;
+  const Status status = allow_shared_bytes(kernel, Config::kSmemBytes);
   if (!status.ok()) return status;
   const bool aligned = begins_at_16_bytes(params.query, size_of(params.problem.dtype));
   const LaunchShape shape = {static_cast<uint32_t>(items * splits), Config::kThreads,
                              Config::kSmemBytes, to_stream(params.stream)};
-  return launch_dependent(score_sketch<Config>, shape, params, sketch, masses, row_tiles, splits,
-                          aligned);
+  return launch_dependent(kernel, shape, params, sketch, masses, row_tiles, splits, aligned);
 }
 
 template <typename T, int CHUNKS, int BITS>
