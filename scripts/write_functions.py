@@ -220,6 +220,8 @@ OVERLOADS = (
     ("Literal[True]", "tuple[torch.Tensor, torch.Tensor]"),
     ("bool", "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"),
 )
+#: What a function has that may return indices too; its overloads by ``return_lse`` do not.
+INDICES = "return_indices: bool = False"
 
 
 def _parameters(arguments: tuple[Argument, ...]) -> str:
@@ -246,10 +248,18 @@ def _given(arguments: tuple[Argument, ...]) -> str:
 def _overloads(name: str, parameters: str) -> str:
     """Return a function's overloads; `parameters` are the lines between its parentheses."""
     blocks = []
+    plain = parameters.replace(INDICES, "return_indices: Literal[False] = False")
     for kind, result in OVERLOADS:
-        given = parameters.replace("return_lse: bool = False", f"return_lse: {kind}")
-        blocks.append(f"@overload\ndef {name}(\n{given}\n) -> {result}: ...\n\n\n")
-    return "".join(blocks)
+        given = plain.replace("return_lse: bool = False", f"return_lse: {kind}")
+        blocks.append((given, result))
+    if plain != parameters:
+        given = parameters.replace(INDICES, "return_indices: Literal[True]")
+        blocks.append((given, "tuple[torch.Tensor, ...]"))
+        given = parameters.replace(INDICES, "return_indices: bool")
+        blocks.append((given, "torch.Tensor | tuple[torch.Tensor, ...]"))
+    return "".join(
+        f"@overload\ndef {name}(\n{given}\n) -> {result}: ...\n\n\n" for given, result in blocks
+    )
 
 
 def _common_words(form: Form) -> str:

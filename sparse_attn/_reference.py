@@ -15,7 +15,7 @@ from ._allowed import allowed_by, positions
 from ._checks import check_tensor, check_tensors, dtype_name, refuse
 from ._common import Common, op_arguments
 from ._pattern import check_pattern
-from .functional import sparse_attention
+from .functional._chosen_keys import chosen_keys
 from .patterns import Full, Pattern, TopK
 from .tools import with_lists
 
@@ -122,21 +122,10 @@ def choice_of(
     pattern: TopK, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, common: Common
 ) -> torch.Tensor:
     """Which keys our own top-k attends to, read off its output on one-hot values."""
-    ignored = ("out", "return_lse", "softcap", "sink_logits", "alibi_slopes")
-    calls: Any = {name: value for name, value in common.items() if name not in ignored}
-    mask = common.get("attn_mask")
-    listed = with_lists(pattern, query, key, common)  # of this call, with its softcap
-    if mask is not None and mask.dtype != torch.bool:
-        calls["attn_mask"] = mask != -torch.inf  # what is added does not rank
+    listed = with_lists(pattern, query, key, common)
+    assert isinstance(listed, TopK)
     chosen = [torch.zeros((*query.shape[:3], 0), dtype=torch.bool, device=query.device)]
-    value_dim, length = value.shape[3], key.shape[2]
-    for start in range(0, length, value_dim):
-        width = min(value_dim, length - start)
-        one_hot = torch.zeros_like(value)
-        one_hot[:, :, start : start + width, :width] = (
-            torch.eye(width, device=query.device) * 2.0**14
-        )
-        chosen.append(sparse_attention(query, key, one_hot, listed, **calls)[..., :width] > 0)
+    chosen += chosen_keys(listed, query, key, value, dict(common))
     return torch.cat(chosen, -1)
 
 

@@ -9,10 +9,12 @@ from typing import Any, Literal, overload
 
 import torch
 
+from .._checks import check_kind
 from .._common import ZERO, Result
 from ..layout import BlockLayout
 from ..patterns import BlockSparse, BlockTopK, TopK
 from ._any import attend_any
+from ._chosen_keys import attend_with_indices
 
 __all__ = ["topk_attention"]
 
@@ -25,6 +27,7 @@ def topk_attention(
     k: int,
     *,
     inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: Literal[False] = False,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -52,6 +55,7 @@ def topk_attention(
     k: int,
     *,
     inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: Literal[False] = False,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -79,6 +83,7 @@ def topk_attention(
     k: int,
     *,
     inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: Literal[False] = False,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -98,6 +103,7 @@ def topk_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@overload
 def topk_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -105,6 +111,62 @@ def topk_attention(
     k: int,
     *,
     inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: Literal[True],
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> tuple[torch.Tensor, ...]: ...
+
+
+@overload
+def topk_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k: int,
+    *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: bool,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_bounds: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor | None = None,
+    key_origin: torch.Tensor | None = None,
+    softcap: float = 0,
+    sink_logits: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
+
+
+def topk_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k: int,
+    *,
+    inside: BlockTopK | BlockSparse | BlockLayout | None = None,
+    return_indices: bool = False,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
@@ -139,6 +201,10 @@ def topk_attention(
         an additive mask take no part: -inf forbids a key, -10000 does not.
     inside : BlockTopK, BlockSparse or BlockLayout, optional
         Rank the keys of these blocks alone; those of a `BlockTopK` are chosen first.
+    return_indices : bool
+        Also return, as the last result, the keys that each row attends to: int64
+        ``(B, Hq, Sq, min(k, Skv))``, ascending, -1 past a row's last one. They are read off calls
+        of their own, one for each Dv keys: to look at, or for several uses, not for speed.
     attn_mask : Tensor, optional
         What SDPA takes: bool (true is allowed) or additive (float32 or query's dtype),
         broadcastable to ``(B, Hq, Sq, Skv)``; intersected with the pattern.
@@ -206,6 +272,9 @@ def topk_attention(
     >>> blocks = BlockTopK(16, mass=None, budget_blocks=2, local_blocks=1)
     >>> topk_attention(q, k, v, 8, inside=blocks).shape
     torch.Size([1, 2, 64, 16])
+    >>> out, indices = topk_attention(q, k, v, 8, is_causal=True, return_indices=True)
+    >>> indices[0, 0, 2].tolist()
+    [0, 1, 2, -1, -1, -1, -1, -1]
 
     Notes
     -----
@@ -244,4 +313,7 @@ def topk_attention(
         common["out"] = out
     if engine != "auto":
         common["engine"] = engine
+    check_kind("topk_attention", "return_indices", return_indices, bool, "a bool")
+    if return_indices:
+        return attend_with_indices(TopK(k, inside), query, key, value, common)
     return attend_any("topk_attention", TopK(k, inside), query, key, value, common)
