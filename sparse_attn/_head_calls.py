@@ -327,6 +327,7 @@ def _joins_outputs(tensors: tuple[torch.Tensor, ...], common: dict[str, Any]) ->
     """Whether outputs are joined: grad mode, autocast and tracing take no ``out=`` of views."""
     return (
         torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
         or is_tracked(tensors, common)
         or is_autocast_enabled(tensors[0].device.type)
     )

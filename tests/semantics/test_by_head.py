@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from reference import Shape
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparse_attn as sa
 
@@ -255,6 +256,18 @@ def test_compiles_to_one_graph(device, pattern, dynamic):
         sa.sparse_attention, fullgraph=True, backend="aot_eager", dynamic=dynamic
     )
     assert torch.equal(compiled(*tensors, pattern), sa.sparse_attention(*tensors, pattern))
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize("pattern", ["alternating", "lists", "lists-beside"])
+def test_traces_by_make_fx(device, pattern, mode):
+    tensors, pattern = SHAPE.make(device), PATTERNS[pattern](device)
+
+    def call(*tensors):
+        return sa.sparse_attention(*tensors, pattern)
+
+    graph = make_fx(call, tracing_mode=mode)(*tensors)
+    assert torch.equal(graph(*tensors), call(*tensors))
 
 
 @pytest.mark.parametrize(
