@@ -103,69 +103,103 @@ __device__ __forceinline__ void add_of_warp(unsigned long long* sum, unsigned lo
   if (threadIdx.x % 32 == 0 && value > 0) atomicAdd(sum, value);
 }
 
+/// The sequences of a call, the longest first, as the threads of the kernel share them.
+struct SortedSequences {
+  const Arguments& args;
+  int32_t block_q;
+  Sequence* of_few;  // in shared memory; null: they are many, and read where they lie
+  int32_t* sorted;   // [batch]
+  int32_t* ends;     // [batch + 1], tile rows of those before each one
+  int32_t batch, problems, sections;  // problems and sections of a sequence
+
+  __device__ __forceinline__ Sequence at(int32_t b) const {
+    return of_few != nullptr ? of_few[b] : args.params.sequences.of(b);
+  }
+  /// Query tiles of a slice of the sequence that was sorted to place `i`.
+  __device__ __forceinline__ int32_t row_blocks(int32_t i) const {
+    return ceil_div(ceil_div(at(sorted[i]).rows, args.classes), block_q);
+  }
+
+  /// Sorts them; `longest` is shared, and 0.
+  __device__ __forceinline__ void sort(Interval own, int32_t* longest) const {
+#pragma unroll 1
+    for (int32_t b = own.begin; b < own.end; ++b) {
+      const Sequence sequence = args.params.sequences.of(b);
+      if (of_few != nullptr) of_few[b] = sequence;
+      atomicMax(longest, sequence.keys);
+    }
+    __syncthreads();
+    sort_by_class<kSequenceThreads>({0, batch}, sorted,
+                                    [&](int32_t b) { return length_class(at(b).keys, *longest); });
+  }
+
+  __device__ __forceinline__ void find_ends(Interval own) const {
+    int32_t sum = 0;
+#pragma unroll 1
+    for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
+    int32_t end = sums_of_block<kSequenceThreads>(sum).before;
+    if (threadIdx.x == 0) ends[0] = 0;
+#pragma unroll 1
+    for (int32_t i = own.begin; i < own.end; ++i) {
+      ends[i + 1] = end += row_blocks(i) * sections;
+      if (of_few != nullptr && i + 1 == batch) args.sequence_ends[batch] = end;
+    }
+    __syncthreads();
+  }
+
+  /// The tile row at a place of the order, and its sequence.
+  __device__ __forceinline__ TileRow tile_row(int32_t place, Sequence* sequence) const {
+    int32_t i = 0;  // the sequence that has it: the first one that ends past it
+#pragma unroll 1
+    for (int32_t step = 1 << (31 - __clz(batch)); step > 0; step /= 2) {
+      if (step <= batch - i && ends[i + step] <= place) i += step;
+    }
+    const int32_t in_sequence = place - ends[i];
+    const int32_t own_blocks = row_blocks(i), section = in_sequence / own_blocks;
+    const int32_t row_block = in_sequence - section * own_blocks;
+    *sequence = at(sorted[i]);
+    return {sorted[i] * problems + section * args.grid.section,
+            args.last_first ? own_blocks - 1 - row_block : row_block};
+  }
+};
+
 /// Sorts the sequences and writes their tile rows; or, of few, the pieces of a deal.
 template <bool kDeals>
 __global__ void __launch_bounds__(kSequenceThreads)
     sequences_kernel(const __grid_constant__ Arguments args, KernelTile tile) {
   ptx::launch_dependents();
+  // Sequences have a constructor.
   __shared__ alignas(Sequence) unsigned char bytes[kFewSequences * sizeof(Sequence)];
-  auto* of_few = reinterpret_cast<Sequence*>(bytes);  // which has a constructor
   __shared__ int32_t few_sorted[kFewSequences], few_ends[kFewSequences + 1];
   __shared__ int32_t longest, some_split;
   __shared__ unsigned long long visited;  // key tiles of all query tiles
   const AttentionParams& params = args.params;
   const int32_t batch = params.problem.batch;
-  const int32_t problems = params.problem.heads_q * args.classes;  // of a sequence
-  const int32_t sections = problems / args.grid.section;
   const bool few = batch <= kFewSequences;
-  int32_t* sorted = few ? few_sorted : args.sequences;
-  int32_t* ends = few ? few_ends : args.sequence_ends;
-  auto sequence_of = [&](int32_t b) { return few ? of_few[b] : params.sequences.of(b); };
-  auto row_blocks = [&](int32_t i) {
-    return ceil_div(ceil_div(sequence_of(sorted[i]).rows, args.classes), tile.block_q);
-  };
+  const int32_t problems = params.problem.heads_q * args.classes;
+  const SortedSequences sequences = {args,
+                                     tile.block_q,
+                                     few ? reinterpret_cast<Sequence*>(bytes) : nullptr,
+                                     few ? few_sorted : args.sequences,
+                                     few ? few_ends : args.sequence_ends,
+                                     batch,
+                                     problems,
+                                     problems / args.grid.section};
   if (threadIdx.x == 0) *args.counter = longest = some_split = visited = 0;
   __syncthreads();
   const Interval own = stretch_of<kSequenceThreads>({0, batch});
-#pragma unroll 1
-  for (int32_t b = own.begin; b < own.end; ++b) {
-    const Sequence sequence = params.sequences.of(b);
-    if (few) of_few[b] = sequence;
-    atomicMax(&longest, sequence.keys);
-  }
-  __syncthreads();
-  sort_by_class<kSequenceThreads>(
-      {0, batch}, sorted, [&](int32_t b) { return length_class(sequence_of(b).keys, longest); });
-  int32_t sum = 0;
-#pragma unroll 1
-  for (int32_t i = own.begin; i < own.end; ++i) sum += row_blocks(i) * sections;
-  int32_t end = sums_of_block<kSequenceThreads>(sum).before;
-  if (threadIdx.x == 0) ends[0] = 0;
-#pragma unroll 1
-  for (int32_t i = own.begin; i < own.end; ++i) {
-    ends[i + 1] = end += row_blocks(i) * sections;
-    if (few && i + 1 == batch) args.sequence_ends[batch] = end;
-  }
-  __syncthreads();
+  sequences.sort(own, &longest);
+  sequences.find_ends(own);
   // Malformed sequences may overlap, and have more rows than there is room for.
-  const int32_t all = imin(ends[batch], args.most_tile_rows);
+  const int32_t all = imin(sequences.ends[batch], args.most_tile_rows);
   __shared__ Piece few_tiles[kDeals ? kFewTileRows : 1];
   Deal deal = args.deal;
   if (kDeals && all <= kFewTileRows) deal.tiles = few_tiles;
   unsigned long long own_visited = 0;
 #pragma unroll 1
   for (int32_t at = threadIdx.x; at < all; at += kSequenceThreads) {
-    int32_t i = 0;  // the sequence that has the row: the first one that ends past it
-#pragma unroll 1
-    for (int32_t step = 1 << (31 - __clz(batch)); step > 0; step /= 2) {
-      if (step <= batch - i && ends[i + step] <= at) i += step;
-    }
-    const int32_t in_sequence = at - ends[i];
-    const int32_t own_blocks = row_blocks(i), section = in_sequence / own_blocks;
-    const int32_t row_block = in_sequence - section * own_blocks;
-    TileRow row = {sorted[i] * problems + section * args.grid.section,
-                   args.last_first ? own_blocks - 1 - row_block : row_block};
-    const Sequence sequence = sequence_of(sorted[i]);
+    Sequence sequence;
+    TileRow row = sequences.tile_row(at, &sequence);
     if constexpr (kDeals) {
       const Piece whole = whole_tile(params, sequence, row.problem, row.row_block, tile);
       deal.tiles[at] = whole;
