@@ -139,7 +139,7 @@ def _accuracy(run: Run) -> Iterator[str]:
     yield (
         f"Accuracy at {point.x:.0%} of the pairs, as relative distance from dense attention on "
         f"synthetic inputs with locality and sinks: {each}. What a pattern keeps in a model "
-        "depends on the model."
+        "depends on the model; of one: [these patterns](quality-report-patterns-cpu-amd-epyc.md)."
     )
 
 
