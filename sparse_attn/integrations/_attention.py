@@ -34,6 +34,9 @@ _HARMLESS = frozenset(
         "deterministic",
         "do_sample",  # what Kosmos-2's `generate` hands on to its vision tower
         "encoder_hidden_states",
+        "image_sizes",  # this, labels and logits_to_keep: what heads hand on to their text model
+        "labels",
+        "logits_to_keep",
         "max_new_tokens",
         "mm_token_type_ids",
         "num_beams",

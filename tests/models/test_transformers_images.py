@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
-from tiny_models import assert_same, build, output, text
+from tiny_models import assert_same, build, output, pair, text
 
 import sparse_attn as sa
 
@@ -76,6 +76,15 @@ def test_what_generate_hands_on_to_a_tower_is_accepted():
     chosen = dict(max_new_tokens=3, do_sample=False, num_beams=2)
     expected = kosmos2().generate(**inputs, **chosen)
     assert torch.equal(apply(kosmos2()).generate(**inputs, **chosen), expected)
+
+
+def test_what_heads_hand_on_to_their_text_model_is_accepted():
+    """Of logits_to_keep LLaVA-OneVision makes an argument of its layers, of labels Gemma 4."""
+    eager, ours = pair("llama", cls=transformers.LlamaModel)
+    ids, _ = text()
+    handed_on = dict(logits_to_keep=1, labels=ids, image_sizes=torch.tensor([[32, 32]]))
+    expected = output(eager, input_ids=ids)
+    assert_same(output(apply(ours), input_ids=ids, **handed_on), expected)
 
 
 def vit_mae():
