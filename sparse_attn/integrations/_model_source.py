@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+#: Classes that may compute with the mask of their attention.
+_GIVEN_MASKS = re.compile("Attention|Indexer|TransformerLayer")
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 
@@ -76,11 +78,11 @@ def _reads_mask(config: type) -> bool:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError):
         return False
-    return any(_adds_bias_to_mask(node) or _joins_masks(node) for node in ast.walk(tree)) or any(
+    anywhere = (_adds_bias_to_mask, _joins_masks, _looks_for_padding)
+    return any(asks(node) for node in ast.walk(tree) for asks in anywhere) or any(
         _computes_with_mask(node)
         for parent in tree.body
-        if isinstance(parent, ast.ClassDef)
-        and ("Attention" in parent.name or "Indexer" in parent.name)
+        if isinstance(parent, ast.ClassDef) and _GIVEN_MASKS.search(parent.name)
         for method in parent.body
         if getattr(method, "name", None) not in _EAGER_ONLY
         for node in ast.walk(method)
@@ -130,6 +132,18 @@ def _joins_masks(node: ast.AST) -> bool:
             and str(part.slice.value).endswith("_attention")
             and "mask" in ast.unparse(part.value)
             for part in getattr(node.args[0], "elts", ())
+        )
+    )
+
+
+def _looks_for_padding(node: ast.AST) -> bool:
+    """Whether a node is torch.all of a mask's rows, as in the convolutions of LASR's encoder."""
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "torch.all"
+        and any(keyword.arg == "dim" for keyword in node.keywords)
+        and any(
+            isinstance(part, ast.Name) and part.id == "attention_mask" for part in ast.walk(node)
         )
     )
 

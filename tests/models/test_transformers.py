@@ -138,6 +138,18 @@ def test_models_that_compute_with_their_mask_get_a_dense_one():
     assert_same(output(ours, **inputs), output(eager, **inputs), mask)
 
 
+def test_convolutions_that_look_for_padding_in_the_mask_get_a_dense_one():
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.LasrEncoderConfig(**sizes, subsampling_conv_channels=16, num_mel_bins=16)
+    eager, ours = (
+        build(config, name, transformers.LasrEncoder) for name in ("eager", "sparse_attn")
+    )
+    mask = torch.ones(2, 96, dtype=torch.long)
+    mask[0, 64:] = 0
+    inputs = dict(input_features=torch.randn(2, 96, 16), attention_mask=mask)
+    assert_same(output(ours, **inputs), output(eager, **inputs))
+
+
 @pytest.mark.parametrize("pattern", [sa.Full(), sa.Band(4, global_tokens=1)], ids=["full", "band"])
 @pytest.mark.parametrize(
     "bias", ["use_relative_position_bias", "use_shared_relative_position_bias"]

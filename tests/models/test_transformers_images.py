@@ -107,3 +107,27 @@ def test_a_copied_configuration_is_reached_and_given_back():
     sa.quality.model(model, inputs, sa.Full(), timed=False, progress=False)
     assert torch.equal(output(model, **inputs), narrow)
     assert torch.equal(output(restore(model), **inputs), expected)
+
+
+def test_a_mask_of_keypoints_is_dense():
+    """LightGlue's layers give the keypoints of either image to the other by reshaping the mask."""
+    detector = transformers.SuperPointConfig(
+        encoder_hidden_sizes=[32, 32, 64],
+        decoder_hidden_size=64,
+        descriptor_decoder_dim=64,
+        max_keypoints=30,
+        keypoint_threshold=0.0,
+    )
+    config = transformers.LightGlueConfig(
+        keypoint_detector_config=detector,
+        descriptor_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    eager, ours = (build(config, cls=transformers.LightGlueForKeypointMatching) for _ in range(2))
+    images = torch.rand(1, 2, 3, 64, 64)
+    images[:, 1, :, :40] = 0  # fewer keypoints
+    with torch.no_grad():
+        expected, got = (model(pixel_values=images) for model in (eager, apply(ours)))
+    assert torch.equal(got.matches, expected.matches)
+    torch.testing.assert_close(got.matching_scores, expected.matching_scores)
