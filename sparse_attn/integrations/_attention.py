@@ -22,6 +22,7 @@ from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights
 from ._masks import is_intervals, missing_keys, note_of, stretched_mask
+from ._model_source import reads_flag
 from ._placing import joined, placed
 
 __all__ = ["attention"]
@@ -112,6 +113,8 @@ def attention(
         is_causal = getattr(module, "is_causal", True)
         # Some decoders leave it to their mask (PegasusX), whose note a compiled graph does not see.
         is_causal |= attention_mask is not None and bool(getattr(module, "is_decoder", False))
+        if attention_mask is None and not flattened:
+            is_causal = is_causal and reads_flag(type(module))
     if not flattened:
         _check_keys(module, attention_mask, query.shape[2], key.shape[2], bool(is_causal))
     layer = layer_of(module)

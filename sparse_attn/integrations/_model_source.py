@@ -3,9 +3,9 @@
 Two questions about a configuration decide which mask a model can be given: whether its attention
 modules call attention functions at all, and whether they or their layers compute with the mask
 before they do (sparse indexers, dynamic masks, a position bias that is added to it), so that an
-interval in place of a mask would be misread. Asked by the mask function. A third, about an
-attention module, is whether it appends keys that are not of its text, among which no pattern has a
-place.
+interval in place of a mask would be misread. Asked by the mask function. Two more are about an
+attention module: whether it appends keys that are not of its text, among which no pattern has a
+place, and whether its causal flag counts where it has no mask.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import sys
 import textwrap
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 #: Classes that may compute with the mask of their attention.
@@ -27,7 +29,7 @@ _GIVEN_MASKS = re.compile("Attention|Indexer|TransformerLayer")
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 
-__all__ = ["appends_keys", "calls_attention", "reads_mask", "refuse_model"]
+__all__ = ["appends_keys", "calls_attention", "reads_flag", "reads_mask", "refuse_model"]
 
 
 def refuse_model(name: str) -> ValueError:
@@ -62,6 +64,15 @@ def appends_keys(module: type[nn.Module]) -> bool:
     return _appends_keys(module.forward)
 
 
+@torch.compiler.assume_constant_result
+def reads_flag(module: type[nn.Module]) -> bool:
+    """Whether the causal flag of attention modules of a class counts where they have no mask.
+
+    torch's SDPA reads it, eager attention does not, which is all that BridgeTower's models have.
+    """
+    return _reads_flag(module.__module__)
+
+
 @lru_cache
 def _calls_attention(config: type) -> bool:
     if config not in MODEL_MAPPING:
@@ -87,6 +98,16 @@ def _reads_mask(config: type) -> bool:
         if getattr(method, "name", None) not in _EAGER_ONLY
         for node in ast.walk(method)
     )
+
+
+@lru_cache
+def _reads_flag(file: str) -> bool:
+    models: list[Any] = [
+        kind
+        for kind in vars(sys.modules[file]).values()
+        if inspect.isclass(kind) and issubclass(kind, PreTrainedModel) and kind.__module__ == file
+    ]
+    return not models or any(model._supports_sdpa for model in models)
 
 
 @lru_cache

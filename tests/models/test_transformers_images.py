@@ -109,6 +109,28 @@ def test_a_copied_configuration_is_reached_and_given_back():
     assert torch.equal(output(restore(model), **inputs), expected)
 
 
+def bridgetower():
+    sizes = dict(hidden_size=64, num_hidden_layers=2)
+    text = dict(**sizes, num_attention_heads=4, intermediate_size=64, vocab_size=97)
+    config = transformers.BridgeTowerConfig(
+        **sizes,
+        num_attention_heads=4,
+        text_config=dict(**text, max_position_embeddings=128),
+        vision_config=dict(**sizes, patch_size=8, image_size=32),
+    )
+    return build(config, cls=transformers.BridgeTowerModel)
+
+
+def test_a_flag_that_eager_attention_does_not_read_does_not_count():
+    """BridgeTower calls layers causal that see all of an image, without a mask."""
+    ids, mask = text("right")
+    inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(2, 3, 32, 32))
+    with torch.no_grad():
+        expected, ours = (model(**inputs) for model in (bridgetower(), apply(bridgetower())))
+    assert_same(ours.image_features, expected.image_features)
+    assert_same(ours.text_features, expected.text_features, mask)
+
+
 def test_a_mask_of_keypoints_is_dense():
     """LightGlue's layers give the keypoints of either image to the other by reshaping the mask."""
     detector = transformers.SuperPointConfig(
