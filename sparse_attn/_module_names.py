@@ -1,4 +1,7 @@
-"""A model's modules: those that `only` names, and those of cross attention, by name or lengths."""
+"""A model's modules: those that `only` names, those of cross attention, by name or lengths.
+
+And its key heads, which its configuration names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ._policy_parts import widened
 from ._warn import warn_once
 from .patterns import Pattern
 
-__all__ = ["CROSS_ATTENTION", "ask_about_keys", "named_by"]
+__all__ = ["CROSS_ATTENTION", "ask_about_keys", "key_heads_of", "named_by"]
 
 #: Names that a sentence lists.
 _SHOWN = 3
@@ -56,3 +59,13 @@ def ask_about_keys(what: str, pattern: Pattern, seq_q: int, seq_kv: int, functio
         "last tokens of the keys; is this cross attention? Then leave it out, by only= of "
         f"{function}",
     )
+
+
+def key_heads_of(config: Any) -> int | None:
+    """Return the number of a model's key heads, None where its configuration does not say."""
+    try:
+        heads = getattr(config, "num_key_value_heads", None)
+        heads = heads if heads is not None else getattr(config, "num_attention_heads", None)
+    except RuntimeError:  # transformers refuses to say what differs from layer to layer
+        return None
+    return heads if isinstance(heads, int) else None  # a list has a number for each stage

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .._binding import bound
+from .._module_names import key_heads_of
 from .._observe import watching
 from .._progress import Progress
 from ..patterns import Full, Pattern
@@ -110,10 +111,7 @@ class Run:
     def _size_by_config(self) -> tuple[int, int]:
         """Return the layers and key heads that the configuration names, for the estimate alone."""
         config = getattr(self.model, "config", None)
-        heads: Any = getattr(config, "num_key_value_heads", None)
-        if heads is None:
-            heads = getattr(config, "num_attention_heads", 1)
-        return getattr(config, "num_hidden_layers", 1), heads
+        return getattr(config, "num_hidden_layers", 1), key_heads_of(config) or 1
 
     def _expect(self, choices: list[Choice], steps: int = STEPS) -> None:
         """Count what is still to be judged: choices that are not known, and steps of the search."""

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .._checks import check_kind, kind_of
-from .._module_names import CROSS_ATTENTION, named_by
+from .._module_names import CROSS_ATTENTION, key_heads_of, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -130,7 +130,8 @@ def apply(
         raise refuse_model(name)
     paths = named_by("apply", f"self-attention of {name}", only, [path for path, _ in found])
     layers = [(path, module) for path, module in found if path in paths]
-    chosen.check_model(len(layers), _key_heads(model), name)
+    heads = key_heads_of(model.config.get_text_config())
+    chosen.check_model(len(layers), heads, name)
     for path, module in layers:
         _check_policy(path, module, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
@@ -279,14 +280,6 @@ def _held(model: object) -> PreTrainedModel:
             "those that call torch's SDPA take sparse_attn.patch_sdpa"
         )
     raise TypeError(f"sparse_attn.apply: expected a transformers model, got {got}")
-
-
-def _key_heads(model: PreTrainedModel) -> int | None:
-    """Return the number of the model's key heads, None where its configuration does not say."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None)
-    heads = heads if heads is not None else getattr(config, "num_attention_heads", None)
-    return heads if isinstance(heads, int) else None  # a list has a number for each stage
 
 
 def _is_layer(module: nn.Module) -> bool:
