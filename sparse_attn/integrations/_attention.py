@@ -126,10 +126,12 @@ def attention(
         pattern: Pattern,
         **common: Any,
     ) -> torch.Tensor:
-        inside = joined(pattern, window_of(extras, is_causal))
+        window = window_of(module, attention_mask, note, extras, is_causal)
+        inside = joined(pattern, window)
         if inside is None:
-            window = f"{extras['sliding_window']} in a flattened batch beside {pattern}"
-            raise layer_error(module, "sliding_window", window)
+            got = f"{extras.get('sliding_window', window)} in a flattened batch beside {pattern}"
+            advice = "list the layer in the policy's dense_layers, or give a row for each text"
+            raise layer_error(module, "sliding_window", got, advice)
         return attend_flattened(query, key, value, inside, extras, common)
 
     def attend_rows(

@@ -1,7 +1,7 @@
 """Flattened batches: texts packed into one row, as transformers' flattening collator makes them.
 
-The call says where they begin (``cu_seq_lens_q``), so they go through `varlen_attention`, and the
-mask, which says the same at length, is not read.
+The call says where they begin (``cu_seq_lens_q``), so they go through `varlen_attention`, and of
+the mask, which says the same at length, nothing but its window is read.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from ..functional import varlen_attention
 from ..patterns import Pattern
+from ._layer import layer_error
+from ._masks import Note, in_graph
 
 __all__ = ["FLATTENED", "attend_flattened", "is_flattened", "longest_of", "window_of"]
 
@@ -32,8 +35,26 @@ def longest_of(extras: dict[str, Any], tokens: int) -> tuple[int, int]:
     return queries, keys
 
 
-def window_of(extras: dict[str, Any], is_causal: bool) -> tuple[int | None, int | None]:
-    """Return the sides of the model's own window, which a flattened batch names in the call."""
+def window_of(
+    module: nn.Module,
+    mask: torch.Tensor | None,
+    note: Note | None,
+    extras: dict[str, Any],
+    is_causal: bool,
+) -> tuple[int | None, int | None]:
+    """Return the sides of the model's own window: of its mask, or where none tells, of the call.
+
+    Raises
+    ------
+    NotImplementedError
+        A mask of more than a window.
+    """
+    if mask is not None and not in_graph():
+        if note is None or note.inside is None:
+            got = "a mask of more than a window, in a flattened batch"
+            advice = "pass position_ids and use_cache=False alone, or a row for each text"
+            raise layer_error(module, "attention_mask", got, advice)
+        return note.inside
     window = extras.get("sliding_window")
     left = None if window is None else window - 1
     return left, 0 if is_causal else left

@@ -30,6 +30,7 @@ from ._model_source import calls_attention, reads_mask, refuse_model
 __all__ = [
     "Note",
     "attention_mask",
+    "in_graph",
     "is_intervals",
     "missing_keys",
     "note_of",
@@ -54,6 +55,7 @@ class Note(NamedTuple):
     origin: torch.Tensor | None  # int32 (B,): key of each text's first token; None: key 0 in all
     packed: bool  # several texts in a row, told apart by their positions
     position: int | torch.Tensor | None = None  # key index of query 0 where that is causal
+    inside: tuple[int | None, int | None] | None = None  # set: a window, and that of each text
 
 
 class _Band(NamedTuple):
@@ -123,11 +125,13 @@ def attention_mask(
         use_vmap=use_vmap,
         device=device,
     )
-    compiling = _in_graph()
+    compiling = in_graph()
     dense = Note(None, None, kv_length, kv_offset, None, False)
     if not compiling:
+        inside = None if use_vmap else _recognised(_inside_texts(mask_function), compiling)
         origin = _origin(attention_mask, batch_size, kv_offset, device)
         dense = dense._replace(origin=origin, packed=_tells_texts_apart(mask_function))
+        dense = dense._replace(inside=None if inside is None else inside.sides())
         if _starts_causal(mask_function):
             dense = dense._replace(causal=True, position=q_offset - kv_offset)
     if config is not None:
@@ -151,7 +155,7 @@ def attention_mask(
     return _noted(mask, dense._replace(causal=band.causal, sides=band.sides() if plain else None))
 
 
-def _in_graph() -> bool:
+def in_graph() -> bool:
     """Whether a graph is made of the call, which must hold for other padding than the example's."""
     tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return tracing or get_proxy_mode() is not None  # make_fx
@@ -171,7 +175,7 @@ def _checked_tokens(tokens: torch.Tensor, batch: int) -> torch.Tensor:
 
 
 def _noted(mask: torch.Tensor, note: Note) -> torch.Tensor:
-    if not _in_graph():
+    if not in_graph():
         setattr(mask, _NOTE, note)
     return mask
 
@@ -193,7 +197,7 @@ def is_intervals(mask: torch.Tensor) -> bool:
 
 def note_of(mask: torch.Tensor | None, kv_length: int) -> Note | None:
     """Return the note on a mask of `kv_length` keys, when it has one."""
-    if mask is None or _in_graph():
+    if mask is None or in_graph():
         return None
     note: Note | None = getattr(mask, _NOTE, None)
     return note if note is not None and note.kv_length == kv_length else None
@@ -240,7 +244,7 @@ def _recognised(function: Callable[..., Any], compiling: bool) -> _Band | None:
     if len(parts) != 2:
         return None
     overlay, base = parts
-    name = getattr(overlay, "__qualname__", "").split(".")[0]
+    name = _maker(overlay)
     known = {
         "sliding_window_overlay": causal_mask_function,
         "sliding_window_bidirectional_overlay": bidirectional_mask_function,
@@ -253,8 +257,23 @@ def _recognised(function: Callable[..., Any], compiling: bool) -> _Band | None:
 
 def _tells_texts_apart(function: Callable[..., Any]) -> bool:
     """Whether a mask function keeps packed texts apart, which it knows by their positions."""
-    name = getattr(function, "__qualname__", "").split(".")[0]
+    name = _maker(function)
     return name == "packed_sequence_mask_function" or any(map(_tells_texts_apart, _parts(function)))
+
+
+def _inside_texts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a mask function says inside of texts where it keeps them apart, else itself."""
+    parts = _parts(function)
+    if len(parts) != 2 or _maker(parts[1]) != "packed_sequence_mask_function":
+        return function
+    moved = _maker(parts[0]) == "remap_positions_for_packed_sequence"
+    inside: Callable[..., Any] = _free_variable(parts[0], "mask_function") if moved else parts[0]
+    return inside
+
+
+def _maker(function: Callable[..., Any]) -> str:
+    """Name the function of transformers that made a mask function."""
+    return getattr(function, "__qualname__", "").split(".")[0]
 
 
 def _starts_causal(function: Callable[..., Any]) -> bool:
@@ -291,7 +310,7 @@ def _token_run(tokens: torch.Tensor | None, kv_length: int, kv_offset: int) -> _
     """Find the run of tokens; None where there are holes, or values cannot be read."""
     if tokens is None:
         return _Run(0, kv_length, True)
-    if _in_graph() or is_tracing(tokens):  # or a stream is captured, which waits for nothing
+    if in_graph() or is_tracing(tokens):  # or a stream is captured, which waits for nothing
         return None
     tokens = tokens[:, kv_offset : kv_offset + kv_length]
     tokens = pad(tokens, (0, kv_length - tokens.shape[1]))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from tiny_models import CONFIGS, build
+import transformers
+from tiny_models import COMMON, CONFIGS, GROUPED, build
 
 import sparse_attn as sa
 from sparse_attn.integrations.transformers import apply
@@ -75,3 +76,39 @@ def test_a_window_that_no_pattern_joins_is_refused():
     row, _ = flattened()
     with pytest.raises(NotImplementedError, match=r"layer 0.*sliding_window=.* flattened batch"):
         model(**row, use_cache=False)
+
+
+def chunked():
+    sizes = dict(num_local_experts=2, intermediate_size_mlp=64, no_rope_layers=[1, 1])
+    return transformers.Llama4TextConfig(**GROUPED, **sizes, attention_chunk_size=7)
+
+
+def doge():
+    sizes = {name: size for name, size in COMMON.items() if name != "eos_token_id"}
+    return transformers.DogeConfig(**sizes, keep_window_size=4)
+
+
+@pytest.mark.parametrize("make", [chunked, doge])
+def test_a_mask_of_more_than_a_window_is_refused(make):
+    """Chunks of Llama 4, and what Doge makes of its mask, are not what the starts of texts say."""
+    model = apply(build(make()))
+    row, texts = flattened()
+    with pytest.raises(NotImplementedError, match=r"attention_mask=a mask of more than a window"):
+        model(**row, use_cache=False)
+    row = {name: row[name] for name in ("input_ids", "position_ids")}
+    with torch.no_grad():
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+        logits = model(**row, use_cache=False).logits
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=1e-4, rtol=1e-4)
+
+
+def test_a_window_to_both_sides_is_that_of_the_mask():
+    """Mistral calls with one key less to either side than its mask has."""
+    config = CONFIGS["mistral"]()
+    config.is_causal = False
+    model = apply(build(config))
+    row, texts = flattened()
+    with torch.no_grad():
+        logits = model(**row, use_cache=False).logits
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
