@@ -130,8 +130,7 @@ def apply(
         raise refuse_model(name)
     paths = named_by("apply", f"self-attention of {name}", only, [path for path, _ in found])
     layers = [(path, module) for path, module in found if path in paths]
-    heads = key_heads_of(model.config.get_text_config())
-    chosen.check_model(len(layers), heads, name)
+    chosen.check_model(len(layers), _key_heads(model, [module for _, module in layers]), name)
     for path, module in layers:
         _check_policy(path, module, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
@@ -280,6 +279,13 @@ def _held(model: object) -> PreTrainedModel:
             "those that call torch's SDPA take sparse_attn.patch_sdpa"
         )
     raise TypeError(f"sparse_attn.apply: expected a transformers model, got {got}")
+
+
+def _key_heads(model: PreTrainedModel, layers: Sequence[Any]) -> int | None:
+    """Return the number of the layers' key heads, None where they differ or do not say it."""
+    own = model.config.get_text_config()
+    heads = {key_heads_of(getattr(module, "config", own)) for module in layers}
+    return heads.pop() if len(heads) == 1 else None
 
 
 def _is_layer(module: nn.Module) -> bool:
