@@ -47,7 +47,8 @@ def output_of(module: nn.Module, result: Any) -> Output:
     if isinstance(result, torch.Tensor):
         return Output(result, _has_head(module))
     kind = type(result).__name__
-    raise TypeError(f"sparse_attn.quality: expected a model that returns tensors, got {kind}")
+    what = "a model that returns a tensor, logits or last_hidden_state"
+    raise TypeError(f"sparse_attn.quality: expected {what}, got {kind}")
 
 
 def _has_head(module: Any) -> bool:

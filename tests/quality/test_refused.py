@@ -45,6 +45,17 @@ def test_seconds_are_asked_for_by_a_bool(model):
         sa.quality.model(model, torch.randn(1, 64, 32), BAND, timed=1, progress=False)
 
 
+class Scores(torch.nn.Module):
+    def forward(self, src):
+        return {"scores": src}
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_an_output_without_what_is_judged_says_what_that_is(tool):
+    with pytest.raises(TypeError, match=r"a tensor, logits or last_hidden_state, got dict$"):
+        tool(Scores(), torch.randn(1, 64, 32), progress=False)
+
+
 def test_a_report_goes_to_a_path():
     with pytest.raises(
         TypeError, match=r"^sparse_attn\.Advice\.report: expected path to be a path"
