@@ -283,8 +283,7 @@ def _held(model: object) -> PreTrainedModel:
 
 def _key_heads(model: PreTrainedModel, layers: Sequence[Any]) -> int | None:
     """Return the number of the layers' key heads, None where they differ or do not say it."""
-    own = model.config.get_text_config()
-    heads = {key_heads_of(getattr(module, "config", own)) for module in layers}
+    heads = {key_heads_of(getattr(module, "config", model.config)) for module in layers}
     return heads.pop() if len(heads) == 1 else None
 
 

@@ -68,3 +68,16 @@ def test_advise_takes_a_model_whose_towers_differ():
     sa.integrations.transformers.apply(model, heads)
     with pytest.raises(ValueError, match="layer 3 .* the call's 2 key heads, got one for head 3"):
         output(model, **inputs)
+
+
+def test_a_configuration_of_two_text_models_is_taken():
+    """MusicGen's encoder and decoder are text models alike, of which transformers names none."""
+    sizes = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=64, ffn_dim=64)
+    config = transformers.MusicgenConfig(
+        text_encoder=transformers.T5Config(d_model=64, d_ff=64, num_layers=1, num_heads=4),
+        audio_encoder=transformers.EncodecConfig(num_filters=4, upsampling_ratios=[2, 2]),
+        decoder=transformers.MusicgenDecoderConfig(**sizes, vocab_size=64, num_codebooks=2),
+    )
+    model = transformers.MusicgenForConditionalGeneration._from_config(config)
+    model = sa.integrations.transformers.apply(model, sa.Band(3), only="decoder.*")
+    assert model.decoder.config._attn_implementation == "sparse_attn"
