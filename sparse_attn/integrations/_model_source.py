@@ -84,7 +84,19 @@ def _calls_attention(config: type) -> bool:
 
 @lru_cache
 def _reads_mask(config: type) -> bool:
-    module = sys.modules.get(config.__module__.replace(".configuration_", ".modeling_"))
+    return any(map(_computes_with_masks, _files_of(config)))
+
+
+def _files_of(config: type) -> list[str]:
+    """Name the modules of Python that models of a configuration class are in."""
+    package = config.__module__.replace(".configuration_", ".modeling_")
+    beside = [name for name in list(sys.modules) if name.startswith(f"{package}_")]
+    parts = [name for name in beside if any(m.config_class is config for m in _models_in(name))]
+    return parts or [package]  # the text model of BLIP has a module of its own
+
+
+def _computes_with_masks(file: str) -> bool:
+    module = sys.modules.get(file)
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError):
@@ -102,12 +114,17 @@ def _reads_mask(config: type) -> bool:
 
 @lru_cache
 def _reads_flag(file: str) -> bool:
-    models: list[Any] = [
+    models = _models_in(file)
+    return not models or any(model._supports_sdpa for model in models)
+
+
+def _models_in(file: str) -> list[Any]:
+    """List the models that a module of Python defines."""
+    return [
         kind
         for kind in vars(sys.modules[file]).values()
         if inspect.isclass(kind) and issubclass(kind, PreTrainedModel) and kind.__module__ == file
     ]
-    return not models or any(model._supports_sdpa for model in models)
 
 
 @lru_cache

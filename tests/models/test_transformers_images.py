@@ -153,3 +153,16 @@ def test_a_mask_of_keypoints_is_dense():
         expected, got = (model(pixel_values=images) for model in (eager, apply(ours)))
     assert torch.equal(got.matches, expected.matches)
     torch.testing.assert_close(got.matching_scores, expected.matching_scores)
+
+
+def test_a_part_with_attention_of_its_own_gets_a_dense_mask():
+    """BLIP's text model adds its mask itself, in a module of Python beside that of the others."""
+    sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+    config = transformers.BlipConfig(
+        text_config=dict(**sizes, vocab_size=97, encoder_hidden_size=64, projection_dim=64),
+        vision_config=dict(**sizes, image_size=32, patch_size=8),
+    )
+    eager, ours = pair("blip", lambda: config, transformers.BlipForConditionalGeneration)
+    ids, mask = text("right")
+    inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(2, 3, 32, 32))
+    assert_same(output(ours, **inputs), output(eager, **inputs), mask)
