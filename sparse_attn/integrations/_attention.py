@@ -21,7 +21,7 @@ from ..by_head import ByHead
 from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights
-from ._masks import is_intervals, missing_keys, note_of, stretched_mask
+from ._masks import hidden_by_number, is_intervals, missing_keys, note_of, stretched_mask
 from ._model_source import reads_flag
 from ._placing import joined, placed
 
@@ -107,6 +107,8 @@ def attention(
     warn_of_weights(module, extras)
     attention_mask = stretched_mask(attention_mask, key.shape[2])
     note = note_of(attention_mask, key.shape[2])
+    if note is None:
+        attention_mask = hidden_by_number(attention_mask)
     if note is not None and note.causal is not None:
         is_causal = note.causal
     elif is_causal is None:

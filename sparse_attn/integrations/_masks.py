@@ -30,6 +30,7 @@ from ._model_source import calls_attention, reads_mask, refuse_model
 __all__ = [
     "Note",
     "attention_mask",
+    "hidden_by_number",
     "in_graph",
     "is_intervals",
     "missing_keys",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 _NOTE = "_sparse_attn_note"
+#: MarkupLM hides padding by -10000, which is -9984 in bfloat16.
+_HIDES = -9000.0
 
 
 class Note(NamedTuple):
@@ -208,6 +211,13 @@ def stretched_mask(mask: torch.Tensor | None, kv_length: int) -> torch.Tensor | 
     if mask is None or mask.dim() != 4 or mask.shape[-1] != 1 or kv_length < 2:
         return mask
     return mask.expand(-1, -1, -1, kv_length)
+
+
+def hidden_by_number(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a mask of padding with -inf where a number hides a key, which choices ignore."""
+    if mask is None or not mask.is_floating_point() or mask.dim() != 4:
+        return mask
+    return mask.masked_fill(mask <= _HIDES, -torch.inf) if mask.shape[1:3] == (1, 1) else mask
 
 
 def missing_keys(mask: torch.Tensor | None, kv_length: int) -> int:

@@ -117,6 +117,17 @@ def test_a_dense_mask_of_ones_own_tells_where_the_text_begins(kind):
     assert_same(batch[:1, 5:], alone)
 
 
+@pytest.mark.parametrize("pattern", ["sinks", "first global tokens", "strided", "topk"])
+def test_padding_hidden_by_a_number(pattern):
+    """MarkupLM adds -10000 to the scores of padding."""
+    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    config = transformers.MarkupLMConfig(**sizes, vocab_size=VOCABULARY)
+    model = apply(build(config, cls=transformers.MarkupLMModel), PATTERNS[pattern]())
+    ids, mask, positions = padded_text(5)
+    batch = output(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+    assert_same(batch[:1, 5:], output(model, input_ids=ids[:1, 5:], position_ids=positions[:1, 5:]))
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generated_tokens_of_a_padded_row_are_its_own(cache):
     model = apply(build(CONFIGS["llama"]()), sa.Policy(PATTERNS["sinks"](), dense_below=0))
