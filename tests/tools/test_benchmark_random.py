@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import time
 from dataclasses import replace
 
 import pytest
@@ -105,7 +104,7 @@ def test_a_slow_and_a_wrong_call_show_in_the_report(tmp_path, monkeypatch):
     def disturbed(via, case, inputs):
         made = build(via, case, inputs)
         if via == "ours" and case == slow:
-            return replace(made, call=lambda: (time.sleep(0.2), made.call())[1])
+            return replace(made, call=lambda: [made.call() for _ in range(40)][-1])
         if via == "ours" and case == wrong:
             return replace(made, call=lambda: made.call() + 1)
         if via == "ours" and case == refused:
