@@ -51,7 +51,7 @@ def _open(folder: Path, name: str) -> str | None:
     try:
         torch.ops.load_library(path)
     except OSError as error:
-        return f"{path.name} does not load: {error}"
+        return f"{path.name} does not load: {error.__cause__ or error}"  # torch's hides the reason
     return None
 
 

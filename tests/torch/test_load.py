@@ -31,7 +31,8 @@ def test_without_the_cpu_library(folder):
 
 def test_with_a_broken_library(folder):
     (folder / "_C.so").write_bytes(b"no library")
-    with pytest.raises(ImportError, match=r"_C\.so does not load: .*; build it with"):
+    why = "(file too short|invalid ELF header)"  # the loader's own words
+    with pytest.raises(ImportError, match=rf"_C\.so does not load: .*{why}; build it with"):
         _load.load()
 
 
