@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -96,6 +97,12 @@ def _check_files(options: argparse.Namespace) -> None:
             if part.exists() and not part.is_dir():
                 what = "which" if part == options.out else f"whose part {part}"
                 raise Wrong(f"expected a folder for --out, got {options.out}, {what} is a file")
+        there = next(part for part in (options.out, *options.out.parents) if part.exists())
+        try:
+            TemporaryFile(dir=there).close()
+        except OSError as error:
+            got = f"{options.out} ({there}: {error.strerror})"
+            raise Wrong(f"expected --out where files can be made, got {got}") from None
 
 
 def _read(path: Path) -> str:

@@ -53,6 +53,11 @@ class Memory:
             raise refuse("advise", "resume in a folder that exists", str(path))
         if self._path.exists():
             self._held = _read(self._path, self._held["of"])
+        try:
+            self._write()
+        except OSError as error:
+            got = f"{path} ({error.strerror})"
+            raise refuse("advise", "resume to name a file that can be written", got) from error
 
     def recall(self, local: Local) -> bool:
         """Fill in local figures that were measured before; False where there are none."""

@@ -247,6 +247,12 @@ def test_a_file_that_was_changed_is_refused(llama, ids, tmp_path):
             advise(llama, ids, resume=file)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(llama, ids, tmp_path):
+    (tmp_path / "search.json.new").mkdir()  # which is written first, and then takes its place
+    with pytest.raises(ValueError, match=r"resume to name a file that can be written, got .*json"):
+        advise(llama, ids, resume=tmp_path / "search.json")
+
+
 def test_windows_of_the_model_are_left_alone(on_device, ids):
     config = CONFIGS["qwen3_sliding"]()
     config.layer_types = ["sliding_attention", "full_attention"]

@@ -190,6 +190,7 @@ def test_pictures_that_cannot_be_drawn_are_said_before_the_search(
         ("profile", dict(text="."), "expected a text file, got . (Is a directory)"),
         ("profile", dict(out="file"), "expected a folder for --out, got file, which is a file"),
         ("profile", dict(out="file/below"), "got file/below, whose part file is a file"),
+        ("advise", dict(out="/proc/below"), "expected --out where files can be made, got /proc/be"),
         ("compare", dict(policy="nowhere"), "expected a policy file, got nowhere"),
         ("advise", dict(keep=2), "expected keep above 0 and up to 1, got 2"),
         ("advise", dict(keep="nan"), "expected keep above 0 and up to 1, got nan"),
