@@ -46,7 +46,12 @@ def engines_of(config: pytest.Config) -> list[str]:
     """The engines that this run tests."""
     only = config.getoption("--engine")
     engines = ENGINES[config.getoption("--device")]
-    return [engine for engine in engines if only is None or engine in only.split(",")]
+    if only is None:
+        return list(engines)
+    if unknown := set(only.split(",")).difference(engines):
+        got = ", ".join(sorted(unknown))
+        raise pytest.UsageError(f"--engine: expected engines among {', '.join(engines)}, got {got}")
+    return [engine for engine in engines if engine in only.split(",")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -66,3 +66,11 @@ def test_a_run_over_the_budget_fails(run_that_skips):
     run = run_that_skips("tired")
     assert run.ret == 1
     assert "a test has no budget for the reason: Skipped: tired" in run.stdout.str()
+
+
+def test_an_engine_that_the_device_has_not_is_refused(pytester, pytestconfig):
+    suite = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
+    pytester.makepyfile("def test_a(): pass\n")
+    result = pytester.runpytest_inprocess("--engine", "tiled,hopper", plugins=[suite])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "expected engines among tiled, naive, got hopper" in result.stderr.str()
