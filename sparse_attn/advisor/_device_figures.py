@@ -21,7 +21,7 @@ __all__ = ["cache_file", "kept_figure", "place_of"]
 def cache_file() -> Path:
     """Return the file that keeps what was measured."""
     folder = os.environ.get("SPARSE_ATTN_CACHE")
-    if folder is None:
+    if not folder:
         usual = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = str(Path(usual) / "sparse_attn")
     return Path(folder) / "crossovers.json"

@@ -324,3 +324,11 @@ def test_crossovers_are_measured_once_for_a_device(tmp_path, monkeypatch):
     for pattern in (sa.BlockTopK(), sa.TopK(4, inside=layout), sa.BlockSparse(layout)):
         with pytest.raises(NotImplementedError, match="not served: .* without its data"):
             _crossover.crossover(pattern, query, key)
+
+
+def test_an_empty_cache_folder_is_none_given(tmp_path, monkeypatch):
+    from sparse_attn.advisor._device_figures import cache_file
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_file() == tmp_path / "sparse_attn" / "crossovers.json"
