@@ -41,15 +41,15 @@ def cost(
     pairs : list of float
         Share of the pairs that each head reads: its tiles, where lists name them.
     """
-    rate = _rate(pattern, query, key)
     if not stands_alone(pattern):
+        rate = _rate(pattern, query, key)
         return [rate * own for own in pairs]
     try:
         tiles = pattern.cost(query.shape[2], key.shape[2], is_causal)
         share = tiles / Full().cost(query.shape[2], key.shape[2], is_causal)
-    except NotImplementedError:  # the module that counts tiles is missing
-        return [rate * own for own in pairs]
-    return [rate * share] * len(pairs)
+    except NotImplementedError:  # the module that counts tiles is missing: pairs stand for them
+        return pairs
+    return [_rate(pattern, query, key) * share] * len(pairs)
 
 
 def _rate(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float:
@@ -68,10 +68,7 @@ def _measured(pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> float
     timed = pattern if stands_alone(pattern) else _lists_like(pattern, length, query.device)
     tensors = random_tensors(query, key, length)
     if timed is pattern:
-        try:
-            share = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
-        except NotImplementedError:
-            return 1.0
+        share = timed.cost(length, is_causal=True) / Full().cost(length, is_causal=True)
     else:
         share = timed._region.density(length, length, True) / Full().density(length, length, True)
     rounds = [(seconds_of_call(tensors, timed), seconds_of_call(tensors, Full())) for _ in range(3)]

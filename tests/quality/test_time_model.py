@@ -1,5 +1,7 @@
 """The advisor's clock, and the time that a pattern is predicted to take."""
 
+import sys
+
 import pytest
 import torch
 
@@ -80,6 +82,18 @@ def test_costs_are_visited_tiles_by_measured_rates(tmp_path, monkeypatch):
     inside = sa.TopK(9, inside=sa.BlockTopK(16))  # scores its blocks: a rate of its own
     assert _rates.cost(inside, query, key, True, [0.1]) == pytest.approx([0.3])
     assert timed[18:] == 3 * ["TopK", "Full"]
+
+
+def test_without_the_module_that_counts_tiles_no_rate_is_kept(tmp_path, monkeypatch):
+    from sparse_attn.advisor import _rates
+
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(_rates, "_known", {})
+    monkeypatch.setitem(sys.modules, "sparse_attn._info", None)  # importing it now fails
+    monkeypatch.delattr(sa, "_info", raising=False)
+    query, key = torch.randn(1, 4, 256, 16), torch.randn(1, 2, 256, 16)
+    assert _rates.cost(sa.Band((63, 0)), query, key, True, [0.1, 0.3]) == [0.1, 0.3]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_token_top_k_is_timed_by_the_keys_that_it_scores(llama, ids, monkeypatch):
