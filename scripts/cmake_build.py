@@ -112,5 +112,5 @@ def build(
     if not list(output_dir.glob("_info.*.so")):
         print(
             "sparse_attn: built without its info module, which needs pybind11 and Python's headers:"
-            " build facts and the engines that can_use names are missing, all else works"
+            " build facts and the tiles that patterns visit are missing, all else works"
         )
