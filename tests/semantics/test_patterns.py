@@ -303,6 +303,11 @@ def test_torch_load_reads_patterns_back_as_weights(saved):
     assert torch.load(file, weights_only=True)["saved"] == saved
 
 
+def test_torch_load_may_read_every_pattern_back():
+    kinds = {v for v in vars(sa).values() if isinstance(v, type) and issubclass(v, sa.Pattern)}
+    assert kinds - {sa.Pattern} <= set(torch.serialization.get_safe_globals())
+
+
 def test_a_band_keeps_its_own_copy_of_the_global_tokens(device):
     tokens = torch.tensor([4, 1], device=device)
     pattern = sa.Band(3, global_tokens=tokens)
