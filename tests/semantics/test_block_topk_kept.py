@@ -4,6 +4,7 @@ The lists depend on no other entry of the batch, and on no plan of the device.
 """
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -159,3 +160,14 @@ def test_lists_do_not_depend_on_how_many_thread_blocks_share_the_keys(device, Sq
         alone = sa.select_blocks(query[b : b + 1], key[b : b + 1], pattern, is_causal=True)
         assert torch.equal(together.counts[b], alone.counts[0])
         assert torch.equal(together.indices[b], alone.indices[0])
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_a_block_far_longer_than_the_keys_is_kept(device, selector):
+    """And not walked through key by key, which took half a minute."""
+    query, key, _ = Shape(1, 2, 1, 70, 90, 16).make(device)
+    pattern = sa.BlockTopK((16, 2**20), selector=selector)
+    start = time.monotonic()
+    layout = sa.select_blocks(query, key, pattern, is_causal=True)
+    assert time.monotonic() - start < 10
+    assert (layout.counts == 1).all() and (layout.indices == 0).all()

@@ -26,13 +26,15 @@ void BlockEstimator::find_lines(int32_t worker, int64_t batch, int64_t head_q) c
   // Pairs of a block of rows and a block of keys whose first ones differ by d, by their diagonals.
   for (int64_t at = 0; at < num_slashes_; ++at) {
     int64_t d = at * slash_step_ - int64_t{params_.num_kv} * params_.block_kv;
+    const int64_t none = first - d - (params_.problem.seq_kv - 1);  // t of entry 0
+    const int64_t begin = std::max<int64_t>(1 - params_.block_kv, none);
+    const int64_t end =
+        std::min<int64_t>(params_.block_q, none + params_.problem.seq_kv + kLastRows);
     double sum = 0;
-    for (int64_t t = 1 - params_.block_kv; t < params_.block_q; ++t) {
-      int64_t entry = d + t - first + params_.problem.seq_kv - 1;
-      if (entry < 0 || entry >= params_.problem.seq_kv + kLastRows) continue;
+    for (int64_t t = begin; t < end; ++t) {
       int64_t pairs =
           std::min<int64_t>(params_.block_q, params_.block_kv + t) - std::max<int64_t>(t, 0);
-      sum += static_cast<double>(pairs) * own.slashes[entry];
+      sum += static_cast<double>(pairs) * own.slashes[t - none];
     }
     slashes[at] = sum;
   }
