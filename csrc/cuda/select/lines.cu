@@ -234,12 +234,14 @@ __global__ void __launch_bounds__(kLineThreads)
     const LineSums sums(params, lines, at / num_slashes);
     const int32_t first = first_row(params, at / num_slashes / params.problem.heads_q);
     const int64_t difference = at % num_slashes * step - int64_t{params.num_kv} * params.block_kv;
+    const int64_t none = first - difference - (params.problem.seq_kv - 1);  // t of entry 0
+    const int64_t entries = int64_t{params.problem.seq_kv} + kLastRows;
     float sum = 0.0f;
-    for (int32_t t = 1 - params.block_kv; t < params.block_q; ++t) {
-      const int64_t entry = difference + t - first + params.problem.seq_kv - 1;
-      if (entry < 0 || entry >= int64_t{params.problem.seq_kv} + kLastRows) continue;
-      const int32_t pairs = imin(params.block_q, params.block_kv + t) - imax(t, 0);
-      sum += static_cast<float>(pairs) * static_cast<float>(sums.diagonals[entry]);
+    int64_t t = 1 - params.block_kv;
+    for (t = t < none ? none : t; t < params.block_q && t < none + entries; ++t) {
+      const auto past = static_cast<int32_t>(t);
+      const int32_t pairs = imin(params.block_q, params.block_kv + past) - imax(past, 0);
+      sum += static_cast<float>(pairs) * static_cast<float>(sums.diagonals[t - none]);
     }
     lines.slashes[at] = sum;
   }
