@@ -63,9 +63,9 @@ struct Config {
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
-  // The next query tile is claimed when one is almost loaded, not when it begins: faster for
-  // windows and lists, slower for full and causal tiles; and else a long piece of a deal would
-  // claim another as it begins. Others have no room for the barrier.
+  // The next query tile is claimed when one is almost loaded, not when it begins: faster where
+  // tiles differ in length; and else a long piece of a deal would claim another as it begins.
+  // Others have no room for the barrier.
   static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals);
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.

@@ -54,10 +54,12 @@ __device__ __forceinline__ int32_t most_visits(const Arguments& args, const Work
   return ceil_div(work.runs.count * args.box_rows, C::BLOCK_KV);
 }
 
-/// Whether the call is one whose query tiles are claimed late: where they differ much in length.
+/// Whether the call is one whose query tiles are claimed late: where they may differ in length.
 template <class C>
 __device__ __forceinline__ bool claims_late(const Arguments& args) {
-  return C::kClaimsLate && (C::kListed || C::kDeals || args.params.pattern.left != kUnlimited);
+  const Pattern& pattern = args.params.pattern;
+  return C::kClaimsLate &&
+         (C::kListed || C::kDeals || pattern.causal || pattern.left != kUnlimited);
 }
 
 /// Whether a thread block's first plan follows from the launch's parameters alone: it is then made
@@ -78,9 +80,10 @@ constexpr int32_t kShortTile = 8;
 /// claimed; 0: it is claimed without. A list is read from memory before its first tile is named.
 template <class C>
 __device__ __forceinline__ int32_t loads_before_claim(const Arguments& args, const Work& work) {
-  constexpr int32_t kMostAtOnce = C::kListed ? kShortTile : kPlanningTiles;
+  const bool window = !C::kListed && args.params.pattern.left != kUnlimited;
+  const int32_t most_at_once = window || C::kDeals ? kPlanningTiles : kShortTile;
   const int32_t visits = most_visits<C>(args, work);
-  return claims_late<C>(args) && visits > kMostAtOnce ? visits - kPlanningTiles : 0;
+  return claims_late<C>(args) && visits > most_at_once ? visits - kPlanningTiles : 0;
 }
 
 /// `kMasks`: for a warp that asks for masks, and in lists for bits of partial blocks.
