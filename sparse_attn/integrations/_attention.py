@@ -112,11 +112,7 @@ def attention(
     if note is not None and note.causal is not None:
         is_causal = note.causal
     elif is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-        # Some decoders leave it to their mask (PegasusX), whose note a compiled graph does not see.
-        is_causal |= attention_mask is not None and bool(getattr(module, "is_decoder", False))
-        if attention_mask is None and not flattened:
-            is_causal = is_causal and reads_flag(type(module))
+        is_causal = _is_causal(module, attention_mask, flattened)
     if not flattened:
         _check_keys(module, attention_mask, query.shape[2], key.shape[2], bool(is_causal))
     layer = layer_of(module)
@@ -171,13 +167,27 @@ def attention(
     except (ValueError, NotImplementedError) as error:
         if str(error).startswith("sparse_attn: "):  # names its layer already
             raise
-        advice = "give the layer another pattern, or load the model with its own attention"
-        if query.dtype == torch.float64:
-            advice = "no pattern changes that: call model.float()"
-        elif "head_dim" in str(error):
-            advice = "no pattern changes that: load the model with its own attention"
+        advice = _advice(error, query.dtype)
         raise type(error)(f"sparse_attn: {place(module)}: {error}; {advice}") from error
     return out.transpose(1, 2), None
+
+
+def _is_causal(module: nn.Module, mask: torch.Tensor | None, flattened: bool) -> bool:
+    """Whether a call is causal that does not say it, nor its mask's note."""
+    is_causal = bool(getattr(module, "is_causal", True))
+    if mask is None:
+        return is_causal and (flattened or reads_flag(type(module)))
+    # Some decoders leave it to their mask (PegasusX), whose note a compiled graph does not see.
+    return is_causal or bool(getattr(module, "is_decoder", False))
+
+
+def _advice(error: Exception, dtype: torch.dtype) -> str:
+    """Say what to do about what the ops refuse."""
+    if dtype == torch.float64:
+        return "no pattern changes that: call model.float()"
+    if "head_dim" in str(error):
+        return "no pattern changes that: load the model with its own attention"
+    return "give the layer another pattern, or load the model with its own attention"
 
 
 def _check(module: nn.Module, dropout: float, extras: dict[str, Any], flattened: bool) -> None:
