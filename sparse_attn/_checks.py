@@ -27,6 +27,7 @@ __all__ = [
     "as_given",
     "as_int32",
     "as_int64",
+    "as_number",
     "broadcasts",
     "check_block",
     "check_blocks",
@@ -97,6 +98,19 @@ def as_float(number: Any) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
+
+
+def as_number(owner: str, name: str, value: torch.Tensor, what: str) -> Any:
+    """Return the number of a 0-d tensor, as torch does, but of a GPU's, which it would wait for."""
+    if value.dim():
+        got = f"a tensor of shape {tuple(value.shape)}"
+    elif value.requires_grad:
+        got = f"a tensor that requires grad; write {name}.item()"
+    elif value.device.type != "cpu":
+        got = f"a tensor on {value.device}; write {name}.item(), which waits for the device"
+    else:
+        return value.item()
+    raise TypeError(f"sparse_attn.{owner}: expected {name} to be {what}, got {got}")
 
 
 def is_index(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from ._checks import (
     as_float,
     as_given,
     as_int32,
+    as_number,
     check_kind,
     check_tensors,
     clamped,
@@ -99,6 +100,8 @@ def op_arguments(owner: str, common: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"sparse_attn.{owner}: got an unexpected keyword argument {name!r}")
         kinds, what, convert = _RULES[name]
         if type(value) is not kinds:
+            if name == "scale" and isinstance(value, torch.Tensor):
+                value = as_number(owner, name, value, what)
             check_kind(owner, name, value, kinds, what)
             if name == "attn_mask" and is_causal_bias(value):
                 what = "attn_mask to be a tensor of values or None"

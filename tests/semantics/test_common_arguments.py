@@ -222,6 +222,30 @@ def test_scale(attend, device, name, scale):
     check(attend, device, name, scale=scale)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16], ids=str)
+def test_scale_may_be_a_tensor_of_one_number(attend, device, kind):
+    """As torch's SDPA takes it."""
+    query, key, value = attend.fit(SHAPE).make(device, attend.dtype)
+    out = attend(sa.Full(), query, key, value, scale=torch.tensor(0.5, dtype=kind))
+    assert torch.equal(out, attend(sa.Full(), query, key, value, scale=0.5))
+
+
+@pytest.mark.parametrize(
+    "scale, got",
+    [
+        (torch.ones(2), r"a tensor of shape \(2,\)"),
+        (torch.tensor(True), "bool"),
+        (torch.tensor(0.5, requires_grad=True), "a tensor that requires grad; write scale.item"),
+        (torch.tensor(0.5, device="meta"), "a tensor on meta; write scale.item"),
+    ],
+    ids=["several", "bool", "grad", "another-device"],
+)
+def test_scale_of_a_wrong_kind(scale, got):
+    query, key, value = torch.randn(3, 1, 1, 16, 16)
+    with pytest.raises(TypeError, match=f"^sparse_attn.*scale to be a float or None, got {got}"):
+        sa.fused_attention(query, key, value, scale=scale)
+
+
 def test_scale_zero_is_uniform_attention(attend, device):
     shape = attend.fit(SHAPE)
     query, key, value = shape.make(device, attend.dtype)
