@@ -57,7 +57,8 @@ def _check(options: argparse.Namespace) -> torch.device:
         check_share("advise", "keep", options.keep)
     draws = options.out is not None and options.command != "profile"
     if draws and find_spec("matplotlib") is None:
-        raise Wrong("expected matplotlib for the pictures of --out, got none")
+        what = "matplotlib for the pictures of --out (the extra `plot`)"
+        raise Wrong(f"expected {what}, got none: pip install matplotlib")
     return device
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "draw_tiles",
     "image_html",
     "make_room",
+    "need_matplotlib",
 ]
 
 _EMPTY, _LEFT_OUT, _ALLOWED, _WHOLE = "#eef1f5", "#f3c98b", "#5b8fc7", "#1f4e79"
@@ -38,8 +39,20 @@ _AROUND = 0.8
 _TALLEST, _LABELS = 24, 32
 
 
+def need_matplotlib() -> None:
+    """Raise an ImportError that names the fix where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise ImportError(
+            "sparse_attn: expected matplotlib for pictures (the extra `plot`), got none: "
+            "pip install matplotlib"
+        ) from None
+
+
 def axes_for(ax: Any, width: float, height: float) -> Any:
     """Return the axes to draw on: those given, else of a new figure of so many inches."""
+    need_matplotlib()
     if ax is not None:
         from matplotlib.axes import Axes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._drawing import as_html
 from ._findings import Findings, Tried
 from ._picture import draw_findings
 from ._report import body, page
@@ -89,8 +90,11 @@ class Advice(Findings):
         return draw_findings(self)
 
     def _repr_html_(self) -> str:
-        """Return the advice for notebooks: outcome, pictures, tables."""
-        return body(self)
+        """Return outcome, pictures and tables for notebooks; text alone without matplotlib."""
+        try:
+            return body(self)
+        except ImportError:
+            return as_html(str(self))
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write one self-contained HTML page: outcome, pictures, tables, the policy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._drawing import draw_cells, make_room
+from .._drawing import draw_cells, make_room, need_matplotlib
 from ..quality._picture import FAINT, INK, LINE, draw_frontier
 from ._findings import Findings
 
@@ -16,6 +16,7 @@ _LETTER, _LINE = 3.9, 9
 
 def draw_findings(found: Findings) -> Any:
     """Return a figure with both pictures."""
+    need_matplotlib()
     from matplotlib import pyplot
 
     layers = 1 + max(layer for layer, _ in found.choice)

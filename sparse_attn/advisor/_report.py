@@ -25,9 +25,9 @@ pre { background: #f4f6f8; padding: 1rem; overflow-x: auto; font-size: 13px; }
 
 def body(found: Findings) -> str:
     """Return the outcome, pictures and tables as HTML, also for notebooks."""
+    figure = draw_findings(found)
     from matplotlib import pyplot
 
-    figure = draw_findings(found)
     picture = image_html(figure, "quality over cost; candidates by layer and key head")
     pyplot.close(figure)
     verdict = "verdict" if found.kept else "verdict missed"

@@ -102,6 +102,16 @@ def test_the_saved_policy_gives_the_same_tokens(llama, ids, tmp_path):
         apply(build(config), loaded)
 
 
+def test_without_matplotlib_notebooks_show_text_and_reports_say_why(
+    llama, ids, tmp_path, monkeypatch
+):
+    advice = advise(llama, ids)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert advice._repr_html_().startswith("<pre>")
+    with pytest.raises(ImportError, match=r"^sparse_attn: expected matplotlib for pictures"):
+        advice.report(tmp_path / "report.html")
+
+
 def test_report_and_tables(llama, ids, tmp_path):
     advice = advise(llama, ids, lengths=[64, 128])
     advice.report(tmp_path / "report.html")

@@ -219,6 +219,13 @@ def test_html_without_matplotlib_is_the_text(monkeypatch):
     )
 
 
+def test_pictures_without_matplotlib_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    sentence = "^sparse_attn: expected matplotlib for pictures .the extra `plot`., got none: pip"
+    with pytest.raises(ImportError, match=sentence):
+        sa.Band(5).plot(64, 64)
+
+
 META = [
     sa.Band(3, global_tokens=torch.tensor([1], device="meta")),
     sa.BlockSparse(LAYOUT.to("meta")),

@@ -180,7 +180,8 @@ def test_pictures_that_cannot_be_drawn_are_said_before_the_search(
 ):
     monkeypatch.setattr(_cli_inputs, "find_spec", lambda name: None)
     assert run("advise", folder, "--text", text, "--out", tmp_path) == 1
-    assert "expected matplotlib for the pictures of --out, got none" in capsys.readouterr().err
+    sentence = "expected matplotlib for the pictures of --out (the extra `plot`), got none: pip"
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
