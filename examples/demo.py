@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import advised
@@ -273,7 +274,13 @@ def main() -> None:
     parser.add_argument("--output", default="demo.png", help="where the picture goes")
     options = parser.parse_args()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    length = options.length or LONG[device.type]
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: expected a device of this machine, got cuda")
+    if options.model and not Path(options.model, "config.json").exists():
+        parser.error(f"--model: expected a folder with config.json, got {options.model}")
+    if not Path(options.output).parent.is_dir():
+        parser.error(f"--output: expected a file in a folder that exists, got {options.output}")
+    length = LONG[device.type] if options.length is None else options.length
     if length < 512 or length % 512:
         parser.error(f"--length: expected a multiple of 512, got {length}")
     began = time.monotonic()
