@@ -93,8 +93,8 @@ def profile(
         Token ids, or the keyword arguments of a call, tensors ``(batch, length, ...)``; of several
         inputs the first counts.
     lengths : list of int, optional
-        Positions to measure at: the input is cut, or repeated. By default a quarter and half of
-        its length, and its length. Images are measured as they are.
+        Positions to measure at: tensors of the text's length are cut, or repeated. By default a
+        quarter and half of its length, and its length. Images are measured as they are.
     patterns : Pattern or Policy, list or mapping of these, optional
         What is timed beside dense attention; by default one of each kind that the advisor tries.
     progress : bool

@@ -26,7 +26,7 @@ from ._findings import Tried
 from ._local import Local, Unit
 from ._memory import Memory
 from ._search import Choice, Outcome, Search
-from ._times import at_length, seconds_of
+from ._times import at_length, length_of, seconds_of
 
 __all__ = ["OWNER", "Run"]
 
@@ -188,7 +188,8 @@ class Run:
 
     def _times(self, choice: Choice, length: int) -> tuple[float, float]:
         """Return the seconds of a forward at a length, dense and under the policy."""
-        own = (self.other or self.calls)[0]
+        texts = [*self.other, *self.calls]
+        own = next((text for text in texts if length_of(OWNER, text) == length), texts[0])
         policy = _policy_of(choice, self.found, self._shape())
         with at_length(OWNER, self.model, own, length) as call:
             dense = seconds_of(OWNER, self.model, call, Full())

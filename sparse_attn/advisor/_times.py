@@ -16,7 +16,7 @@ from .._checks import check_integer, check_kind, refuse
 from ..functional import sparse_attention
 from ..patterns import Pattern
 from ..policy import Policy
-from ..quality._calls import call_model, stopwatch
+from ..quality._calls import call_model, shapes, stopwatch
 
 __all__ = [
     "at_length",
@@ -72,14 +72,22 @@ def checked_lengths(owner: str, lengths: Any) -> list[int]:
     return [check_integer(owner, "lengths", length, 1) for length in lengths]
 
 
-def resized(call: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return a call of `length` positions: cut, or repeated from the start."""
-    made = {}
+def _is_cut(value: Any, length: int) -> bool:
+    """Whether an argument goes along with a text of `length` positions."""
+    return isinstance(value, torch.Tensor) and _has_length(value) and value.shape[1] == length
+
+
+def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a call of `length` positions: cut, or repeated from the start.
+
+    What is not of the text's length, such as images beside it, stays as it came.
+    """
+    own = length_of(owner, call)
+    made = dict(call)
     for name, value in call.items():
-        if isinstance(value, torch.Tensor) and _has_length(value) and value.shape[1]:
-            index = torch.arange(length, device=value.device) % value.shape[1]
-            value = value[:, index]
-        made[name] = value
+        if _is_cut(value, own) and length != own:
+            index = torch.arange(length, device=value.device) % own
+            made[name] = value[:, index]
     return made
 
 
@@ -89,24 +97,29 @@ def at_length(
 ) -> Iterator[dict[str, Any]]:
     """Give a call of `length` positions to what is inside.
 
-    Dimension 1 of features may be no length, as in (batch, mel, time): what a model says of a shape
-    that no user gave comes with the shape that came.
+    Dimension 1 of features may be no length, as in (batch, mel, time), and images stand at places
+    of their text: what a model says of a shape that no user gave comes with the shape that came.
     """
     try:
-        yield resized(call, length)
+        yield resized(owner, call, length)
     except ValueError as error:
-        came = [
-            f"{name} of shape {tuple(value.shape)}"
-            for name, value in call.items()
-            if isinstance(value, torch.Tensor) and value.dim() == 3 and value.shape[1] != length
-        ]
         said = error.__cause__  # the model's own, as call_model has it
-        if not came or said is None or str(said).startswith("sparse_attn"):
+        own = length_of(owner, call)
+        if length == own or said is None or str(said).startswith("sparse_attn"):
             raise
+        cut = {name: value for name, value in call.items() if _is_cut(value, own)}
+        beside = {name: value for name, value in call.items() if name not in cut}
+        features = {name: value for name, value in cut.items() if value.dim() == 3}
         words = f"{type(said).__name__}: {' '.join(str(said).split()):.200}"
-        what = f"inputs (batch, length, ...), their dimension 1 cut or repeated to {length}"
-        got = f"{', '.join(came)}; {type(model).__name__} refuses that length by {words}"
-        raise refuse(owner, what, got) from said
+        words = f"{type(model).__name__} refuses that length by {words}"
+        if features:
+            what = f"inputs (batch, length, ...), their dimension 1 cut or repeated to {length}"
+            raise refuse(owner, what, f"{shapes(features)}; {words}") from said
+        if cut and beside:
+            what = f"inputs whose text can be cut or repeated to {length} positions"
+            got = f"{shapes(cut)} beside {shapes(beside)}; lengths=[{own}] takes them as they came"
+            raise refuse(owner, what, f"{got}; {words}") from said
+        raise
 
 
 def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:

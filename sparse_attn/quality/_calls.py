@@ -15,7 +15,7 @@ from .._binding import is_transformers_model
 from .._checks import Number, check_kind, kind_of, refuse
 from ._figures import Output, output_of
 
-__all__ = ["as_inputs", "call_model", "evaluating", "stopwatch"]
+__all__ = ["as_inputs", "call_model", "evaluating", "shapes", "stopwatch"]
 
 
 def as_inputs(owner: str, inputs: Any, name: str = "inputs") -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
         _check_fits(owner, module, moved)
         said = " ".join(str(error).split())
         got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
-        raise refuse(owner, f"inputs that the model takes ({_shapes(moved)})", got) from error
+        raise refuse(owner, f"inputs that the model takes ({shapes(moved)})", got) from error
 
 
 def _check_fits(owner: str, module: nn.Module, inputs: dict[str, Any]) -> None:
@@ -93,14 +93,14 @@ def _check_fits(owner: str, module: nn.Module, inputs: dict[str, Any]) -> None:
     inner = [path for path, part in module.named_modules() if path and is_transformers_model(part)]
     if inner and not is_transformers_model(module):
         got = f"{name}, which holds one: give that, model.get_submodule({inner[0]!r})"
-        raise refuse(owner, f"a model that takes {_shapes(inputs)}", got)
+        raise refuse(owner, f"a model that takes {shapes(inputs)}", got)
 
 
 def _is_ours(error: Exception) -> bool:
     return str(error).startswith("sparse_attn")
 
 
-def _shapes(inputs: dict[str, Any]) -> str:
+def shapes(inputs: dict[str, Any]) -> str:
     """Say what inputs are, as sentences write it."""
     return ", ".join(
         f"{name} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else name

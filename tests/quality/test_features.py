@@ -1,4 +1,4 @@
-"""Features (batch, channels, time) in place of (batch, length, ...): what was assumed is said."""
+"""Features (batch, channels, time), and images beside a text: what was assumed is said."""
 
 import pytest
 import torch
@@ -37,6 +37,48 @@ def test_a_dimension_that_is_no_length_is_named_with_what_came(ask, tmp_path, mo
     assert isinstance(raised.value.__cause__, RuntimeError)
     with pytest.raises(ValueError, match="to 20, got features"):
         sa.profile(Heard().eval(), inputs, [20, 40], patterns=[sa.Band(3)], progress=False)
+
+
+class Read(torch.nn.Module):
+    """Puts the patches of an image at the places of its text that are 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.look = torch.nn.Embedding(9, 32), torch.nn.Linear(8, 32)
+
+    def forward(self, ids, patches, grid):
+        x = self.words(ids)
+        rows, columns = grid[0].tolist()
+        x[ids == 0] = self.look(patches.view(rows * columns, 8))
+        x = x.unflatten(-1, (2, 16)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+
+
+@pytest.fixture
+def image_and_text():
+    ids = torch.randint(1, 9, (1, 64))
+    ids[0, :6] = 0
+    return {"ids": ids, "patches": torch.randn(6, 8), "grid": torch.tensor([[2, 3]])}
+
+
+def test_images_beside_a_text_are_measured_as_they_came(image_and_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    patterns = {"patterns": [sa.Band(3)], "progress": False}
+    (row,) = sa.profile(Read().eval(), image_and_text, [64], **patterns).rows
+    assert row.length == 64
+    shorter = {**image_and_text, "ids": image_and_text["ids"][:, :40]}
+    for texts in (image_and_text, [image_and_text, shorter]):
+        assert list(sa.advise(Read().eval(), texts, 0.5, **patterns).times) == [64]
+
+
+def test_a_text_that_an_image_does_not_fit_is_named(image_and_text):
+    sentence = (
+        r"^sparse_attn\.profile: expected inputs whose text can be cut or repeated to 128 "
+        r"positions, got ids of shape \(1, 64\) beside patches of shape \(6, 8\), grid of shape "
+        r"\(1, 2\); lengths=\[64\] takes them as they came; Read refuses that length by Runtime"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        sa.profile(Read().eval(), image_and_text, [64, 128], patterns=[sa.Band(3)], progress=False)
 
 
 def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
