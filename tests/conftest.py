@@ -10,6 +10,7 @@ on the dtypes, head dims and numbers of queries that the engine serves; ``attend
 seconds after which fewer must do.
 """
 
+import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,14 @@ from engines import ENGINES, Attend, serves_parameters
 from skip_budget import over_budget
 
 
+def at_least_one(text: str) -> int:
+    """Return a number of cases, of which none would test nothing."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=list(ENGINES), help="where tensors live")
     parser.addoption(
@@ -38,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shared-device", action="store_true", help="another suite runs there: less memory is free"
     )
     parser.addoption("--engine", help="engines to test, comma separated, of those of the device")
-    parser.addoption("--fuzz-examples", type=int, default=25, help="random cases of each property")
+    parser.addoption(
+        "--fuzz-examples", type=at_least_one, default=25, help="random cases of each property"
+    )
     parser.addoption("--fuzz-seconds", type=float, help="seconds after which fewer must do")
 
 

@@ -74,3 +74,10 @@ def test_an_engine_that_the_device_has_not_is_refused(pytester, pytestconfig):
     result = pytester.runpytest_inprocess("--engine", "tiled,hopper", plugins=[suite])
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "expected engines among tiled, naive, got hopper" in result.stderr.str()
+
+
+def test_no_random_cases_are_refused(pytester, pytestconfig):
+    suite = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
+    result = pytester.runpytest_inprocess("--fuzz-examples", "0", plugins=[suite])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--fuzz-examples: expected at least 1, got 0" in result.stderr.str()
