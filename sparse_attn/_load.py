@@ -18,6 +18,8 @@ import torch
 
 __all__ = ["cuda_error", "load"]
 
+OLDEST_TORCH = (2, 10)  # as in pyproject.toml
+
 FOLDER = Path(__file__).resolve().parent
 
 #: Why the CUDA library is not there; None when it is.
@@ -61,9 +63,13 @@ def load() -> None:
     Raises
     ------
     ImportError
-        When the library of the schemas and CPU engines is missing or does not load.
+        When torch is older than 2.10; when the library of the schemas and CPU engines is missing or
+        does not load.
     """
     global cuda_error
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ImportError(f"sparse_attn: expected torch >= {oldest}, got {torch.__version__}")
     folder = FOLDER
     if not (folder / "_C.so").exists():
         copy, reason = _installed_copy()

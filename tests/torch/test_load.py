@@ -36,6 +36,12 @@ def test_with_a_broken_library(folder):
         _load.load()
 
 
+def test_with_an_older_torch(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(ImportError, match=r"^sparse_attn: expected torch >= 2\.10, got 2\.9\.1"):
+        _load.load()
+
+
 @pytest.mark.parametrize(
     "cuda, reason",
     [
