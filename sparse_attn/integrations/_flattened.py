@@ -47,17 +47,26 @@ def window_of(
     Raises
     ------
     NotImplementedError
-        A mask of more than a window.
+        A mask of more than a window; of a graph, which does not see what masks are, chunks alone.
     """
-    if mask is not None and not in_graph():
-        if note is None or note.inside is None:
-            got = "a mask of more than a window, in a flattened batch"
-            advice = "pass position_ids and use_cache=False alone, or a row for each text"
-            raise layer_error(module, "attention_mask", got, advice)
-        return note.inside
+    inside = None if note is None else note.inside
+    by_mask = mask is not None and not in_graph()
+    if by_mask and inside is not None:
+        return inside
+    if by_mask or (in_graph() and _is_chunked(module)):
+        got = "a mask of more than a window, in a flattened batch"
+        advice = "pass position_ids and use_cache=False alone, or a row for each text"
+        raise layer_error(module, "attention_mask", got, advice)
     window = extras.get("sliding_window")
     left = None if window is None else window - 1
     return left, 0 if is_causal else left
+
+
+def _is_chunked(module: nn.Module) -> bool:
+    """Whether a layer's configuration gives it chunks (Llama 4)."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+    number = getattr(module, "layer_idx", None)
+    return isinstance(number, int) and "chunked_attention" in kinds[number : number + 1]
 
 
 def attend_flattened(

@@ -101,6 +101,13 @@ def test_a_mask_of_more_than_a_window_is_refused(make):
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_compiled_model_refuses_chunks_too():
+    model = torch.compile(apply(build(chunked())), backend="eager")
+    row, _ = flattened()
+    with pytest.raises(NotImplementedError, match=r"attention_mask=a mask of more than a window"):
+        model(**row, use_cache=False)
+
+
 def test_a_window_to_both_sides_is_that_of_the_mask():
     """Mistral calls with one key less to either side than its mask has."""
     config = CONFIGS["mistral"]()
