@@ -95,8 +95,8 @@ def attend_with_indices(
     for chosen in chosen_keys(listed, query, key, value, common):
         place = torch.where(chosen, count + chosen.cumsum(-1) - 1, width)
         index = torch.arange(start, start + chosen.shape[-1], device=query.device)
-        found.scatter_(-1, place, index.expand(place.shape))
-        count += chosen.sum(-1, keepdim=True)
+        found = found.scatter(-1, place, index.expand(place.shape))
+        count = count + chosen.sum(-1, keepdim=True)
         start += chosen.shape[-1]
     indices = found[..., :width].contiguous()
     return (*result, indices) if common.get("return_lse") else (result, indices)

@@ -113,6 +113,17 @@ def test_an_output_of_the_caller_s_and_a_compiled_call(device):
     assert torch.equal(compiled[0], out) and torch.equal(compiled[1], indices)
 
 
+def test_vmap(device):
+    tensors = [torch.stack([tensor, 2 * tensor.flip(2)]) for tensor in SHAPE.make(device)]
+
+    def call(*tensors):
+        return sa.topk_attention(*tensors, 5, return_indices=True)[1]
+
+    indices = torch.vmap(call)(*tensors)
+    for mine, *own in zip(indices, *tensors, strict=True):
+        assert torch.equal(mine, call(*own))
+
+
 def test_a_wrong_kind():
     query, key, value = SHAPE.make("cpu")
     sentence = "^sparse_attn.topk_attention: expected return_indices to be a bool, got int$"
