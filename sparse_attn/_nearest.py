@@ -137,7 +137,9 @@ def _candidates(mask: torch.Tensor) -> list[Pattern]:
             found.append(Dilated(taps, step, sinks=sinks))
     columns = (2 * (mask & past).sum(0) > past.sum(0)) & past.any(0)
     strides = {int(column) + 1 for column in columns.nonzero().flatten()[:1]}
-    return found + [Strided(left + 1, stride) for stride in strides]
+    # With steps of 2 the columns alone may fill one diagonal more than the window.
+    local = [length for length in (left, left + 1) if length]
+    return found + [Strided(length, stride) for stride in strides for length in local]
 
 
 def _diagonals(mask: torch.Tensor, offset: torch.Tensor) -> tuple[list[int], list[int]]:

@@ -39,6 +39,13 @@ def test_short_masks(window, sinks):
     assert sa.nearest(mask.tril(), is_causal=True)[1:] == (0, 0)
 
 
+@pytest.mark.parametrize("local", [1, 4, 9])
+def test_steps_of_two_columns(local):
+    """Every second column fills half of each diagonal, of an odd number of rows more than half."""
+    mask = sa.Strided(local, 2).mask(33, 53)
+    assert sa.nearest(mask) == (sa.Strided(local, 2), 0, 0)
+
+
 def test_what_is_missing_and_what_is_extra():
     mask = sa.Band((5, 0)).mask(64, 64)
     pairs = int(mask.sum())
