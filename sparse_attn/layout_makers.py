@@ -155,8 +155,8 @@ class ReadyLayouts:
         first, last, key_block = diagonal
         mask |= (key_block < num_global) | ((last >= 0) & (first < num_global))
         generator = torch.Generator().manual_seed(int(seed))
-        draw = torch.rand(mask.shape, generator=generator, device="cpu").argsort(-1)
-        chosen = draw[:, :num_random].to(mask.device)
+        draw = torch.rand(mask.shape, generator=generator, dtype=torch.float32, device="cpu")
+        chosen = draw.argsort(-1)[:, :num_random].to(mask.device)
         return cls.from_mask(mask.scatter(-1, chosen, True), block_q, block_kv)
 
     @classmethod

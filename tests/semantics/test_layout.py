@@ -168,6 +168,15 @@ def test_a_given_device_holds_whatever_the_default_is():
         assert BlockLayout.bigbird(256, 256, 16, 16, device="cpu") == want
 
 
+def test_random_blocks_are_those_of_the_seed_whatever_the_default_dtype_is():
+    want = BlockLayout.bigbird(256, 256, 16, 16)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert BlockLayout.bigbird(256, 256, 16, 16) == want
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_makers_take_large_numbers():
     size = (80, 80, 16, 16)
     assert BlockLayout.local(*size, 2**70).to_mask().all()
