@@ -7,6 +7,7 @@ reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +24,9 @@ _OWNER = "topk_attention"
 
 #: Of a key in its own column: all dtypes of values have it.
 _SIZE = 256.0
-#: Makes the weights of a row's keys alike, none lost in rounding, and keeps their ranks.
-_FLAT = 2.0**-24
+#: Exponent of the scale, of which a power of two keeps ranks: the weights of a row's keys are alike
+#: where no ``q.k`` exceeds its inverse.
+_FLAT = -44
 
 
 def chosen_keys(
@@ -58,7 +60,8 @@ def _without_sizes(query: torch.Tensor, common: dict[str, Any]) -> dict[str, Any
     """Return a call's keywords with all that changes weights, and no rank, at nothing."""
     calls = {name: value for name, value in common.items() if name not in ("out", "return_lse")}
     scale = calls.get("scale")
-    calls["scale"] = float(query.shape[3] ** -0.5 if scale is None else scale) * _FLAT
+    mantissa, _ = math.frexp(query.shape[3] ** -0.5 if scale is None else scale)
+    calls["scale"] = math.ldexp(mantissa, _FLAT)
     for name, nothing in (("sink_logits", 0.0), ("alibi_slopes", 0.0), ("value_scale", 1.0)):
         if calls.get(name) is not None:
             calls[name] = torch.full_like(calls[name], nothing)

@@ -113,6 +113,19 @@ def test_an_output_of_the_caller_s_and_a_compiled_call(device):
     assert torch.equal(compiled[0], out) and torch.equal(compiled[1], indices)
 
 
+@pytest.mark.parametrize(
+    "size, scale", [(2.0**20, None), (1, 2.0**100), (1, -(2.0**33)), (2.0**-10, 2.0**-100)]
+)
+def test_scores_of_any_size(device, size, scale):
+    """Weights vanish where scores lie far apart; their keys are chosen all the same."""
+    query, key, value = SHAPE.make(device)
+    query, key = size * query, size * key
+    _, indices = sa.topk_attention(query, key, value, 5, scale=scale, return_indices=True)
+    sign = -1.0 if scale is not None and scale < 0 else None
+    _, want = sa.topk_attention(query / size, key / size, value, 5, scale=sign, return_indices=True)
+    assert torch.equal(indices, want)
+
+
 def test_vmap(device):
     tensors = [torch.stack([tensor, 2 * tensor.flip(2)]) for tensor in SHAPE.make(device)]
 
