@@ -112,13 +112,13 @@ def at_length(
         features = {name: value for name, value in cut.items() if value.dim() == 3}
         words = f"{type(said).__name__}: {' '.join(str(said).split()):.200}"
         words = f"{type(model).__name__} refuses that length by {words}"
+        end = f"lengths=[{own}] takes them as they came; {words}"
         if features:
             what = f"inputs (batch, length, ...), their dimension 1 cut or repeated to {length}"
-            raise refuse(owner, what, f"{shapes(features)}; {words}") from said
+            raise refuse(owner, what, f"{shapes(features)}; {end}") from said
         if cut and beside:
             what = f"inputs whose text can be cut or repeated to {length} positions"
-            got = f"{shapes(cut)} beside {shapes(beside)}; lengths=[{own}] takes them as they came"
-            raise refuse(owner, what, f"{got}; {words}") from said
+            raise refuse(owner, what, f"{shapes(cut)} beside {shapes(beside)}; {end}") from said
         raise
 
 

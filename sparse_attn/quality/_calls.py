@@ -15,6 +15,9 @@ from .._binding import is_transformers_model
 from .._checks import Number, check_kind, kind_of, refuse
 from ._figures import Output, output_of
 
+#: What models raise at inputs that they do not take.
+_RAISED = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
 __all__ = ["as_inputs", "call_model", "evaluating", "shapes", "stopwatch"]
 
 
@@ -73,7 +76,7 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
         if list(moved) == ["input_ids"] and not hasattr(module, "config"):
             return output_of(module, module(moved["input_ids"]))  # its argument may have any name
         return output_of(module, module(**moved))
-    except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except _RAISED as error:
         if isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
             raise
         _check_fits(owner, module, moved)
@@ -90,6 +93,10 @@ def _check_fits(owner: str, module: nn.Module, inputs: dict[str, Any]) -> None:
     if isinstance(limit, int) and lengths and lengths[0] > limit:
         what = f"inputs of at most {limit} positions, as many as {name} has"
         raise refuse(owner, what, lengths[0])
+    main = getattr(module, "main_input_name", "input_ids")
+    if main not in inputs and list(inputs) == ["input_ids"]:
+        got = f"a tensor of shape {tuple(inputs['input_ids'].shape)} as input_ids"
+        raise refuse(owner, f"inputs of {name} by name, such as {{{main!r}: tensor}}", got)
     inner = [path for path, part in module.named_modules() if path and is_transformers_model(part)]
     if inner and not is_transformers_model(module):
         got = f"{name}, which holds one: give that, model.get_submodule({inner[0]!r})"

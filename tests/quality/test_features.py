@@ -29,8 +29,9 @@ def test_a_dimension_that_is_no_length_is_named_with_what_came(ask, tmp_path, mo
     lengths = None if ask == "profile" else [MEL, 10]
     sentence = (
         rf"^sparse_attn\.{ask}: expected inputs \(batch, length, \.\.\.\), their dimension 1 cut "
-        rf"or repeated to 10, got features of shape \(1, {MEL}, {TIME}\); Heard refuses that "
-        r"length by RuntimeError: .*channels"
+        rf"or repeated to 10, got features of shape \(1, {MEL}, {TIME}\); "
+        rf"lengths=\[{MEL}\] takes them as they came; Heard refuses that length by RuntimeError: "
+        r".*channels"
     )
     with pytest.raises(ValueError, match=sentence) as raised:
         ours(Heard().eval(), inputs, lengths=lengths, patterns=[sa.Band(3)], progress=False)

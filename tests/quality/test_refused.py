@@ -32,6 +32,27 @@ def test_meta_tensors_have_no_figures(model, tool):
         tool(copy.deepcopy(model).to("meta"), text, progress=False)
 
 
+class Looks(torch.nn.Module):
+    """As models of transformers that look at images."""
+
+    main_input_name = "pixel_values"
+
+    def forward(self, input_ids=None, pixel_values=None):
+        return torch.zeros(1, dtype=pixel_values.dtype)
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_an_image_alone_is_no_text(tool):
+    sentence = (
+        r"^sparse_attn\.\S+: expected inputs of Looks by name, such as {'pixel_values': tensor}, "
+        r"got a tensor of shape \(1, 3, 8, 8\) as input_ids$"
+    )
+    model = Looks()
+    model.config = None
+    with pytest.raises(ValueError, match=sentence):
+        tool(model, torch.randn(1, 3, 8, 8), progress=False)
+
+
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
 def test_flags_are_bools(model, tool):
     with pytest.raises(
