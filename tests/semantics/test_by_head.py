@@ -227,6 +227,16 @@ def test_joined_outputs_have_the_order_of_query(device, mode, order, value_dim):
     assert mode == "autocast" or torch.equal(out, want)
 
 
+def test_rows_of_queries_may_overlap(device):
+    """As those of ``unfold`` do; torch.empty_like gives no memory for rows then."""
+    _, key, value = SHAPE.make(device)
+    Hq, D = SHAPE.Hq, SHAPE.D
+    query = torch.randn(SHAPE.B, Hq, D + 4, device=device).unfold(-1, D, 1)
+    pattern = PATTERNS["alternating"](device)
+    out = sa.sparse_attention(query, key, value, pattern)
+    assert torch.equal(out, sa.sparse_attention(query.contiguous(), key, value, pattern))
+
+
 @pytest.mark.parametrize("name", ["sink_logits", "alibi_slopes", "attn_mask"])
 @pytest.mark.parametrize("pattern", ["alternating", "lists"])
 def test_parameters_beside_query_that_require_grad(device, pattern, name):
