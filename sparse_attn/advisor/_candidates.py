@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from .._checks import check_kind, refuse
 from .._pattern import check_pattern
 from ..patterns import Band, BlockTopK, Full, Pattern, Strided
@@ -77,7 +79,8 @@ def named(
         patterns = candidates(length, by, is_causal)
     if not isinstance(patterns, Mapping):
         what = "a list of patterns, or a mapping of name to pattern"
-        check_kind(owner, "patterns", patterns, Iterable, what)
+        kinds = Mapping if isinstance(patterns, (str, torch.Tensor)) else Iterable
+        check_kind(owner, "patterns", patterns, kinds, what)
         patterns = numbered(patterns)
     for name, pattern in patterns.items():
         check_pattern(owner, pattern, f"pattern {name}", "one")

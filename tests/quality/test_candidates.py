@@ -33,3 +33,14 @@ def test_patterns_of_a_list_that_read_alike_are_all_tried():
     found = named("advise", patterns, 64, "pairs")
     assert list(found.values()) == [*patterns, sa.Full()]
     assert list(found) == [repr(patterns[0]), f"{patterns[1]!r} (2)", "dense"]
+
+
+@pytest.mark.parametrize(
+    "patterns", ["band", torch.ones(2), sa.Band(3)], ids=["str", "tensor", "one"]
+)
+def test_what_is_no_list_is_refused_whole(patterns):
+    sentence = "expected patterns to be a list of patterns, or a mapping of name to pattern, got"
+    with pytest.raises(
+        TypeError, match=rf"^sparse_attn\.advise: {sentence} {type(patterns).__name__}"
+    ):
+        named("advise", patterns, 64, "pairs")
