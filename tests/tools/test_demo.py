@@ -22,7 +22,7 @@ def test_a_wrong_option_is_one_sentence(option, value, sentence):
     for name in ("matplotlib", "tqdm", "transformers"):
         pytest.importorskip(name)
     command = [sys.executable, "examples/demo.py", option, value]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1] == f"demo.py: error: {option}: {sentence}"
