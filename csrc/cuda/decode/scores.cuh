@@ -3,32 +3,15 @@
 #pragma once
 
 #include "../common/mask.cuh"
+#include "../common/score_fragment.cuh"
 #include "../common/tanh.cuh"
 #include "row_tile.cuh"
 
 namespace sparse_attn::cuda::decode {
 
-/// Row of the tile that the lane holds in half `h` of fragment `mt`.
+/// Row of the tile that the lane holds in half `h` of fragment `mt`: each warp has all rows.
 __device__ __forceinline__ int lane_row(int mt, int h) {
   return mt * kFragmentRows + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
-}
-
-/// Column of the step that the lane holds in element `i` of a fragment of rows.
-__device__ __forceinline__ int lane_column(int i) {
-  return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
-}
-
-/// function(score, row, column) for the lane's scores, row being 0 to 2 MT - 1 of its own.
-template <typename Config, typename Function>
-__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
-                                               const Function& function) {
-#pragma unroll
-  for (int mt = 0; mt < Config::MT; ++mt) {
-#pragma unroll
-    for (int i = 0; i < 4 * Config::NT; ++i) {
-      function(rS[mt][i / 4][i % 4], 2 * mt + i % 4 / 2, lane_column(i));
-    }
-  }
 }
 
 /// Scores that the pattern does not allow become -inf. The loop stays rolled, and a chain of
@@ -41,7 +24,8 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const P
   for (int i = 0; i < kScores * Config::MT; ++i) {
     const TileRow& row = state.rows[lane_row(i / kScores, i % 4 / 2)];
     const Seen& seen = step.lead ? row.lead : row.main;
-    if (sees(pattern, state.work.slice, seen, step.start + lane_column(i % kScores))) continue;
+    const int k = i % kScores / 4 * 2 + i % 2;  // of the row
+    if (sees(pattern, state.work.slice, seen, step.start + lane_column(k))) continue;
 #pragma unroll
     for (int e = 0; e < kScores * Config::MT; ++e) {
       float& score = rS[e / kScores][e % kScores / 4][e % 4];
@@ -59,9 +43,8 @@ __device__ __forceinline__ void mask_by_window(typename Config::Scores& rS,
     const Interval keys = state.rows[lane_row(row / 2, row % 2)].main.second;
 #pragma unroll
     for (int k = 0; k < 2 * Config::NT; ++k) {
-      const int i = k / 2 * 4 + row % 2 * 2 + k % 2;
-      float& score = rS[row / 2][i / 4][i % 4];
-      score = keys.contains(step.start + lane_column(i)) ? score : -INFINITY;
+      float& score = rS[row / 2][k / 2][row % 2 * 2 + k % 2];
+      score = keys.contains(step.start + lane_column(k)) ? score : -INFINITY;
     }
   }
 }
@@ -101,9 +84,9 @@ __device__ __forceinline__ void load_mask(typename Config::Scores& bias,
     const TileRow& own = state.rows[imin(lane_row(row / 2, row % 2), work.rows - 1)];
     of_row[row] = work.batch * mask.stride_b + own.head * mask.stride_h + own.query * mask.stride_q;
   }
-  for_each_score<Config>(bias, [&](float& term, int row, int column) {
-    const int32_t j = view.at_most(step.start + column, params.problem.seq_kv - 1);
-    term = load(of_row[row] + j * mask.stride_k);
+  for_each_score<Config>(bias, [&](float& term, int mt, int h, int k) {
+    const int32_t j = view.at_most(step.start + lane_column(k), params.problem.seq_kv - 1);
+    term = load(of_row[2 * mt + h] + j * mask.stride_k);
   });
 }
 
@@ -133,12 +116,13 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
   const float cap = scores.softcap;
   if (cap != 0.0f) {
     const float rate = 1.0f / cap;
-    for_each_score<Config>(rS, [&](float& score, int, int) {
+    for_each_score<Config>(rS, [&](float& score, int, int, int) {
       score = score == -INFINITY ? score : cap * tanh_rational(scale * score * rate);
     });
   } else {
-    for_each_score<Config>(
-        rS, [&](float& score, int, int) { score = score == -INFINITY ? score : scale * score; });
+    for_each_score<Config>(rS, [&](float& score, int, int, int) {
+      score = score == -INFINITY ? score : scale * score;
+    });
   }
   if (scores.alibi.slopes != nullptr) {
     const View view = step.lead ? work.slice.lead.view : work.slice.keys;
@@ -150,8 +134,10 @@ __device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
       slope[row] = scores.alibi.slope(work.batch, state.rows[r].head);
       position[row] = state.rows[r].query + work.slice.offset;
     }
-    for_each_score<Config>(rS, [&](float& score, int row, int column) {
-      const float bias = alibi_bias(slope[row], position[row], view.at(step.start + column));
+    for_each_score<Config>(rS, [&](float& score, int mt, int h, int k) {
+      const int row = 2 * mt + h;
+      const float bias =
+          alibi_bias(slope[row], position[row], view.at(step.start + lane_column(k)));
       score = score == -INFINITY ? score : score + bias;
     });
   }
