@@ -5,6 +5,7 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "config.h"
+#include "work_ring.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -15,10 +16,7 @@ class ConsumerRings {
       : smem_(smem), consumer_(consumer), lane_(threadIdx.x % kWarp) {}
 
   /// Waits for the next query tile's plan; false where there is none.
-  __device__ __forceinline__ bool next_work() const {
-    ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work.index]), work.parity);
-    return smem_.work[work.index].batch >= 0;
-  }
+  __device__ __forceinline__ bool next_work() const { return wait_work<C>(smem_, work).batch >= 0; }
 
   __device__ __forceinline__ void wait_query() const {
     ptx::mbarrier_wait(ptx::shared_address(&smem_.query_full[query.index][consumer_]),
@@ -71,7 +69,7 @@ class ConsumerRings {
   Ring<C::kQueryBuffers> query;
   Ring<C::kKeyStages> key;
   Ring<C::kValueStages> value;
-  Ring<SharedStorage<C>::kWorkSlots> work;
+  WorkRing<C> work;
 
  private:
   SharedStorage<C>& smem_;

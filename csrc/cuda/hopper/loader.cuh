@@ -10,6 +10,7 @@
 #include "../common/ptx/tma.cuh"
 #include "chunks.cuh"
 #include "tile_source.cuh"
+#include "work_ring.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -41,8 +42,7 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work_.index]), work_.parity);
-      const Work& work = smem_.work[work_.index];
+      const Work& work = wait_work<C>(smem_, work_);
       if (work.batch < 0) break;
       if constexpr (kLoads == Loads::kValue) wait_first_key();
       if constexpr (kLoads == Loads::kQuery) {
@@ -50,9 +50,7 @@ class Loader {
       } else {
         load_tile(work);
       }
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.work_empty[work_.index]));
-      work_.advance();
+      release_work<C>(smem_, work_, lane_);
       if constexpr (kLoads == Loads::kQuery) wait_first_key();
     }
   }
@@ -394,7 +392,7 @@ class Loader {
   uint32_t raw_parity_ = 0;
   Ring<C::kQueryBuffers> query_;
   Ring<kKeys ? C::kKeyStages : C::kValueStages> ring_;  // of K or of V
-  Ring<SharedStorage<C>::kWorkSlots> work_;
+  WorkRing<C> work_;
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -8,6 +8,7 @@
 #include "mask_copies.cuh"
 #include "mask_words.h"
 #include "tile_source.cuh"
+#include "work_ring.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -22,14 +23,11 @@ class MaskWriter {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      ptx::mbarrier_wait(ptx::shared_address(&smem_.work_full[work_.index]), work_.parity);
-      const Work& work = smem_.work[work_.index];
+      const Work& work = wait_work<C>(smem_, work_);
       if (work.batch < 0) break;
       const bool copies = C::kCopiesMask && args_.copies_mask;
       if (work.written || copies) write_masks(work, copies);
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.work_empty[work_.index]));
-      work_.advance();
+      release_work<C>(smem_, work_, lane_);
     }
   }
 
@@ -151,7 +149,7 @@ class MaskWriter {
   MaskCopies<C> copies_;  // for kBiased
   const int lane_;
   Ring<C::kMasks> mask_;
-  Ring<SharedStorage<C>::kWorkSlots> work_;
+  WorkRing<C> work_;
 };
 
 }  // namespace sparse_attn::cuda::hopper

@@ -8,6 +8,7 @@
 #include "chunks.cuh"
 #include "tile_order.h"
 #include "tile_source.cuh"
+#include "work_ring.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
@@ -303,7 +304,7 @@ class Planner {
   const BlockList& list_;
   SharedStorage<C>& smem_;
   const int lane_;
-  Ring<SharedStorage<C>::kWorkSlots> slot_;
+  WorkRing<C> slot_;
   uint32_t loaded_parity_ = 0;  // of the next tile that is waited for
   bool folds_ = false;
   KeySplit own_;            // of a tile of a sequence among others
