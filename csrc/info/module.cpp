@@ -37,7 +37,8 @@ py::dict build_facts() {
 }
 
 /// One run of visited tiles, in the order of the fields of `TileRun` in Python.
-using Run = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, bool>;
+using TileRunFields =
+    std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, bool>;
 
 /// A number of Python where pattern.h can take it; None has no limit.
 int32_t cut(std::optional<int64_t> number) {
@@ -46,11 +47,13 @@ int32_t cut(std::optional<int64_t> number) {
 
 /// Arguments are those of the ops, checked in Python; `columns` are the lead view's first key, step
 /// and length.
-std::vector<Run> runs_of_call(int32_t seq_q, int32_t seq_kv, std::pair<int32_t, int32_t> tile,
-                              bool is_causal, std::optional<int64_t> left,
-                              std::optional<int64_t> right, int64_t dilation,
-                              std::tuple<int64_t, int64_t, int64_t> columns, int64_t num_global,
-                              const std::vector<int32_t>& global_tokens) {
+std::vector<TileRunFields> runs_of_call(int32_t seq_q, int32_t seq_kv,
+                                        std::pair<int32_t, int32_t> tile, bool is_causal,
+                                        std::optional<int64_t> left, std::optional<int64_t> right,
+                                        int64_t dilation,
+                                        std::tuple<int64_t, int64_t, int64_t> columns,
+                                        int64_t num_global,
+                                        const std::vector<int32_t>& global_tokens) {
   Pattern pattern;
   pattern.left = cut(left);
   pattern.right = cut(right);
@@ -59,7 +62,7 @@ std::vector<Run> runs_of_call(int32_t seq_q, int32_t seq_kv, std::pair<int32_t, 
   const auto [first, step, length] = columns;
   pattern.lead = {cut(first), cut(step), cut(length)};
   pattern.global_count = cut(num_global);
-  std::vector<Run> runs;
+  std::vector<TileRunFields> runs;
   for (const TileRun& run :
        tile_runs(pattern, seq_q, seq_kv, {tile.first, tile.second}, global_tokens)) {
     runs.emplace_back(run.row, run.row_step, run.rows, run.key, run.key_step, run.keys, run.tiles,

@@ -23,9 +23,10 @@ struct Globals {
   }
 };
 
-class Walk {
+/// Collects the runs of tiles that a call visits.
+class RunCollector {
  public:
-  Walk(const Pattern& pattern, TileSize tile, const Globals& globals)
+  RunCollector(const Pattern& pattern, TileSize tile, const Globals& globals)
       : pattern_(pattern), tile_(tile), globals_(globals) {}
 
   /// Visits the tiles of the query tile `rows` of a residue class.
@@ -85,15 +86,15 @@ std::vector<TileRun> tile_runs(Pattern pattern, int32_t seq_q, int32_t seq_kv, T
                                const std::vector<int32_t>& global_tokens) {
   const Globals globals(global_tokens, seq_kv, tile.keys);
   if (!globals.bits.empty()) pattern.global_bits = globals.bits.data();
-  Walk walk(pattern, tile, globals);
+  RunCollector collector(pattern, tile, globals);
   const Sequence sequence = {seq_q, seq_kv, lower_right(seq_q, seq_kv)};
   for (int32_t c = 0; c < pattern.classes(seq_q); ++c) {
     const Slice slice = make_slice(pattern, c, sequence);
     for (int32_t r = 0; r < slice.rows.length; r += tile.rows) {
-      walk.visit(slice, {r, imin(r + tile.rows, slice.rows.length)});
+      collector.visit(slice, {r, imin(r + tile.rows, slice.rows.length)});
     }
   }
-  return walk.runs;
+  return collector.runs;
 }
 
 }  // namespace sparse_attn

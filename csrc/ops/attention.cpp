@@ -93,7 +93,7 @@ void set_outputs(const Tensor& out, const MaybeTensor& lse, AttentionParams* par
 }
 
 /// Whether these strides place the elements in one piece of memory, in any order of dimensions.
-bool is_dense(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+bool has_no_gaps(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] != 1) axes.push_back({strides[d], sizes[d]});
@@ -112,7 +112,7 @@ Tensor empty_output(const Tensor& query, const Tensor& value) {
   const int64_t last = query.dim() - 1, columns = value.size(value.dim() - 1);
   std::vector<int64_t> sizes(query.sizes().begin(), query.sizes().end());
   std::vector<int64_t> strides(query.strides().begin(), query.strides().end());
-  if (columns == query.size(last) && !query.is_contiguous() && !is_dense(sizes, strides)) {
+  if (columns == query.size(last) && !query.is_contiguous() && !has_no_gaps(sizes, strides)) {
     return torch::stable::empty_like(query);
   }
   sizes[last] = columns;

@@ -10,7 +10,7 @@ namespace {
 
 const std::string kAppendOp = "append_to_cache";
 
-void check_rows(const char* name, const Tensor& rows) {
+void check_new_rows(const char* name, const Tensor& rows) {
   if (rows.dim() != 3) {
     fail_expected(kAppendOp, text(name, " of shape (tokens, heads, head_dim)"), shape_of(rows));
   }
@@ -60,8 +60,8 @@ CacheRows rows_into(const Tensor& rows, const Tensor& cache, const char* scale_n
 
 void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
                      const Tensor& slot_mapping, MaybeTensor key_scale, MaybeTensor value_scale) {
-  check_rows("key", key);
-  check_rows("value", value);
+  check_new_rows("key", key);
+  check_new_rows("value", value);
   check_same_device(kAppendOp, "value", value, key, "key");
   if (value.scalar_type() != key.scalar_type()) {
     fail_expected(kAppendOp, text("value of key's dtype ", dtype_of(key)), dtype_of(value));

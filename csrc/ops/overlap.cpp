@@ -9,18 +9,18 @@
 namespace sparse_attn {
 namespace {
 
-struct Axis {
+struct Dimension {
   int64_t stride, size_a, size_b;
 };
 
-/// Whether sum of stride * (index_a - index_b) over the axes from `d` on reaches `distance`.
-/// Strides descend and nest, so that only two quotients are possible at each axis.
-bool reaches(const std::vector<Axis>& axes, size_t d, int64_t distance) {
-  if (d == axes.size()) return distance == 0;
-  const Axis& axis = axes[d];
-  int64_t quotient = distance / axis.stride - (distance % axis.stride < 0);
+/// Whether sum of stride * (index_a - index_b) over the dimensions from `d` on reaches `distance`.
+/// Strides descend and nest, so that only two quotients are possible at each dimension.
+bool reaches(const std::vector<Dimension>& dims, size_t d, int64_t distance) {
+  if (d == dims.size()) return distance == 0;
+  const Dimension& dim = dims[d];
+  int64_t quotient = distance / dim.stride - (distance % dim.stride < 0);
   for (int64_t k : {quotient, quotient + 1}) {
-    if (k > -axis.size_b && k < axis.size_a && reaches(axes, d + 1, distance - k * axis.stride)) {
+    if (k > -dim.size_b && k < dim.size_a && reaches(dims, d + 1, distance - k * dim.stride)) {
       return true;
     }
   }
@@ -42,30 +42,30 @@ bool overlaps(const Tensor& a, const Tensor& b) {
   int64_t size = static_cast<int64_t>(a.element_size());
   int64_t bytes = range_b.first - range_a.first;
   if (a.dim() != b.dim() || a.element_size() != b.element_size() || bytes % size != 0) return true;
-  std::vector<Axis> axes;
+  std::vector<Dimension> dims;
   for (int64_t d = 0; d < a.dim(); ++d) {
     if (a.size(d) == 1 && b.size(d) == 1) continue;
     if (a.stride(d) != b.stride(d) || a.stride(d) <= 0) return true;
-    axes.push_back({a.stride(d), a.size(d), b.size(d)});
+    dims.push_back({a.stride(d), a.size(d), b.size(d)});
   }
-  std::sort(axes.begin(), axes.end(), [](Axis x, Axis y) { return x.stride > y.stride; });
-  for (size_t d = 0; d + 1 < axes.size(); ++d) {
-    int64_t inner = axes[d + 1].stride * std::max(axes[d + 1].size_a, axes[d + 1].size_b);
-    if (inner > axes[d].stride) return true;
+  std::sort(dims.begin(), dims.end(), [](Dimension x, Dimension y) { return x.stride > y.stride; });
+  for (size_t d = 0; d + 1 < dims.size(); ++d) {
+    int64_t inner = dims[d + 1].stride * std::max(dims[d + 1].size_a, dims[d + 1].size_b);
+    if (inner > dims[d].stride) return true;
   }
-  return reaches(axes, 0, bytes / size);
+  return reaches(dims, 0, bytes / size);
 }
 
 bool overlaps_itself(const Tensor& tensor) {
-  std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) > 1) axes.push_back({tensor.stride(d), tensor.size(d)});
+    if (tensor.size(d) > 1) dims.push_back({tensor.stride(d), tensor.size(d)});
   }
-  std::sort(axes.begin(), axes.end());
+  std::sort(dims.begin(), dims.end());
   int64_t extent = 1;
-  for (const auto& axis : axes) {
-    if (axis.first < extent) return true;
-    extent = axis.first * axis.second;
+  for (const auto& dim : dims) {
+    if (dim.first < extent) return true;
+    extent = dim.first * dim.second;
   }
   return false;
 }

@@ -18,8 +18,8 @@ void check_aligned(const std::string& op, const char* name, const Tensor& tensor
 }
 
 /// Keys that a sketch may be of: four dimensions of a `shape`, those of a cache of 8 bits too.
-void check_keys(const std::string& op, const char* name, const Tensor& key, const char* shape,
-                bool cache) {
+void check_sketched_keys(const std::string& op, const char* name, const Tensor& key,
+                         const char* shape, bool cache) {
   if (key.dim() != 4) fail_expected(op, text(name, " of shape ", shape), shape_of(key));
   if (!is_attention_dtype(key) && !(cache && is_float8(key))) {
     const char* dtypes =
@@ -92,7 +92,7 @@ int32_t* check_sketch_lengths(const std::string& op, int64_t batch, const Tensor
 void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor open_keys,
                       Tensor lengths) {
   const std::string op = "append_to_sketch";
-  check_keys(op, "key", key, "(batch, heads, length, head_dim)", false);
+  check_sketched_keys(op, "key", key, "(batch, heads, length, head_dim)", false);
   const int64_t batch = key.size(0), heads = key.size(1), head_dim = key.size(3);
   SketchAppendParams params;
   params.sketch = check_sketch(op, {batch, heads, head_dim}, codes, ranges, key, "key");
@@ -126,7 +126,7 @@ void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor ope
 void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges,
                   MaybeTensor key_scale) {
   const std::string op = "sketch_pages";
-  check_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)", true);
+  check_sketched_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)", true);
   const int64_t page_size = key_cache.size(1);
   check_page_size(op, "key_cache", page_size);
   SketchPagesParams params;

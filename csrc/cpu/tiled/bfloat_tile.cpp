@@ -12,7 +12,7 @@ void QueryTile::bfloat_keys(const Chunk& chunk) {
   const uint16_t* query = reinterpret_cast<const uint16_t*>(scratch_.query);
   uint16_t* made = reinterpret_cast<uint16_t*>(scratch_.key);
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
-    const Run& run = chunk.runs[i];
+    const ChunkRun& run = chunk.runs[i];
     const bool packed = keys_.has_panels(chunk.axis);
     if (!packed) {
       copy_bfloat_panels(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
@@ -44,7 +44,7 @@ void QueryTile::bfloat_values(const Chunk& chunk) {
   uint16_t *edge = scratch_.edges, *made = reinterpret_cast<uint16_t*>(scratch_.value);
   Interval any = seen_by(scratch_.visible, tile_.size(), chunk.columns);
   for (int32_t i = 0; i < chunk.num_runs; column += chunk.runs[i++].length) {
-    const Run& run = chunk.runs[i];
+    const ChunkRun& run = chunk.runs[i];
     Interval piece = intersect(any, {column, column + run.length});
     if (piece.empty()) continue;
     const int32_t begin = run.begin + piece.begin - column;

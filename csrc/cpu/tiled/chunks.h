@@ -13,7 +13,7 @@ namespace sparse_attn::cpu {
 /// Where a run's elements count: the main view, the lead view, or the list of global tokens.
 enum class Axis { kMain, kLead, kGlobal };
 
-struct Run {
+struct ChunkRun {
   int32_t begin = 0;
   int32_t length = 0;
   BlockBits bits;     // of a partial block ...
@@ -29,13 +29,13 @@ struct Chunk {
   int32_t num_runs = 0;
   int32_t columns = 0;
   bool partial = false;  // some run is of a partial block
-  Run runs[kMaxRuns];
+  ChunkRun runs[kMaxRuns];
 
   /// Adds elements, of a partial block that begins with `block` where it has bits.
   void add(Interval x, BlockBits bits = {}, int32_t block = 0) {
     columns += x.size();
     partial |= bits.present();
-    Run* last = num_runs > 0 ? &runs[num_runs - 1] : nullptr;
+    ChunkRun* last = num_runs > 0 ? &runs[num_runs - 1] : nullptr;
     const bool plain = last != nullptr && !last->bits.present() && !bits.present();
     if (plain && last->interval().end == x.begin) {
       last->length += x.size();

@@ -111,7 +111,7 @@ class DenseMask {
 
   int64_t bytes() const { return size_of(mask_.kind); }
 
-  void load(const Slice& slice, Axis axis, const Run& run, const char* start, float* target) {
+  void load(const Slice& slice, Axis axis, const ChunkRun& run, const char* start, float* target) {
     if (axis == Axis::kGlobal) {
       for (int32_t i = 0; i < run.length; ++i) {
         copy(start + pattern_.global_tiles[run.begin + i] * mask_.stride_k * bytes(), 0, 1,

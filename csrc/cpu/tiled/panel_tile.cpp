@@ -58,7 +58,7 @@ void QueryTile::multiply_panels(const Chunk& chunk, int32_t begin, int32_t end,
       count = 0;
     };
     for (int32_t i = begin; i < end; column += chunk.runs[i++].length) {
-      const Run& run = chunk.runs[i];
+      const ChunkRun& run = chunk.runs[i];
       Interval piece = intersect(columns, {column, column + run.length});
       if (piece.empty()) continue;
       int32_t first = piece.begin - column, place = first % kPanelKeys;
@@ -82,7 +82,7 @@ void QueryTile::panel_values(const Chunk& chunk) {
     int32_t num_runs = 0, column = 0;
     int64_t stride = 0;
     for (int32_t i = 0; i < chunk.num_runs; ++i) {
-      const Run& run = chunk.runs[i];
+      const ChunkRun& run = chunk.runs[i];
       Interval piece = intersect(columns, {column, column + run.length});
       if (!piece.empty()) {
         Rows values = values_.at(chunk.axis, tile_.slice, run.begin + piece.begin - column);

@@ -126,7 +126,7 @@ void QueryTile::gather(const Chunk& chunk) {
   if (!gathered_) return;
   int64_t column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
-    const Run& run = chunk.runs[i];
+    const ChunkRun& run = chunk.runs[i];
     const int32_t head_dim = params_.problem.head_dim, value_dim = params_.problem.value_dim;
     copy_rows(math_, keys_.at(chunk.axis, tile_.slice, run.begin), run.length, head_dim,
               scratch_.key + column * head_dim);

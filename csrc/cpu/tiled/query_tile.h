@@ -138,7 +138,7 @@ bool QueryTile::for_each_part(const Chunk& chunk, const Product& product) {
   bool one_by_one = chunk.axis == Axis::kGlobal && plan_.pack.side_rows == 0;
   int32_t column = 0;
   for (int32_t i = 0; i < chunk.num_runs; ++i) {
-    const Run& run = chunk.runs[i];
+    const ChunkRun& run = chunk.runs[i];
     int32_t step = one_by_one ? 1 : run.length;
     for (int32_t begin = 0; begin < run.length; begin += step) {
       if (!product(column, step, keys_.at(chunk.axis, tile_.slice, run.begin + begin),

@@ -41,7 +41,7 @@ inline Bounds bounds_of(const AttentionParams& params, const Tile& tile) {
 
 /// Grows the visited run of the main view to a multiple of 16 keys, which BLAS multiplies fastest,
 /// by keys that exist for some row, that causality lets some row see, and that no lead tile holds.
-inline void widen(const Pattern& pattern, Tile* tile) {
+inline void round_up_main(const Pattern& pattern, Tile* tile) {
   Interval& main = tile->visited.main;
   if (main.empty() || pattern.list.present()) return;
   Interval room = tile->slice.keys.inside(tile->bounds.any);
@@ -82,7 +82,7 @@ inline Tile make_tile(const AttentionParams& params, const Pattern& pattern, con
   if (tile.rows.empty()) return tile;
   tile.bounds = bounds_of(params, tile);
   tile.visited = visited_tiles(pattern, tile.slice, tile.rows, tile.bounds, 1);
-  widen(pattern, &tile);
+  round_up_main(pattern, &tile);
   return tile;
 }
 

@@ -60,7 +60,7 @@ class RowView {
       Seen seen = seen_main(pattern_, row);
       int32_t column = 0;
       for (int32_t i = 0; i < chunk_.num_runs; ++i) {
-        const Run& run = chunk_.runs[i];
+        const ChunkRun& run = chunk_.runs[i];
         add_run(seen, run, block_row, run.begin - column, &span);
         column += run.length;
       }
@@ -70,7 +70,7 @@ class RowView {
 
  private:
   /// What `seen` has of a run, of a partial block what its bits have too.
-  void add_run(const Seen& seen, const Run& run, int32_t block_row, int32_t shift,
+  void add_run(const Seen& seen, const ChunkRun& run, int32_t block_row, int32_t shift,
                SpanBuilder* span) const {
     if (!run.bits.present()) {
       add_seen(seen, run.interval(), shift, span);

@@ -96,7 +96,7 @@ inline void hide_less(float* scores, Floats limit) {
 /// The parts of four lanes joined: the upper half of a vector with the lower one until four lanes
 /// are left, in the same order on every call.
 template <class Join>
-inline Four join_parts(Floats x, const Join& join) {
+inline Four join_to_four(Floats x, const Join& join) {
 #if defined(__AVX512F__)
   typedef float Eight __attribute__((vector_size(32)));
   const __m256 halves = __m256(
@@ -114,7 +114,7 @@ inline Four join_parts(Floats x, const Join& join) {
 /// The lanes joined by halves.
 template <class Join>
 inline float join_lanes(Floats x, const Join& join) {
-  const Four four = join_parts(x, join);
+  const Four four = join_to_four(x, join);
   return join(join(four[0], four[2]), join(four[1], four[3]));
 }
 
@@ -158,8 +158,8 @@ inline Floats pick(Floats a, Floats b, int first, int second, int third, int fou
 inline Four sums_of_lanes(Floats a, Floats b, Floats c, Floats d) {
   const Floats ab = pick(a, b, 0, 4, 1, 5) + pick(a, b, 2, 6, 3, 7);
   const Floats cd = pick(c, d, 0, 4, 1, 5) + pick(c, d, 2, 6, 3, 7);
-  return join_parts(pick(ab, cd, 0, 1, 4, 5) + pick(ab, cd, 2, 3, 6, 7),
-                    [](auto x, auto y) { return x + y; });
+  return join_to_four(pick(ab, cd, 0, 1, 4, 5) + pick(ab, cd, 2, 3, 6, 7),
+                      [](auto x, auto y) { return x + y; });
 }
 
 /// A bit per lane that is set.

@@ -19,7 +19,7 @@ constexpr int kValueVectors = kLanes == 16 ? 4 : 2;  // that a step of values ta
 
 /// Elements of type `kElement`, read as float vectors.
 template <Element kElement>
-struct Loader {
+struct ElementLoader {
   static constexpr int kBytes = kElement == Element::kFloat32 ? 4 : 2;
   static const char* at(const void* data, int64_t i) {
     return static_cast<const char*>(data) + i * kBytes;
@@ -44,9 +44,9 @@ struct Loader {
 /// Calls `f` with the loader of the element type.
 template <class F>
 void with_loader(Element element, const F& f) {
-  if (element == Element::kFloat32) f(Loader<Element::kFloat32>());
-  if (element == Element::kFloat16) f(Loader<Element::kFloat16>());
-  if (element == Element::kBFloat16) f(Loader<Element::kBFloat16>());
+  if (element == Element::kFloat32) f(ElementLoader<Element::kFloat32>());
+  if (element == Element::kFloat16) f(ElementLoader<Element::kFloat16>());
+  if (element == Element::kBFloat16) f(ElementLoader<Element::kBFloat16>());
 }
 
 /// Stores the first `count` elements.
