@@ -16,7 +16,7 @@ Problem problem_of(int32_t batch, int32_t heads_kv, int32_t group, int32_t seq_q
   return {batch, heads_kv * group, heads_kv, seq_q, seq_kv, head_dim, head_dim, Dtype::kFloat16};
 }
 
-void check_parts(const Problem& problem) {
+void check_tiles(const Problem& problem) {
   const Grid grid = plan_grid(problem);
   const std::string text = std::to_string(problem.batch) + "x" + std::to_string(problem.heads_q) +
                            "/" + std::to_string(problem.heads_kv) + "x" +
@@ -30,14 +30,14 @@ void check_parts(const Problem& problem) {
   std::map<std::pair<int32_t, int32_t>, int> taken;
   for (int32_t block = 0; block < grid.blocks(); ++block) {
     for (int32_t warp = 0; warp < grid.warps * grid.at_once; ++warp) {
-      const Part part = grid.part_of(block, warp);
-      CHECK(part.slot >= 0 && part.slot < grid.at_once, text);
-      CHECK(part.slot == warp / grid.warps, text + ": a slot's warps are neighbours");
-      if (part.unit < grid.units && part.tile < grid.unit_tiles) ++taken[{part.unit, part.tile}];
+      const WarpTile own = grid.tile_of(block, warp);
+      CHECK(own.slot >= 0 && own.slot < grid.at_once, text);
+      CHECK(own.slot == warp / grid.warps, text + ": a slot's warps are neighbours");
+      if (own.unit < grid.units && own.tile < grid.unit_tiles) ++taken[{own.unit, own.tile}];
     }
   }
   CHECK(static_cast<int32_t>(taken.size()) == grid.units * grid.unit_tiles, text);
-  for (const auto& [part, times] : taken) CHECK(times == 1, text);
+  for (const auto& [tile, times] : taken) CHECK(times == 1, text);
 }
 
 void test_every_tile_has_one_warp() {
@@ -47,7 +47,7 @@ void test_every_tile_has_one_warp() {
         for (int32_t seq_q : {1, 16, 17, 33, 48, 64, 65, 100, 128, 129, 515}) {
           for (int32_t seq_kv : {0, 1, 32, 33, 64, 65, 96, kMostKeys}) {
             for (int32_t head_dim : {8, 32, 64, kMostHeadDim}) {
-              check_parts(problem_of(batch, heads_kv, group, seq_q, seq_kv, head_dim));
+              check_tiles(problem_of(batch, heads_kv, group, seq_q, seq_kv, head_dim));
             }
           }
         }
@@ -65,7 +65,7 @@ void test_short_units_share_a_thread_block() {
   const Grid wide = plan_grid(problem_of(64, 8, 1, 16, 128, 128));
   CHECK(wide.at_once == 1, "keys that fill shared memory");
   const Grid tall = plan_grid(problem_of(1, 1, 1, 128, 128, 64));
-  CHECK(tall.parts == 1 && tall.warps == 8, "all tiles of a sequence share its keys");
+  CHECK(tall.unit_blocks == 1 && tall.warps == 8, "all tiles of a sequence share its keys");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ constexpr int32_t most_warps(int32_t kernel_keys) { return kernel_keys > 64 ? kM
 
 /// The tile of a warp: of which unit, in which place of its thread block. There may be fewer units
 /// and fewer tiles.
-struct Part {
+struct WarpTile {
   int32_t slot, unit, tile;
 };
 
@@ -35,20 +35,20 @@ struct Grid {
   int32_t tiles = 0;       // of a query head
   int32_t unit_tiles = 0;  // of all heads of a unit
   int32_t units = 0;
-  int32_t group = 1;     // query heads of a key head
-  int32_t warps = 0;     // of a thread block, for each of its units
-  int32_t parts = 0;     // thread blocks of a unit
-  int32_t at_once = 0;   // units of a thread block
-  int32_t key_rows = 0;  // room for the keys of a unit
-  Divisor by_warps, by_tiles, by_parts, by_heads_kv;
+  int32_t group = 1;        // query heads of a key head
+  int32_t warps = 0;        // of a thread block, for each of its units
+  int32_t unit_blocks = 0;  // thread blocks of a unit
+  int32_t at_once = 0;      // units of a thread block
+  int32_t key_rows = 0;     // room for the keys of a unit
+  Divisor by_warps, by_tiles, by_unit_blocks, by_heads_kv;
 
-  SPARSE_ATTN_HD constexpr Part part_of(int32_t block, int32_t warp) const {
+  SPARSE_ATTN_HD constexpr WarpTile tile_of(int32_t block, int32_t warp) const {
     const int32_t slot = by_warps.divide(warp);
-    const int32_t group = by_parts.divide(block);
-    return {slot, group * at_once + slot, (block - group * parts - slot) * warps + warp};
+    const int32_t group = by_unit_blocks.divide(block);
+    return {slot, group * at_once + slot, (block - group * unit_blocks - slot) * warps + warp};
   }
   SPARSE_ATTN_HD constexpr int32_t threads() const { return 32 * warps * at_once; }
-  SPARSE_ATTN_HD constexpr int32_t blocks() const { return ceil_div(units, at_once) * parts; }
+  SPARSE_ATTN_HD constexpr int32_t blocks() const { return ceil_div(units, at_once) * unit_blocks; }
   /// Bytes of a unit's keys, or of its values, whose rows take `pitch`.
   SPARSE_ATTN_HD constexpr int32_t key_bytes(int32_t pitch) const { return key_rows * pitch; }
   SPARSE_ATTN_HD constexpr int32_t shared_bytes(int32_t pitch) const {
@@ -65,17 +65,17 @@ inline Grid plan_grid(const Problem& problem) {
   grid.unit_tiles = grid.tiles * grid.group;
   grid.units = problem.batch * problem.heads_kv;
   const int32_t most = most_warps(kernel_keys(problem.seq_kv));
-  grid.parts = ceil_div(grid.unit_tiles, most);
-  grid.warps = ceil_div(grid.unit_tiles, grid.parts);
+  grid.unit_blocks = ceil_div(grid.unit_tiles, most);
+  grid.warps = ceil_div(grid.unit_tiles, grid.unit_blocks);
   grid.key_rows = ceil_div(problem.seq_kv, kLoadedKeys) * kLoadedKeys;
   grid.at_once = 1;
-  while (grid.parts == 1 && 2 * grid.at_once * grid.warps <= most &&
+  while (grid.unit_blocks == 1 && 2 * grid.at_once * grid.warps <= most &&
          2 * grid.shared_bytes(pitch) <= kSharedBytes) {
     grid.at_once *= 2;
   }
   grid.by_warps = Divisor(grid.warps);
   grid.by_tiles = Divisor(grid.tiles);
-  grid.by_parts = Divisor(grid.parts);
+  grid.by_unit_blocks = Divisor(grid.unit_blocks);
   grid.by_heads_kv = Divisor(problem.heads_kv);
   return grid;
 }

@@ -1,4 +1,4 @@
-// The part of a warp: 16 rows of a query head, on the keys of its unit.
+// The work of a warp: 16 rows of a query head, on the keys of its unit.
 #pragma once
 
 #include "config.cuh"
@@ -17,21 +17,21 @@ struct Work {
   __device__ __forceinline__ bool has(int r) const { return r < rows; }
 };
 
-/// The part of this warp; lengths on the device must be there to be read. Of a unit that does not
+/// The work of this warp; lengths on the device must be there to be read. Of a unit that does not
 /// exist it has neither rows nor keys.
 __device__ __forceinline__ Work find_work(const AttentionParams& params, const Grid& grid) {
-  const Part part = grid.part_of(static_cast<int32_t>(blockIdx.x), warp_of_block());
+  const WarpTile own = grid.tile_of(static_cast<int32_t>(blockIdx.x), warp_of_block());
   Work work;
-  work.slot = part.slot;
-  if (part.unit >= grid.units) return work;
-  work.batch = grid.by_heads_kv.divide(part.unit);
-  work.kv_head = part.unit - work.batch * params.problem.heads_kv;
+  work.slot = own.slot;
+  if (own.unit >= grid.units) return work;
+  work.batch = grid.by_heads_kv.divide(own.unit);
+  work.kv_head = own.unit - work.batch * params.problem.heads_kv;
   work.sequence = params.sequences.of(work.batch);
   work.keys = params.num_keys(work.sequence);
-  const int32_t of_group = grid.by_tiles.divide(part.tile);
+  const int32_t of_group = grid.by_tiles.divide(own.tile);
   work.head = work.kv_head * grid.group + of_group;
-  work.first = (part.tile - of_group * grid.tiles) * kTileRows;
-  if (part.tile < grid.unit_tiles) {
+  work.first = (own.tile - of_group * grid.tiles) * kTileRows;
+  if (own.tile < grid.unit_tiles) {
     work.rows = imax(0, imin(work.sequence.rows - work.first, kTileRows));
   }
   return work;
