@@ -50,21 +50,22 @@ void test_who_makes_the_output() {
     for (int32_t seq_q : {1, 5, 16}) {
       for (int32_t keys : {0, 1, 128, kShortSequence}) {
         const SplitGrid grid = plan_grid(case_of(3, seq_q, keys), device);
-        CHECK(grid.ending == Ending::kWhole && grid.splits == 1, std::to_string(keys));
+        CHECK(grid.merging == Merging::kNone && grid.splits == 1, std::to_string(keys));
       }
     }
-    const Ending few = plan_grid(case_of(1, 1, kShortSequence + 1), device).ending;
-    CHECK(few == (clusters ? Ending::kByCluster : Ending::kMerged), "a short text");
+    const Merging few = plan_grid(case_of(1, 1, kShortSequence + 1), device).merging;
+    CHECK(few == (clusters ? Merging::kByCluster : Merging::kByKernel), "a short text");
     const SplitGrid alone = plan_grid(case_of(120, 1, 400), device);
-    CHECK(alone.ending == (clusters ? Ending::kByCluster : Ending::kMerged), "all at once");
+    CHECK(alone.merging == (clusters ? Merging::kByCluster : Merging::kByKernel), "all at once");
     CHECK(!clusters || alone.splits == 1, std::to_string(alone.splits));
-    CHECK(plan_grid(case_of(140, 1, 400), device).ending == Ending::kMerged, "more than at once");
-    CHECK(plan_grid(case_of(1, 1, 100000), device).ending == Ending::kMerged, "a long text");
+    CHECK(plan_grid(case_of(140, 1, 400), device).merging == Merging::kByKernel,
+          "more than at once");
+    CHECK(plan_grid(case_of(1, 1, 100000), device).merging == Merging::kByKernel, "a long text");
   }
   AttentionParams params = case_of(2, 1, 100);
   const int32_t origins[2] = {};
   params.sequences.key_origins = origins;
-  CHECK(plan_grid(params, device).ending != Ending::kWhole, "leading keys may be a chunk more");
+  CHECK(plan_grid(params, device).merging != Merging::kNone, "leading keys may be a chunk more");
 }
 
 /// Thread blocks that have all of a row need not store what they keep from chunk to chunk: of the 4
@@ -78,21 +79,21 @@ void test_large_batches_store_no_partial_results() {
     for (int32_t kept_rows : {0, rows - 1, rows, 32}) {
       (tall ? device.tall : device.flat) = {2, kept_rows};
       const bool kept = kept_rows >= rows;
-      const Ending ending = kept ? Ending::kWhole : Ending::kMerged;
+      const Merging merging = kept ? Merging::kNone : Merging::kByKernel;
       const SplitGrid grid = plan_grid(case_of(300, seq_q, 5000), device);
       CHECK(grid.tile_rows == (tall ? kTallRows : kFragmentRows), std::to_string(grid.tile_rows));
       CHECK(grid.splits == 1 && grid.group == kInARow, "one group");
-      CHECK(grid.ending == ending, std::to_string(kept_rows));
+      CHECK(grid.merging == merging, std::to_string(kept_rows));
       CHECK(!grid.gaps, "all is stored, or nothing");
       const SplitGrid several = plan_grid(case_of(300, seq_q, 20000), device);
-      CHECK(several.ending == Ending::kMerged && several.gaps == kept, "more than a group");
+      CHECK(several.merging == Merging::kByKernel && several.gaps == kept, "more than a group");
       CHECK(several.group == kGroup, "more than a group");
       AttentionParams window = case_of(300, seq_q, 20000);
       window.features.add(Feature::kWindow);
       window.pattern.left = 9000;
       window.pattern.right = 0;
       const SplitGrid own = plan_grid(window, device);
-      CHECK(own.group == kInARow && own.ending == ending, "a window");
+      CHECK(own.group == kInARow && own.merging == merging, "a window");
       AttentionParams bounded = case_of(1, seq_q, 20000);
       bounded.features.add(Feature::kKeyBounds);
       CHECK(plan_grid(bounded, device).gaps, "the first group may be visited in part");
@@ -101,7 +102,7 @@ void test_large_batches_store_no_partial_results() {
       lengths.sequences.used_keys = kUsed;
       lengths.features.add(Feature::kUsedKeys);
       const SplitGrid shared = plan_grid(lengths, device);
-      CHECK(shared.ending == Ending::kMerged && shared.gaps == kept, "parts by lengths");
+      CHECK(shared.merging == Merging::kByKernel && shared.gaps == kept, "parts by lengths");
       CHECK(shared.group == kGroup, "a sequence of fewer queries may have more chunks");
     }
     CHECK(!plan_grid(case_of(8, seq_q, 16384), device).gaps, "some chunks of a group each");
@@ -187,7 +188,7 @@ void test_windows_fit_a_cluster() {
       const SplitGrid plan = plan_grid(params, device);
       const std::string text = std::to_string(seq_q) + " queries, " + std::to_string(window);
       CHECK(plan.max_chunks <= kMostMerged, text);
-      CHECK(plan.ending == Ending::kByCluster, text);
+      CHECK(plan.merging == Merging::kByCluster, text);
     }
   }
 }
@@ -203,7 +204,7 @@ void test_few_heads_of_short_texts_are_merged_by_clusters() {
       const SplitGrid plan = plan_grid(params, device);
       const bool merged = heads_kv <= 4;
       const std::string text = std::to_string(heads_kv) + " heads of " + std::to_string(keys);
-      CHECK(plan.ending == (merged ? Ending::kByCluster : Ending::kMerged), text);
+      CHECK(plan.merging == (merged ? Merging::kByCluster : Merging::kByKernel), text);
       CHECK(!merged || plan.splits == kMostMerged, text);
     }
   }

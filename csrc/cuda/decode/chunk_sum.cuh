@@ -72,14 +72,14 @@ __device__ __forceinline__ float row_maximum(const TileState<Config>& state, int
 }
 
 /// What sums relative to `m` are worth relative to `top`; 0 for those without keys.
-__device__ __forceinline__ float weight_of(float m, float top) {
+__device__ __forceinline__ float rescale_factor(float m, float top) {
   return m == -INFINITY ? 0.0f : ptx::exp2_approx(m - top);
 }
 
 /// Adds a chunk's four columns to those before it, as the merge would (merge_row.cuh).
 __device__ __forceinline__ void add_chunk(ColumnSum& sum, const ColumnSum& chunk) {
   const float top = fmaxf(sum.m, chunk.m);
-  const float before = weight_of(sum.m, top), own = weight_of(chunk.m, top);
+  const float before = rescale_factor(sum.m, top), own = rescale_factor(chunk.m, top);
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const float old = before == 0.0f ? 0.0f : before * sum.out[c];
@@ -145,7 +145,7 @@ __device__ __forceinline__ ColumnSum add_warps(const TileState<Config>& state, i
     const auto* parts = reinterpret_cast<const float*>(rings + state.staging[warp]);
     const float4 part = *reinterpret_cast<const float4*>(parts + at_part);
     const float columns[4] = {part.x, part.y, part.z, part.w};
-    const float weight = weight_of(state.sums[warp][r].x, sum.m);
+    const float weight = rescale_factor(state.sums[warp][r].x, sum.m);
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum.out[c] = fmaf(weight, columns[c], sum.out[c]);
     sum.l = fmaf(weight, state.sums[warp][r].y, sum.l);

@@ -81,7 +81,7 @@ struct CodeProducts {
         __syncwarp();  // the rows have been read
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          ptx::store_shared_16(part_of(warp, step), own[step]);
+          ptx::store_shared_16(fragment_at(warp, step), own[step]);
         }
         ptx::store_shared_8(unit_of(warp), {__float_as_uint(unit.x), __float_as_uint(unit.y)});
       }
@@ -89,15 +89,15 @@ struct CodeProducts {
     }
   }
 
-  __device__ __forceinline__ uint32_t part_of(int mt, int step) const {
+  __device__ __forceinline__ uint32_t fragment_at(int mt, int step) const {
     return sQ + mt * kFragmentBytes + step * 32 * kLaneBytes;
   }
-  __device__ __forceinline__ uint32_t unit_of(int mt) const { return part_of(MT, 0) + mt * 8; }
+  __device__ __forceinline__ uint32_t unit_of(int mt) const { return fragment_at(MT, 0) + mt * 8; }
 
   /// The lane's part of a step of a fragment of rows.
   __device__ __forceinline__ uint4 query_at(int mt, int step) const {
     if constexpr (MT == 1) return rQ[step];
-    return ptx::load_shared_16(part_of(mt, step));
+    return ptx::load_shared_16(fragment_at(mt, step));
   }
   /// What products of rows g and g + 8 are multiples of.
   __device__ __forceinline__ float2 unit_at(int mt) const {

@@ -61,7 +61,7 @@ PartialRows lay_out(const AttentionParams& params, const SplitGrid& grid, Arena*
   partials.columns = params.problem.value_dim;
   partials.group = grid.group;
   partials.gaps = grid.gaps;
-  if (grid.ending == Ending::kWhole) return partials;
+  if (grid.merging == Merging::kNone) return partials;
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   partials.out = arena->take<float>(rows * grid.places * partials.columns);
   partials.state = arena->take<float2>(rows * grid.places);
@@ -118,7 +118,7 @@ Status run(const AttentionParams& params) {
     return params.problem.dtype == Dtype::kFloat16 ? launch<__half, kHeadDim>(params, plan)
                                                    : launch<__nv_bfloat16, kHeadDim>(params, plan);
   });
-  const bool merged_after = plan.grid.ending == Ending::kMerged;
+  const bool merged_after = plan.grid.merging == Merging::kByKernel;
   return status.ok() && merged_after ? merge_chunks(params, plan.partials) : status;
 }
 

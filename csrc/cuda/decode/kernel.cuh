@@ -163,8 +163,8 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
                    pattern,
                    state,
                    ring,
-                   Loader::rows(key_columns, copied),
-                   Loader::rows(value_columns, copied),
+                   Loader::slot_loader(key_columns, copied),
+                   Loader::slot_loader(value_columns, copied),
                    walk,
                    state.key_head,
                    state.value_head,
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (!early) ptx::wait_for_primary();
   const Work& work = state.work;
   const Groups& groups = state.groups;
-  const bool whole = grid.ending == Ending::kWhole;
+  const bool whole = grid.merging == Merging::kNone;
   if (threadIdx.x < 32) prepare_tile<Config, kKind>(params, pattern, grid, state);
   if (threadIdx.x == 0) {
     const bool kept =
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int32_t empty = groups.shared ? 0 : groups.before;
     for (int32_t i = 0; i < empty; ++i) partials.state[partials.at(row, i)] = {-INFINITY, 0.0f};
   }
-  if (!ptx::kHasClusters || grid.ending != Ending::kByCluster) return;
+  if (!ptx::kHasClusters || grid.merging != Merging::kByCluster) return;
   ptx::sync_cluster();
   // A row of its own for each thread block, or several at once.
   constexpr int kWide = 4;

@@ -58,13 +58,13 @@ class RingSteps {
 template <typename Config, Kind kKind>
 struct KeyLoader {
   using Element = typename Config::Element;
-  using Rows = std::conditional_t<Config::kFloat8, CodeLoader<Config>, RowLoader<Config>>;
+  using SlotLoader = std::conditional_t<Config::kFloat8, CodeLoader<Config>, RowLoader<Config>>;
 
   const AttentionParams& params;
   const Pattern& pattern;
   const TileState<Config>& state;
   uint32_t ring;
-  Rows key_rows, value_rows;
+  SlotLoader key_rows, value_rows;
   Walk walk;
   // In registers: what lies in shared memory is read again after every copy.
   const Element* key_head;
@@ -72,7 +72,7 @@ struct KeyLoader {
   Interval keys_loaded;
   RingSteps<Config> steps;
 
-  __device__ __forceinline__ static Rows rows(int32_t columns, bool aligned) {
+  __device__ __forceinline__ static SlotLoader slot_loader(int32_t columns, bool aligned) {
     if constexpr (Config::kFloat8) {
       return {columns};
     } else {

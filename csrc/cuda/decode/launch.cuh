@@ -18,7 +18,7 @@ Status launch_kernel(const AttentionParams& params, const LaunchPlan& plan) {
                          params.problem.heads_kv * grid.tiles;
   LaunchShape shape = {static_cast<uint32_t>(blocks), Config::kThreads,
                        static_cast<size_t>(smem_bytes), to_stream(params.stream)};
-  if (plan.grid.ending == Ending::kByCluster) shape.cluster = plan.grid.splits;
+  if (plan.grid.merging == Merging::kByCluster) shape.cluster = plan.grid.splits;
   constexpr uint32_t kPortableCluster = 8;
   if (status.ok() && shape.cluster > kPortableCluster) status = allow_large_clusters(kernel);
   if (!status.ok()) return status;

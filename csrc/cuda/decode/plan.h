@@ -19,10 +19,10 @@ constexpr int32_t kMostKept = 2048;    // keys that token top-k keeps of a row (
 constexpr int32_t kMostRanking = 64;   // queries of token top-k
 
 /// How the chunks of a row become its output.
-enum class Ending {
-  kMerged,     // by the kernel after this one
+enum class Merging {
+  kByKernel,   // merged by the kernel after this one
   kByCluster,  // by the thread blocks that stored them, which are a cluster
-  kWhole,      // a thread block has all of the row, whose sum is divided and stored
+  kNone,       // a thread block has all of the row, whose sum is divided and stored
 };
 
 /// The grid of a call.
@@ -37,7 +37,7 @@ struct SplitGrid {
   int32_t places = 1;        // of a row's partial results
   int32_t splits = 1;        // thread blocks that share the chunks of a row tile, side by side
   int32_t shares = 0;        // or those of a row tile of all sequences together (shares.cuh)
-  Ending ending = Ending::kMerged;
+  Merging merging = Merging::kByKernel;
   int32_t group = kInARow;    // of chunks (chunk_groups.h), the smallest that a text may have
   bool whole_groups = false;  // small ones are shared out, not chunks: each leaves one result
   bool gaps = false;          // some chunks are stored as part of another's result, or not visited
@@ -257,18 +257,18 @@ inline void share_out(const AttentionParams& params, const DeviceShape& device, 
   const int32_t most_keys = few ? kShortOfFew : together > 1 ? kShort : kShortAlone;
   if (device.clusters && at_once && ceil_div(chunks, together) * chunk <= most_keys) {
     plan.splits = together;
-    plan.ending = Ending::kByCluster;
+    plan.merging = Merging::kByCluster;
   }
   // What a thread block keeps from chunk to chunk it need not store and read again.
   const bool same_lengths = params.sequences.same_lengths();
   const bool kept = rows <= device.room(plan.tile_rows).kept_rows;
   const bool grouped = plan.group != kInARow;
   if (plan.splits == 1 && kept && same_lengths && !grouped) {
-    plan.ending = Ending::kWhole;
+    plan.merging = Merging::kNone;
     return;
   }
   constexpr int64_t kWavesOfShares = 4;
-  if (plan.ending == Ending::kMerged && !same_lengths && !params.pattern.list.present()) {
+  if (plan.merging == Merging::kByKernel && !same_lengths && !params.pattern.list.present()) {
     plan.shares = static_cast<int32_t>(ceil_div64(kWavesOfShares * resident, row_tiles));
   }
   // A long text's groups, of which each leaves one sum, are shared out while they fill half of the
@@ -343,7 +343,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
     plan.group = long_divided && seq_kv > kLongText ? kSmallestGroup : kGroup;
   }
   if (plan.max_chunks == 1) {
-    plan.ending = Ending::kWhole;
+    plan.merging = Merging::kNone;
     return plan;
   }
   // Thread blocks without a chunk would only wait for their turn.
