@@ -46,7 +46,7 @@ struct TileGrid {
 };
 
 /// Query tiles of one height, of a section's problems.
-struct alignas(16) TileRow {
+struct alignas(16) SectionRow {
   int32_t problem, row_block;     // the first of them
   int32_t chunks = 1, least = 1;  // of their keys, as KeySplit has them
 };
@@ -90,12 +90,12 @@ struct Arguments {
   int32_t* order = nullptr;    // [num_tiles], those after the first wave; null: by number
 
   // Where sequences differ in length: rows of tiles, of as many problems as a section has.
-  int32_t most_tile_rows = 0;
-  TileRow* tile_rows = nullptr;      // in the order in which they are dealt out; null: by number
-  int32_t* sequences = nullptr;      // [B], those with the most keys first
-  int32_t* sequence_ends = nullptr;  // [B + 2], 0, the tile rows up to the end of each, and
-                                     // whether some have chunks
-  Deal deal;  // where tiles are dealt, whose pieces take the place of tile rows
+  int32_t most_section_rows = 0;
+  SectionRow* section_rows = nullptr;  // in the order in which they are dealt out; null: by number
+  int32_t* sequences = nullptr;        // [B], those with the most keys first
+  int32_t* sequence_ends = nullptr;    // [B + 2], 0, the section rows up to the end of each, and
+                                       // whether some have chunks
+  Deal deal;  // where tiles are dealt, whose pieces take the place of section rows
 
   Divisor by_heads, by_group;  // divide by problem.heads_q and by group
 

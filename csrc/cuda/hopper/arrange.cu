@@ -107,7 +107,7 @@ void arrange_deal(KernelTile tile, Arena* arena, Arguments* args) {
   args->by_packs = Divisor(args->packs());
   args->folds = Fold::kWhole;
   arrange_sums(tile, arena, args);
-  const int32_t rows = args->most_tile_rows;
+  const int32_t rows = args->most_section_rows;
   const int32_t width = args->grid.section / args->group * args->packs();
   Deal& deal = args->deal;
   deal.by_width = Divisor(width);
@@ -224,8 +224,8 @@ void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
     grid.section = order.section;
     args->num_tiles =
         static_cast<int32_t>(std::min<int64_t>(order.most_rows * order.section, kUnlimited));
-    args->most_tile_rows = args->num_tiles / grid.section;
-    if (!tile.splits) args->tile_rows = arena->take<TileRow>(order.most_rows);
+    args->most_section_rows = args->num_tiles / grid.section;
+    if (!tile.splits) args->section_rows = arena->take<SectionRow>(order.most_rows);
     args->sequences = arena->take<int32_t>(params.problem.batch);
     args->sequence_ends = arena->take<int32_t>(params.problem.batch + 2);
   }

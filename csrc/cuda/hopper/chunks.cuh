@@ -8,7 +8,7 @@ namespace sparse_attn::cuda::hopper {
 
 /// `count` of the key tiles that are visited, from number `first` on: lead tiles, then main tiles,
 /// against the order of the walk, so that who takes all chunks in turn ends with the first one.
-__device__ __forceinline__ Tiles part_of(Tiles tiles, int32_t first, int32_t count) {
+__device__ __forceinline__ Tiles take_tiles(Tiles tiles, int32_t first, int32_t count) {
   auto take = [&](Interval& run) {
     const int32_t begin = run.begin + first;
     first -= run.size();

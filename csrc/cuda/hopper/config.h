@@ -161,7 +161,7 @@ struct Work {
   int32_t head = 0, head_kv = 0;
   int32_t first_row = 0;
   int16_t chunk = -1;   // of the keys, whose partial results are written; -1: it visits them all
-  uint16_t chunks = 0;  // or groups of chunks, of the query tile: Partials::Count
+  uint16_t chunks = 0;  // or groups of chunks, of the query tile: Partials::StoredChunks
   uint16_t chunk_tiles = 0;  // key tiles of each chunk, of those that the thread block folds; 0: it
                              // folds none, or one of more than fit here
   RowsOf query_rows = kShortClass, key_rows = kShortClass;

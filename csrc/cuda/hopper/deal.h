@@ -40,7 +40,7 @@ struct alignas(16) Piece {
 
 /// What the device decides; all in the workspace.
 struct Deal {
-  Piece* tiles = nullptr;     // [tile rows] whole, in the order in which they are dealt out
+  Piece* tiles = nullptr;     // [section rows] whole, in the order in which they are dealt out
   Piece* pieces = nullptr;    // [most_pieces]; null: nothing is dealt
   int32_t* merged = nullptr;  // [most_merged], pieces of which the merge joins the others
   int32_t* counts = nullptr;  // [2], of pieces and of merged

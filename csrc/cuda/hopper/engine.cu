@@ -235,7 +235,7 @@ Status run(const AttentionParams& params) {
   Status status;
   for (int32_t section = 0; section < sections.count() && status.ok(); ++section) {
     const AttentionParams part = sections.part(section), call = sections.laid_out(part);
-    status = lay_out(part, call);
+    status = lay_out_keys(part, call);
     if (status.ok()) status = run_typed(call);
   }
   return status;

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kLayOutThreads)
 
 }  // namespace
 
-Status lay_out(const AttentionParams& part, const AttentionParams& to) {
+Status lay_out_keys(const AttentionParams& part, const AttentionParams& to) {
   const Problem& p = part.problem;
   const bool packed = part.sequences.first_keys != nullptr;
   const int32_t rows = packed ? part.sequences.packed_keys : p.seq_kv;

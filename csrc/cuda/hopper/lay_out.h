@@ -6,6 +6,6 @@
 namespace sparse_attn::cuda::hopper {
 
 /// Writes the keys and values of `part` that some query may see where `to` has them.
-Status lay_out(const AttentionParams& part, const AttentionParams& to);
+Status lay_out_keys(const AttentionParams& part, const AttentionParams& to);
 
 }  // namespace sparse_attn::cuda::hopper

@@ -57,7 +57,7 @@ class Loader {
 
  private:
   /// Where the keys of a view lie in the tensor maps.
-  struct Place {
+  struct MappedView {
     const CUtensorMap* map;
     int32_t class_at, head, batch;
     int32_t first;  // row of the view's element 0
@@ -101,7 +101,8 @@ class Loader {
   }
 
   /// The map of consecutive leading keys begins with key 0; columns are a class of the keys.
-  __device__ __forceinline__ Place lead_place(const CUtensorMap* maps, const Work& work) const {
+  __device__ __forceinline__ MappedView mapped_lead(const CUtensorMap* maps,
+                                                    const Work& work) const {
     const View& lead = work.slice.lead.view;
     const int32_t step = args_.params.pattern.lead.step;
     if (step == 1) {
@@ -119,8 +120,8 @@ class Loader {
     // Where many lanes copy, each moves its operands to registers of the warp; these lie there.
     constexpr bool kManyCopy = C::kListed || C::kRagged;
     auto uniform = [](int32_t x) { return kManyCopy ? __reduce_max_sync(~0u, x) : x; };
-    const Place main = {&maps[uniform(work.key_rows)], at.class_idx * class_step(),
-                        uniform(work.head_kv), uniform(key_batch(work)), at.row};
+    const MappedView main = {&maps[uniform(work.key_rows)], at.class_idx * class_step(),
+                             uniform(work.head_kv), uniform(key_batch(work)), at.row};
     const Keys keys = keys_of(work);
     const bool folding = folds<C>(args_, work);
     const bool query_first = kQueryFirst && !folding;
@@ -147,13 +148,13 @@ class Loader {
         }
         describe(work, step, masked ? source.mask(step) : StepMask{}, next);
       }
-      const Place place = step.lead && !paged() ? lead_place(maps, work) : main;
+      const MappedView mapped = step.lead && !paged() ? mapped_lead(maps, work) : main;
       const Interval there = C::kLeads && step.lead ? keys.there.lead : keys.there.main;
       if (kKeys && first) wait_for_inputs();
       if (kClears && args_.raw && holds_no_keys(step, there)) {
-        load_cleared(keys, place, step, entry, there);
+        load_cleared(keys, mapped, step, entry, there);
       } else {
-        load_stage(keys, place, step, entry);
+        load_stage(keys, mapped, step, entry);
       }
       if (kBoth && first && !query_first) load_query(work);
       if (kKeys && first) wait_first_key();
@@ -253,12 +254,12 @@ class Loader {
 
   /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
   /// full.
-  __device__ __forceinline__ void load_cleared(const Keys& keys, const Place& place,
+  __device__ __forceinline__ void load_cleared(const Keys& keys, const MappedView& mapped,
                                                const Step& step, int32_t entry, Interval there) {
     const uint32_t full = ptx::shared_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::shared_address(smem_.value[ring_.index]);
     const uint32_t raw = ptx::shared_address(&smem_.event[kRawValue]);
-    copy_stage(keys, place, step, entry, raw);
+    copy_stage(keys, mapped, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
     const int32_t rows = args_.copy_rows, own_key = copy_key(step);
@@ -282,9 +283,9 @@ class Loader {
   }
 
   /// Fills the ring's next stage.
-  __device__ __forceinline__ void load_stage(const Keys& keys, const Place& place, const Step& step,
-                                             int32_t entry) {
-    copy_stage(keys, place, step, entry,
+  __device__ __forceinline__ void load_stage(const Keys& keys, const MappedView& mapped,
+                                             const Step& step, int32_t entry) {
+    copy_stage(keys, mapped, step, entry,
                ptx::shared_address((kKeys ? smem_.key_full : smem_.value_full) + ring_.index));
     __syncwarp();
     ring_.advance();
@@ -292,8 +293,8 @@ class Loader {
 
   /// Copies to the ring's next stage once it is empty; each lane copies its box. Completion
   /// signals `full`.
-  __device__ __forceinline__ void copy_stage(const Keys& keys, const Place& place, const Step& step,
-                                             int32_t entry, uint32_t full) {
+  __device__ __forceinline__ void copy_stage(const Keys& keys, const MappedView& mapped,
+                                             const Step& step, int32_t entry, uint32_t full) {
     uint8_t* stages = kKeys ? smem_.key[0] : smem_.value[0];
     const uint32_t empty =
         ptx::shared_address((kKeys ? smem_.key_empty : smem_.value_empty) + ring_.index);
@@ -306,7 +307,7 @@ class Loader {
     const uint32_t box =
         ptx::shared_address(stages + ring_.index * C::kKeyBytes) + lane_ * box_bytes;
     const uint64_t eviction = read_once() ? ptx::kEvictFirst : ptx::kEvictLast;
-    MapRow at = place_of_copy(keys, place, copy_key(step), entry);
+    MapRow at = place_of_copy(keys, mapped, copy_key(step), entry);
     if (few) at.row += lane_ * kNarrowKeys;
     ptx::mbarrier_wait(empty, ring_.parity);
     if (lane_ == 0) {
@@ -315,9 +316,9 @@ class Loader {
     if (lane_ < copies) {
 #pragma unroll 1
       for (int32_t slab = 0; slab < slabs; ++slab) {
-        ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, place.map,
+        ptx::tma_load(box + slab * C::BLOCK_KV * C::kRowBytes, mapped.map,
                       {slab * args_.at.slab_columns, at.row,
-                       place.class_at + slab * args_.at.slab_step, place.head, at.batch},
+                       mapped.class_at + slab * args_.at.slab_step, mapped.head, at.batch},
                       full, eviction);
       }
     }
@@ -332,9 +333,9 @@ class Loader {
 
   /// The map's batch entry, or the page, and the row of the copy that begins with element `key`;
   /// keys past the sequence's last page come as zeros.
-  __device__ __forceinline__ MapRow place_of_copy(const Keys& keys, const Place& place, int32_t key,
-                                                  int32_t entry) const {
-    if (!paged()) return {place.batch, place.first + key};
+  __device__ __forceinline__ MapRow place_of_copy(const Keys& keys, const MappedView& mapped,
+                                                  int32_t key, int32_t entry) const {
+    if (!paged()) return {mapped.batch, mapped.first + key};
     if (key >= keys.number) return {0, kUnlimited};
     const KeySource& source = args_.params.keys;
     return {source.existing_page(entry), key - page_number(key) * source.page_size};

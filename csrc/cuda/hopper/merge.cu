@@ -42,10 +42,10 @@ struct alignas(16) Factor {
 };
 
 /// What is summed of a row: l and two columns of its output.
-struct Sum {
+struct ColumnPair {
   float l, even, odd;
 
-  __device__ __forceinline__ void add(const Join& join, const Sum& chunk) {
+  __device__ __forceinline__ void add(const Join& join, const ColumnPair& chunk) {
     l = join.sum(l, chunk.l);
     even = join.sum(even, chunk.even);
     odd = join.sum(odd, chunk.odd);
@@ -121,10 +121,10 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
   __syncthreads();
 
   float m[2] = {-INFINITY, -INFINITY};
-  Sum all[2] = {};
+  ColumnPair all[2] = {};
 #pragma unroll 1
   for (int32_t first = (chunks - 1) & -group; first >= 0; first -= group) {
-    Sum own[2] = {};
+    ColumnPair own[2] = {};
 #pragma unroll 2
     for (int32_t c = imin(first + group, chunks) - 1; c >= first; --c) {
       const float4 part = memory.parts[c][threadIdx.x];
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kMergeThreads)
                 (number - problem * partials.strips) * kStripRows;
   if (strip.class_idx + strip.first * call.dilation >= sequence.rows) return;  // of no query
   fetch_parts(memory, parts, partials.max_chunks);
-  const auto count = Partials::Count::of(__ldcg(partials.counts + number));
+  const auto count = Partials::StoredChunks::of(__ldcg(partials.counts + number));
   join_parts<T>(call, memory, parts, count.number, count.group(), sequence, strip, i);
 }
 

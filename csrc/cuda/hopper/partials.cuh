@@ -29,13 +29,13 @@ struct Partials {
                           // from that of the first global row on
 
   /// How many chunks, or groups, of a tile are stored, and whether they are of one group.
-  struct Count {
+  struct StoredChunks {
     static constexpr int32_t kOneGroup = 1 << 15;
 
     int32_t number;
     bool one_group;
 
-    SPARSE_ATTN_HD constexpr static Count of(int32_t code) {
+    SPARSE_ATTN_HD constexpr static StoredChunks of(int32_t code) {
       return {code & ~kOneGroup, (code & kOneGroup) != 0};
     }
     SPARSE_ATTN_HD constexpr int32_t group() const { return one_group ? kMostChunks : kLeastGroup; }

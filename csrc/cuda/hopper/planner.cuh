@@ -52,7 +52,7 @@ class Planner {
       }
       if (C::kSplits && work.chunk >= 0 && !take_chunk(work)) continue;
       if constexpr (C::kDeals) {
-        work.tiles = part_of(work.tiles, dealt_.begin, dealt_.size());
+        work.tiles = take_tiles(work.tiles, dealt_.begin, dealt_.size());
       } else if (C::kRagged && (folds_ || (C::kWide && C::kFolds))) {
         const int32_t visited = work.tiles.count(), length = imax(1, own_.chunk_tiles(visited));
         fold_by(length, count_chunks(length, visited), group_of(visited, C::HEAD_DIM), work);
@@ -125,9 +125,9 @@ class Planner {
     if (args_.folds == Fold::kWhole) return true;
     const int32_t in_part = args_.folds == Fold::kGroup ? group : 1;
     if (work.chunk > 0 && work.chunk * in_part >= chunks) return false;
-    const Partials::Count count = {ceil_div(chunks, in_part), group >= chunks};
+    const Partials::StoredChunks count = {ceil_div(chunks, in_part), group >= chunks};
     work.chunks = static_cast<uint16_t>(count.code());
-    work.tiles = part_of(work.tiles, work.chunk * in_part * length, in_part * length);
+    work.tiles = take_tiles(work.tiles, work.chunk * in_part * length, in_part * length);
     return true;
   }
 
@@ -154,7 +154,8 @@ class Planner {
   /// A tile of a section of problems.
   __device__ __forceinline__ Work decode_in_row(int32_t tile) {
     const int32_t row = tile / args_.grid.section;
-    const int4 first = __ldcg(reinterpret_cast<const int4*>(args_.tile_rows + row));  // a TileRow
+    const int4 first =
+        __ldcg(reinterpret_cast<const int4*>(args_.section_rows + row));  // a SectionRow
     own_.chunks = first.z;
     own_.least = first.w;
     Work work = place(first.x + tile - row * args_.grid.section);

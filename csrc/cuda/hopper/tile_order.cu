@@ -16,8 +16,8 @@ namespace {
 constexpr int kTileThreads = 1024;     // that sort tiles
 constexpr int kSequenceThreads = 512;  // that deal, for which each needs more registers
 constexpr int kClasses = 8;
-constexpr int kFewSequences = 512;  // whose numbers shared memory holds
-constexpr int kFewTileRows = 256;   // the same of a deal's
+constexpr int kFewSequences = 512;    // whose numbers shared memory holds
+constexpr int kFewSectionRows = 256;  // the same of a deal's
 
 /// The class of a length, where `longest` bounds them all.
 __device__ __forceinline__ int32_t length_class(int32_t length, int32_t longest) {
@@ -109,7 +109,7 @@ struct SortedSequences {
   int32_t block_q;
   Sequence* of_few;  // in shared memory; null: they are many, and read where they lie
   int32_t* sorted;   // [batch]
-  int32_t* ends;     // [batch + 1], tile rows of those before each one
+  int32_t* ends;     // [batch + 1], section rows of those before each one
   int32_t batch, problems, sections;  // problems and sections of a sequence
 
   __device__ __forceinline__ Sequence at(int32_t b) const {
@@ -147,8 +147,8 @@ struct SortedSequences {
     __syncthreads();
   }
 
-  /// The tile row at a place of the order, and its sequence.
-  __device__ __forceinline__ TileRow tile_row(int32_t place, Sequence* sequence) const {
+  /// The section row at a place of the order, and its sequence.
+  __device__ __forceinline__ SectionRow section_row(int32_t place, Sequence* sequence) const {
     int32_t i = 0;  // the sequence that has it: the first one that ends past it
 #pragma unroll 1
     for (int32_t step = 1 << (31 - __clz(batch)); step > 0; step /= 2) {
@@ -163,7 +163,7 @@ struct SortedSequences {
   }
 };
 
-/// Sorts the sequences and writes their tile rows; or, of few, the pieces of a deal.
+/// Sorts the sequences and writes their section rows; or, of few, the pieces of a deal.
 template <bool kDeals>
 __global__ void __launch_bounds__(kSequenceThreads)
     sequences_kernel(const __grid_constant__ Arguments args, KernelTile tile) {
@@ -191,15 +191,15 @@ __global__ void __launch_bounds__(kSequenceThreads)
   sequences.sort(own, &longest);
   sequences.find_ends(own);
   // Malformed sequences may overlap, and have more rows than there is room for.
-  const int32_t all = imin(sequences.ends[batch], args.most_tile_rows);
-  __shared__ Piece few_tiles[kDeals ? kFewTileRows : 1];
+  const int32_t all = imin(sequences.ends[batch], args.most_section_rows);
+  __shared__ Piece few_tiles[kDeals ? kFewSectionRows : 1];
   Deal deal = args.deal;
-  if (kDeals && all <= kFewTileRows) deal.tiles = few_tiles;
+  if (kDeals && all <= kFewSectionRows) deal.tiles = few_tiles;
   unsigned long long own_visited = 0;
 #pragma unroll 1
   for (int32_t at = threadIdx.x; at < all; at += kSequenceThreads) {
     Sequence sequence;
-    TileRow row = sequences.tile_row(at, &sequence);
+    SectionRow row = sequences.section_row(at, &sequence);
     if constexpr (kDeals) {
       const Piece whole = whole_tile(params, sequence, row.problem, row.row_block, tile);
       deal.tiles[at] = whole;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kSequenceThreads)
         some_split = 1;
       }
     }
-    args.tile_rows[at] = row;
+    args.section_rows[at] = row;
   }
   if constexpr (kDeals) add_of_warp(&visited, own_visited);
   __syncthreads();
@@ -245,7 +245,7 @@ Status order_tiles(const Arguments& args, KernelTile tile, int32_t dealt) {
   cudaStream_t stream = to_stream(args.params.stream);
   if (args.deal.pieces != nullptr) {
     sequences_kernel<true><<<1, kSequenceThreads, 0, stream>>>(args, tile);
-  } else if (args.tile_rows != nullptr) {
+  } else if (args.section_rows != nullptr) {
     sequences_kernel<false><<<1, kSequenceThreads, 0, stream>>>(args, tile);
   } else if (args.order != nullptr) {
     order_kernel<<<1, kTileThreads, 0, stream>>>(args, tile.block_q, dealt);

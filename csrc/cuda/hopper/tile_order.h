@@ -51,9 +51,9 @@ SPARSE_ATTN_HD int32_t section_of(const AttentionParams& params, int32_t classes
 
 /// The order of tiles where sequences differ in length.
 struct RaggedOrder {
-  int32_t section = 1;    // problems of a tile row: query heads of one key head or of several
+  int32_t section = 1;    // problems of a section row: query heads of one key head or of several
   int32_t sections = 1;   // of a sequence
-  int64_t most_rows = 0;  // tile rows, at most
+  int64_t most_rows = 0;  // section rows, at most
 };
 
 inline RaggedOrder ragged_order(const AttentionParams& params, int32_t block_q) {
