@@ -103,10 +103,11 @@ struct TensorCoreProducts {
   }
 
   /// P of 16 keys rounded to T, in the fragments of the second product's left side.
-  using Slice = uint32_t[MT][4];
+  using Probabilities = uint32_t[MT][4];
   static constexpr int kSlices = BLOCK_KV / 16;
 
-  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[MT][NT][4], int slice) {
+  __device__ __forceinline__ static void round(Probabilities& rP, const float (&rS)[MT][NT][4],
+                                               int slice) {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
@@ -123,7 +124,7 @@ struct TensorCoreProducts {
   /// O += P V, values loaded kAhead fragments before they are multiplied. prepare(slice) makes a
   /// slice of P that is not there yet; it is called a slice ahead.
   template <typename Prepare>
-  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Slice (&rP)[kSlices],
+  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Probabilities (&rP)[kSlices],
                                          uint32_t sV, const Prepare& prepare) const {
     constexpr int kAhead = 4;
     constexpr int kPairs = DT / 2;

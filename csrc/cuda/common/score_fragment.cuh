@@ -1,5 +1,5 @@
 // Where a lane's scores stand in a tile: the layout of mma.sync's and wgmma's accumulators, rows of
-// 16 and keys of 8 a fragment. `Config` has kWarpRows, MT, NT and Scores = float[MT][NT][4].
+// 16 and keys of 8 a fragment. `Config` has kWarpRows, MT, NT and ScoreFragment = float[MT][NT][4].
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t column_bits(Interval columns) {
 
 /// Calls function(score, mt, h, k) for the lane's scores, k ascending with the column.
 template <typename Config, typename Function>
-__device__ __forceinline__ void for_each_score(typename Config::Scores& rS,
+__device__ __forceinline__ void for_each_score(typename Config::ScoreFragment& rS,
                                                const Function& function) {
 #pragma unroll
   for (int mt = 0; mt < Config::MT; ++mt) {

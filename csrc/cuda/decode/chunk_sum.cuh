@@ -31,7 +31,7 @@ struct ChunkSum {
 
   /// Takes the scores of steps that are multiplied at once, as those of one wide step, which become
   /// P; the output is rescaled for it.
-  __device__ __forceinline__ void update(typename Config::Scores (&rS)[Config::kAtOnce],
+  __device__ __forceinline__ void update(typename Config::ScoreFragment (&rS)[Config::kAtOnce],
                                          Exponent exponent) {
     float factor[MT][2];
     if constexpr (Config::kAtOnce == 1) {

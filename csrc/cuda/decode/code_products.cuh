@@ -60,7 +60,7 @@ struct CodeProducts {
   static constexpr int kLaneBytes = 16;               // of a step's fragment
   static_assert(kFragmentBytes == kSteps * 32 * kLaneBytes, "fragments take the place of rows");
   using Tile = CodeTile<HEAD_DIM>;
-  using Slice = uint32_t[MT][4];  // P, float16
+  using Probabilities = uint32_t[MT][4];  // P, float16
   static constexpr int kHeldSteps = MT == 1 ? kSteps : 1;
   uint4 rQ[kHeldSteps];  // of one fragment of rows
   float2 rUnit;
@@ -194,7 +194,8 @@ struct CodeProducts {
     }
   }
 
-  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[MT][NT][4], int) {
+  __device__ __forceinline__ static void round(Probabilities& rP, const float (&rS)[MT][NT][4],
+                                               int) {
 #pragma unroll
     for (int r = 0; r < MT * 4; ++r) {
       const float* pair = &rS[r / 4][r % 4 / 2][r % 2 * 2];
@@ -227,7 +228,7 @@ struct CodeProducts {
 
   /// O += P V.
   template <typename Prepare>
-  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Slice (&rP)[1],
+  __device__ __forceinline__ void output(float (&rO)[MT][DT][4], const Probabilities (&rP)[1],
                                          const Values& values, const Prepare&) const {
 #pragma unroll
     for (int dt = 0; dt < DT; dt += 2) {

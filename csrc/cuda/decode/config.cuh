@@ -65,11 +65,11 @@ struct Config {
   using Products =
       std::conditional_t<kFloat8, CodeProducts<HEAD_DIM, MT, kPitch>,
                          TensorCoreProducts<T, HEAD_DIM, kStepKeys, MT, kPitch, kQueryRegisters>>;
-  using Scores = float[MT][NT][4];
+  using ScoreFragment = float[MT][NT][4];
   using Output = float[MT][DT][4];
 
   /// No row sees the keys of these scores.
-  __device__ __forceinline__ static void leave_out(Scores& scores) {
+  __device__ __forceinline__ static void leave_out(ScoreFragment& scores) {
 #pragma unroll
     for (int i = 0; i < 4 * MT * NT; ++i) scores[i / 4 / NT][i / 4 % NT][i % 4] = -INFINITY;
   }

@@ -68,7 +68,8 @@ __device__ __forceinline__ void start_products(const AttentionParams& params, ui
 template <typename Config, Kind kKind>
 __device__ __forceinline__ void finish_scores(const AttentionParams& params, const Pattern& pattern,
                                               const TileState<Config>& state, const Step& step,
-                                              bool transformed, typename Config::Scores& scores) {
+                                              bool transformed,
+                                              typename Config::ScoreFragment& scores) {
   if (step.masked) {
     if (pattern.has_lead()) {
       mask_scores<Config>(scores, pattern, state, step);
@@ -105,7 +106,7 @@ __device__ __forceinline__ bool add_steps(const KeyLoader<Config, kKind>& loader
     key_slots[i] = Loader::keys(loader.ring, from);
     value_slots[i] = Loader::values(loader.ring, from);
   }
-  typename Config::Scores rS[kAtOnce];
+  typename Config::ScoreFragment rS[kAtOnce];
   if constexpr (Config::kFloat8) {
     products.scores(rS, key_slots);
   } else {
@@ -127,7 +128,7 @@ __device__ __forceinline__ bool add_steps(const KeyLoader<Config, kKind>& loader
     for (int i = 0; i < kAtOnce; ++i) values[i] = Config::Products::values_at(value_slots[i]);
   }
   sum.update(rS, exponent);
-  typename Config::Products::Slice rP[kAtOnce][1];
+  typename Config::Products::Probabilities rP[kAtOnce][1];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) products.round(rP[i][0], rS[i], 0);
 #pragma unroll

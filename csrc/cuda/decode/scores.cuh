@@ -17,8 +17,9 @@ __device__ __forceinline__ int lane_row(int mt, int h) {
 /// Scores that the pattern does not allow become -inf. The loop stays rolled, and a chain of
 /// selections keeps the scores in registers: what runs here is rare and long.
 template <typename Config>
-__device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const Pattern& pattern,
-                                            const TileState<Config>& state, const Step& step) {
+__device__ __forceinline__ void mask_scores(typename Config::ScoreFragment& rS,
+                                            const Pattern& pattern, const TileState<Config>& state,
+                                            const Step& step) {
   constexpr int kScores = 4 * Config::NT;  // of a fragment of rows
 #pragma unroll 1
   for (int i = 0; i < kScores * Config::MT; ++i) {
@@ -36,7 +37,7 @@ __device__ __forceinline__ void mask_scores(typename Config::Scores& rS, const P
 
 /// The same where a row sees one interval of keys: so little that the loop need not be rolled.
 template <typename Config>
-__device__ __forceinline__ void mask_by_window(typename Config::Scores& rS,
+__device__ __forceinline__ void mask_by_window(typename Config::ScoreFragment& rS,
                                                const TileState<Config>& state, const Step& step) {
 #pragma unroll
   for (int row = 0; row < 2 * Config::MT; ++row) {
@@ -51,8 +52,9 @@ __device__ __forceinline__ void mask_by_window(typename Config::Scores& rS,
 
 /// Scores of the pairs that the bits of a partial block leave out become -inf.
 template <typename Config>
-__device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const BlockList& list,
-                                             const TileState<Config>& state, const Step& step) {
+__device__ __forceinline__ void mask_by_bits(typename Config::ScoreFragment& rS,
+                                             const BlockList& list, const TileState<Config>& state,
+                                             const Step& step) {
   const BlockBits bits = list.bits_at(step.bits);
   const int32_t key = step.start % list.block_kv;
   const int32_t first = state.work.list_row * list.block_q;
@@ -71,7 +73,7 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS, const 
 /// Loads attn_mask, whose elements load(index) reads. All are on their way at once, those of rows
 /// and keys that do not exist too, which are others' again.
 template <typename Config, typename Load>
-__device__ __forceinline__ void load_mask(typename Config::Scores& bias,
+__device__ __forceinline__ void load_mask(typename Config::ScoreFragment& bias,
                                           const AttentionParams& params,
                                           const TileState<Config>& state, const Step& step,
                                           const Load& load) {
@@ -92,10 +94,11 @@ __device__ __forceinline__ void load_mask(typename Config::Scores& bias,
 
 /// Adds attn_mask to the scores that are not -inf.
 template <typename Config, typename Load>
-__device__ __forceinline__ void add_mask(typename Config::Scores& rS, const AttentionParams& params,
+__device__ __forceinline__ void add_mask(typename Config::ScoreFragment& rS,
+                                         const AttentionParams& params,
                                          const TileState<Config>& state, const Step& step,
                                          const Load& load) {
-  typename Config::Scores bias;
+  typename Config::ScoreFragment bias;
   load_mask<Config>(bias, params, state, step, load);
 #pragma unroll
   for (int i = 0; i < 4 * Config::MT * Config::NT; ++i) {
@@ -107,7 +110,7 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& rS, const Atte
 
 /// scale * q.k, softcap, ALiBi, attn_mask; scores of -inf stay so.
 template <typename Config>
-__device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
+__device__ __forceinline__ void transform_scores(typename Config::ScoreFragment& rS,
                                                  const AttentionParams& params,
                                                  const TileState<Config>& state, const Step& step) {
   const Work& work = state.work;

@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       continue;
     }
     if (step >= steps.end) break;
-    typename Config::Scores rS;
+    typename Config::ScoreFragment rS;
     products.scores(rS, ring + slot * Config::kSlotBytes);
 #pragma unroll
     for (int i = 0; i < 4 * Config::NT; ++i) rS[0][i / 4][i % 4] *= scale;
     if (mask.kind != MaskKind::kNone) {
       Step here;
       here.start = step * kStepKeys;
-      typename Config::Scores bias;
+      typename Config::ScoreFragment bias;
       with_mask(mask.kind, mask.data,
                 [&](const auto& load) { load_mask<Config>(bias, params, state, here, load); });
 #pragma unroll

@@ -16,7 +16,7 @@ namespace sparse_attn::cuda::hopper {
 /// of the step.
 template <class C>
 class TileScores {
-  using Tile = float[C::BLOCK_KV / 2];
+  using ScoreFragment = float[C::BLOCK_KV / 2];
   using Work = hopper::Work;
 
  public:
@@ -66,7 +66,7 @@ class TileScores {
 
   /// Transforms the scores and hides those that rows do not see.
   template <bool kTransforms>
-  __device__ __forceinline__ void prepare(Tile& s, const StepInfo& info, const Work& work,
+  __device__ __forceinline__ void prepare(ScoreFragment& s, const StepInfo& info, const Work& work,
                                           int32_t slot) {
     const bool adds = kTransforms && bias_.adds();
     if constexpr (kTransforms) {
@@ -89,7 +89,7 @@ class TileScores {
 
   /// Updates the rows' maxima.
   template <bool kFirst, bool kMasked, bool kTransforms>
-  __device__ __forceinline__ void find_maxima(Tile& s, SoftmaxState& state) const {
+  __device__ __forceinline__ void find_maxima(ScoreFragment& s, SoftmaxState& state) const {
     if constexpr (kTransforms) {
       if (args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
         return take_maxima_off<kFirst>(s, state, scale_log2());
@@ -100,14 +100,14 @@ class TileScores {
 
   /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
   /// kept, and comes to be the maximum.
-  __device__ __forceinline__ void keep_top(Tile& s, const StepInfo& info) const {
+  __device__ __forceinline__ void keep_top(ScoreFragment& s, const StepInfo& info) const {
     if constexpr (C::kTop) kept_.drop_others(s, info.key + 2 * (lane_ % 4));
   }
 
   /// Whether scores are small beside the softcap, of a tile that is seen whole: `high` are then the
   /// rows' highest.
-  __device__ __forceinline__ bool are_small(const Tile& s, const StepInfo& info, const Work& work,
-                                            float (&high)[2]) const {
+  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const StepInfo& info,
+                                            const Work& work, float (&high)[2]) const {
     if (!args_.capped || info.mask != TileMask::kNone) return false;
     return hopper::are_small(s, args_.small_cap, rows_that_count(work), high);
   }
@@ -120,7 +120,7 @@ class TileScores {
     return C::kPacks ? args_.packing.row(row) : row;
   }
 
-  __device__ __forceinline__ void scale_and_cap(Tile& s, const StepInfo& info,
+  __device__ __forceinline__ void scale_and_cap(ScoreFragment& s, const StepInfo& info,
                                                 const Work& work) const {
     const float rate = score_rate(work);
 #pragma unroll

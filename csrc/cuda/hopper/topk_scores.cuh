@@ -30,8 +30,8 @@ struct RankConfig
 template <typename Config>
 class WgmmaScores {
   using Step = typename Config::Step;
-  using Scores = typename Config::Scores;
-  using Flat = float[Config::BLOCK_KV / 2];  // the same, as wgmma takes them
+  using ScoreFragment = typename Config::ScoreFragment;
+  using FlatFragment = float[Config::BLOCK_KV / 2];  // the same, as wgmma takes them
   using Product = ptx::Wgmma<Config::kDtype, Config::BLOCK_KV>;
   static constexpr int kRows = 128;  // of every tile
   static constexpr int kSlabBytes = kRows * kSlabRowBytes;
@@ -76,7 +76,7 @@ class WgmmaScores {
 
   template <typename Function>
   __device__ __forceinline__ void visit(topk::Stride stride, const Function& function) {
-    Scores scores;
+    ScoreFragment scores;
     Walk walk = begin(stride);
 #pragma unroll 1
     while (walk.more()) {
@@ -92,13 +92,13 @@ class WgmmaScores {
   /// it gets tiles in which nothing is seen, too.
   template <typename Function>
   __device__ __forceinline__ void visit_straight(topk::Stride stride, const Function& function) {
-    Scores even, odd;
+    ScoreFragment even, odd;
     Walk walk = begin(stride);
     if (!walk.more()) return end();
     advance(even, walk);
     ptx::wgmma_wait<0>();
     pin(even);
-    auto turn = [&](Scores& scores, Scores& upcoming) {
+    auto turn = [&](ScoreFragment& scores, ScoreFragment& upcoming) {
       const Step step = walk.current;
       if (step.masked()) portable::mask_scores(scores, tile, step);
       const bool more = walk.more();
@@ -157,7 +157,7 @@ class WgmmaScores {
   }
 
   /// Starts the products of the next step, and loads one into the slot that all have read.
-  __device__ __forceinline__ void advance(Scores& scores, Walk& walk) {
+  __device__ __forceinline__ void advance(ScoreFragment& scores, Walk& walk) {
     ptx::mbarrier_wait(full_ + walk.slot * sizeof(uint64_t), parities_ >> walk.slot & 1);
     parities_ ^= 1u << walk.slot;
     __syncthreads();
@@ -170,7 +170,7 @@ class WgmmaScores {
   }
 
   template <typename Function>
-  __device__ __forceinline__ void work_on(Scores& scores, const Step& step,
+  __device__ __forceinline__ void work_on(ScoreFragment& scores, const Step& step,
                                           const Function& function) const {
     const portable::WarpStep warp_step = portable::refine(tile, step);
     if (!warp_step.visited) return;
@@ -178,10 +178,10 @@ class WgmmaScores {
     function(scores, step);
   }
 
-  __device__ __forceinline__ static Flat& flat(Scores& scores) {
-    return reinterpret_cast<Flat&>(scores);
+  __device__ __forceinline__ static FlatFragment& flat(ScoreFragment& scores) {
+    return reinterpret_cast<FlatFragment&>(scores);
   }
-  __device__ __forceinline__ static void pin(Scores& scores) { ptx::pin(flat(scores)); }
+  __device__ __forceinline__ static void pin(ScoreFragment& scores) { ptx::pin(flat(scores)); }
 
   /// A tile of rows from `first` on in slabs of 64 columns, swizzled as wgmma reads them.
   __device__ __forceinline__ static void load(uint32_t to,
@@ -203,7 +203,7 @@ class WgmmaScores {
     }
   }
 
-  __device__ __forceinline__ void issue(Scores& scores, int slot) const {
+  __device__ __forceinline__ void issue(ScoreFragment& scores, int slot) const {
     constexpr int kSteps = 4;  // of 16 columns in a slab
     const uint64_t queries =
         ptx::slab_descriptor(queries_ + threadIdx.x / kWarpgroup * kConsumerRows * kSlabRowBytes);

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kProductThreads) score_kernel(const ScoredHead
   }
 }
 
-__global__ void fill_scores(float* scores, int64_t count) {
+__global__ void hide_scores(float* scores, int64_t count) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
     scores[i] = -INFINITY;
@@ -129,7 +129,7 @@ Status launch_scores(const ScoredHeads& scored) {
   cudaStream_t stream = to_stream(params.stream);
   if (params.pattern.list.present()) {
     const int64_t count = scored.heads * params.problem.seq_q * params.problem.seq_kv;
-    fill_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(scored.scores,
+    hide_scores<<<grid_for(count, kProductThreads), kProductThreads, 0, stream>>>(scored.scores,
                                                                                   count);
     Status status = launched();
     if (!status.ok()) return status;

@@ -14,7 +14,7 @@ template <typename Config>
 class TileChunks {
  public:
   using Tile = QueryTile<Config>;
-  using State = SoftmaxState<Config::MT, Config::kFloat>;
+  using Softmax = SoftmaxState<Config::MT, Config::kFloat>;
 
   __device__ __forceinline__ TileChunks(const Tile& tile, const PartialRows& partials)
       : tile_(tile), partials_(partials) {}
@@ -55,7 +55,7 @@ class TileChunks {
   }
 
   /// Takes in the chunk that was left, and begins the one of the next step.
-  __device__ __forceinline__ void turn(Output<Config>& rO, State& state, Exponent exponent,
+  __device__ __forceinline__ void turn(Output<Config>& rO, Softmax& state, Exponent exponent,
                                        int32_t position) {
     join(rO, state, exponent);
     enter(position);
@@ -68,7 +68,7 @@ class TileChunks {
   }
 
   /// The end of the walk: the partial result, or the result.
-  __device__ __forceinline__ void store(Output<Config>& rO, State& state, Exponent exponent,
+  __device__ __forceinline__ void store(Output<Config>& rO, Softmax& state, Exponent exponent,
                                         char* smem) {
     if (shared_out()) store_count();
     if (chunks_.count == 1) {
@@ -101,7 +101,9 @@ class TileChunks {
   __device__ __forceinline__ bool shared_out() const { return partials_.max_chunks > 1; }
 
   /// The sums l of a row's threads as one; m stays in its unit.
-  __device__ __forceinline__ static void sum_threads(State& state) { state.finish({1.0f, false}); }
+  __device__ __forceinline__ static void sum_threads(Softmax& state) {
+    state.finish({1.0f, false});
+  }
 
   /// Calls function(dt, e, at) for the lane's elements of row h that exist, with their places in
   /// the output. They are volatile, so that few of them are on their way at once: registers are
@@ -122,7 +124,8 @@ class TileChunks {
   }
 
   /// Joins the chunk with the sum of those before it.
-  __device__ __forceinline__ void join(const Output<Config>& rO, State& state, Exponent exponent) {
+  __device__ __forceinline__ void join(const Output<Config>& rO, Softmax& state,
+                                       Exponent exponent) {
     sum_threads(state);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -144,7 +147,7 @@ class TileChunks {
     }
   }
 
-  __device__ __forceinline__ void store_chunk(const Output<Config>& rO, State& state) const {
+  __device__ __forceinline__ void store_chunk(const Output<Config>& rO, Softmax& state) const {
     sum_threads(state);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -168,14 +171,14 @@ class TileChunks {
 template <typename Config>
 class WholeTile {
  public:
-  using State = SoftmaxState<Config::MT, Config::kFloat>;
+  using Softmax = SoftmaxState<Config::MT, Config::kFloat>;
 
   __device__ __forceinline__ WholeTile(const QueryTile<Config>& tile, NoPartials) : tile_(tile) {}
   __device__ __forceinline__ bool find(int32_t&) { return true; }
   __device__ __forceinline__ void enter(int32_t) {}
   __device__ __forceinline__ bool left(bool, int32_t) const { return false; }
-  __device__ __forceinline__ void turn(Output<Config>&, State&, Exponent, int32_t) {}
-  __device__ __forceinline__ void store(Output<Config>& rO, State& state, Exponent exponent,
+  __device__ __forceinline__ void turn(Output<Config>&, Softmax&, Exponent, int32_t) {}
+  __device__ __forceinline__ void store(Output<Config>& rO, Softmax& state, Exponent exponent,
                                         char* smem) {
     state.finish(exponent);
     store_tile<Config>(rO, state, tile_, smem);

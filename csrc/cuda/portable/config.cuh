@@ -54,7 +54,7 @@ struct Config {
   using Partials = std::conditional_t<kChunks, PartialRows, NoPartials>;
   using Walk = TileWalk<BLOCK_KV, kShape.granule, kBits>;
   using Step = typename Walk::Step;
-  using Scores = float[MT][NT][4];
+  using ScoreFragment = float[MT][NT][4];
 
   static_assert(kWarpRows % 16 == 0, "a warp holds whole 16-row fragments");
   static_assert(!kFloat || MT == 1, "the FMA products take one fragment of rows");

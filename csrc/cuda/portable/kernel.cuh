@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     __syncthreads();  // keys have landed; the values before them have been read
     if (next_step.exists()) tile.load_keys(free_slot, next_step);
     ptx::cp_async_commit();
-    typename Config::Scores rS;
-    typename Products::Slice rP[Products::kSlices];
+    typename Config::ScoreFragment rS;
+    typename Products::Probabilities rP[Products::kSlices];
     float rescale[Config::MT][2];
     float sum[Config::MT][2] = {};
     if (warp_step.visited) {

@@ -97,7 +97,7 @@ __device__ __forceinline__ uint32_t allowed_bits(const QueryTile<Config>& tile,
 
 /// Scores of the pairs that the bits of partial blocks leave out become -inf.
 template <typename Config>
-__device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS,
+__device__ __forceinline__ void mask_by_bits(typename Config::ScoreFragment& rS,
                                              const QueryTile<Config>& tile,
                                              const typename Config::Step& step) {
   constexpr int kGranule = QueryTile<Config>::kGranule;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void mask_by_bits(typename Config::Scores& rS,
 
 /// Scores that the pattern does not allow become -inf.
 template <typename Config>
-__device__ __forceinline__ void mask_scores(typename Config::Scores& rS,
+__device__ __forceinline__ void mask_scores(typename Config::ScoreFragment& rS,
                                             const QueryTile<Config>& tile,
                                             const typename Config::Step& step) {
   if (is_interval_tile(tile, step) || is_shared_tile(tile, step)) {

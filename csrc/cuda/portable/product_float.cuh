@@ -46,10 +46,11 @@ struct FmaProducts {
     }
   }
 
-  using Slice = float[1][NT][4];
+  using Probabilities = float[1][NT][4];
   static constexpr int kSlices = 1;
 
-  __device__ __forceinline__ static void round(Slice& rP, const float (&rS)[1][NT][4], int) {
+  __device__ __forceinline__ static void round(Probabilities& rP, const float (&rS)[1][NT][4],
+                                               int) {
 #pragma unroll
     for (int k = 0; k < NT * 4; ++k) rP[0][k / 4][k % 4] = rS[0][k / 4][k % 4];
   }
@@ -57,10 +58,10 @@ struct FmaProducts {
   /// O += P V; the lanes of a row take turns in giving their P to the others. A tile is summed by
   /// itself first: sums over many keys lose less that way.
   template <typename Prepare>
-  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Slice (&slices)[1],
+  __device__ __forceinline__ void output(float (&rO)[1][DT][4], const Probabilities (&slices)[1],
                                          uint32_t sV, const Prepare& prepare) const {
     prepare(0);
-    const Slice& rP = slices[0];
+    const Probabilities& rP = slices[0];
     int quad = threadIdx.x % 32 & ~3;
     int t = threadIdx.x % 4;
     float top[BLOCK_KV], bottom[BLOCK_KV];

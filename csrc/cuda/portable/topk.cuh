@@ -29,11 +29,12 @@ constexpr int32_t selection_bytes(int digit_bits) {
 template <typename Config, typename Function>
 __device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
                                              const Function& function) {
-  source.visit(topk::Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
-    scale_scores<Config>(rS, source.tile.score_scale());
-    join_mask<true, Config>(rS, source.tile, step);
-    function(rS, step);
-  });
+  source.visit(topk::Stride{},
+               [&](typename Config::ScoreFragment& rS, const typename Config::Step& step) {
+                 scale_scores<Config>(rS, source.tile.score_scale());
+                 join_mask<true, Config>(rS, source.tile, step);
+                 function(rS, step);
+               });
 }
 
 /// Moves a row one digit on; a whole warp calls it.
@@ -67,9 +68,9 @@ struct DigitPlace {
 
 /// Counts the digits of the scores whose higher digits are those of their row.
 template <typename Config>
-__device__ __forceinline__ void count_digits(typename Config::Scores& rS, const DigitPlace& place,
-                                             int digit_bits, const RowSelection* selections,
-                                             uint32_t* histograms) {
+__device__ __forceinline__ void count_digits(typename Config::ScoreFragment& rS,
+                                             const DigitPlace& place, int digit_bits,
+                                             const RowSelection* selections, uint32_t* histograms) {
   for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
     int r = lane_row<Config>(mt, h);
     uint32_t key = ordered_key(score);
@@ -82,7 +83,7 @@ __device__ __forceinline__ void count_digits(typename Config::Scores& rS, const 
 /// Finds the last kept key of the rows that are still active, whose prefix is the threshold itself,
 /// where it is in this tile; `seen` counts the ties of the tiles before.
 template <typename Config>
-__device__ __forceinline__ void find_last_tie(typename Config::Scores& rS,
+__device__ __forceinline__ void find_last_tie(typename Config::ScoreFragment& rS,
                                               const QueryTile<Config>& tile,
                                               const typename Config::Step& step,
                                               RowSelection* selections,
@@ -148,14 +149,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int i = threadIdx.x; i < Config::BLOCK_Q << digit_bits; i += Config::kThreads) {
       histograms[i] = 0;
     }
-    visit_scaled<Config>(source,
-                         [&](typename Config::Scores& rS, const typename Config::Step& step) {
-                           if (digits_left) {
-                             count_digits<Config>(rS, place, digit_bits, selections, histograms);
-                           } else {
-                             find_last_tie<Config>(rS, tile, step, selections, ties_seen);
-                           }
-                         });
+    visit_scaled<Config>(
+        source, [&](typename Config::ScoreFragment& rS, const typename Config::Step& step) {
+          if (digits_left) {
+            count_digits<Config>(rS, place, digit_bits, selections, histograms);
+          } else {
+            find_last_tie<Config>(rS, tile, step, selections, ties_seen);
+          }
+        });
     if (!digits_left) break;
     active = false;
     for (int r = first_row; r < first_row + Config::kWarpRows; ++r) {

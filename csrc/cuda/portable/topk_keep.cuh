@@ -22,7 +22,7 @@ struct KeptScores {
     tied = __any_sync(~0u, own.last != kUnlimited);
   }
 
-  __device__ __forceinline__ void drop_others(typename Config::Scores& rS,
+  __device__ __forceinline__ void drop_others(typename Config::ScoreFragment& rS,
                                               const QueryTile<Config>& tile,
                                               const typename Config::Step& step) const {
     float own[Config::MT][2];

@@ -40,7 +40,7 @@ struct TileScores {
       ptx::cp_async_commit();
       const WarpStep warp_step = refine(tile, step);
       if (warp_step.visited) {
-        typename Config::Scores rS;
+        typename Config::ScoreFragment rS;
         products.scores(rS, slot);
         if (warp_step.masked) mask_scores(rS, tile, step);
         if (Config::kBits && has_bits && step.partial()) mask_by_bits(rS, tile, step);

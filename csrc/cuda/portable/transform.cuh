@@ -11,14 +11,15 @@
 namespace sparse_attn::cuda::portable {
 
 template <typename Config>
-__device__ __forceinline__ void scale_scores(typename Config::Scores& rS, float scale) {
+__device__ __forceinline__ void scale_scores(typename Config::ScoreFragment& rS, float scale) {
   for_each_score<Config>(
       rS, [&](float& score, int, int, int) { score = score == -INFINITY ? score : scale * score; });
 }
 
 /// Keeps the scores at or above their row's threshold, of [B, Hq, Sq].
 template <typename Config>
-__device__ __forceinline__ void keep_top(typename Config::Scores& rS, const QueryTile<Config>& tile,
+__device__ __forceinline__ void keep_top(typename Config::ScoreFragment& rS,
+                                         const QueryTile<Config>& tile,
                                          const typename Config::Step& step,
                                          const Threshold* thresholds) {
   const Work& work = tile.work;
@@ -39,7 +40,7 @@ __device__ __forceinline__ void keep_top(typename Config::Scores& rS, const Quer
 
 /// Adds attn_mask, or only forbids what it forbids. Scores of -inf stay, whatever the mask holds.
 template <bool kForbidOnly, typename Config, typename Load>
-__device__ __forceinline__ void join_mask(typename Config::Scores& rS,
+__device__ __forceinline__ void join_mask(typename Config::ScoreFragment& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step, const Load& load) {
   const MaskView& mask = tile.params.scores.mask;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
 }
 
 template <bool kForbidOnly, typename Config>
-__device__ __forceinline__ void join_mask(typename Config::Scores& rS,
+__device__ __forceinline__ void join_mask(typename Config::ScoreFragment& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step) {
   const MaskView& mask = tile.params.scores.mask;
@@ -89,7 +90,7 @@ __device__ __forceinline__ void join_mask(typename Config::Scores& rS,
 
 /// Adds ALiBi's bias; scores of -inf stay.
 template <typename Config>
-__device__ __forceinline__ void add_alibi(typename Config::Scores& rS,
+__device__ __forceinline__ void add_alibi(typename Config::ScoreFragment& rS,
                                           const QueryTile<Config>& tile,
                                           const typename Config::Step& step) {
   const Work& work = tile.work;
@@ -108,7 +109,7 @@ __device__ __forceinline__ void add_alibi(typename Config::Scores& rS,
 
 /// All of it, in the contract's order.
 template <typename Config>
-__device__ __forceinline__ void transform_scores(typename Config::Scores& rS,
+__device__ __forceinline__ void transform_scores(typename Config::ScoreFragment& rS,
                                                  const QueryTile<Config>& tile,
                                                  const typename Config::Step& step,
                                                  const Threshold* thresholds) {

@@ -25,8 +25,8 @@ struct Config {
                                                                  : 80;
   static constexpr int kBlocksPerSm = (64 << 10) / (kThreads * kRegisters);
 
-  static constexpr int kRowScores = 2 * NT;  // that a lane holds of a row
-  using Scores = float[2 * kRowScores];      // score k of row h at score_at(h, k)
+  static constexpr int kRowScores = 2 * NT;     // that a lane holds of a row
+  using ScoreFragment = float[2 * kRowScores];  // score k of row h at score_at(h, k)
   static_assert(kRowScores <= 32, "a bit of a word for each");
   static constexpr uint32_t kAllSeen = kRowScores == 32 ? ~0u : (1u << kRowScores % 32) - 1;
 };

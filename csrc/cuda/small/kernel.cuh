@@ -23,8 +23,8 @@ __device__ __forceinline__ float (&fragment(float (&s)[kCount], int i))[4] {
 
 /// S = Q K^T of the keys before `end`; of others S is 0.
 template <typename Config>
-__device__ __forceinline__ void multiply_keys(typename Config::Scores& s, uint32_t sQ, uint32_t sK,
-                                              int32_t end) {
+__device__ __forceinline__ void multiply_keys(typename Config::ScoreFragment& s, uint32_t sQ,
+                                              uint32_t sK, int32_t end) {
   constexpr int kPitch = Config::kPitch;
   const int lane = lane_of_warp();
   uint32_t rQ[Config::kSteps][4];
@@ -54,8 +54,8 @@ __device__ __forceinline__ void multiply_keys(typename Config::Scores& s, uint32
 /// O = P V of the keys before `end`.
 template <typename Config>
 __device__ __forceinline__ void multiply_values(float (&rO)[Config::DT][4],
-                                                const typename Config::Scores& s, uint32_t sV,
-                                                int32_t end) {
+                                                const typename Config::ScoreFragment& s,
+                                                uint32_t sV, int32_t end) {
   using T = typename Config::T;
   const int lane = lane_of_warp();
 #pragma unroll
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __syncthreads();
   if (work.rows == 0) return;
 
-  typename Config::Scores scores;
+  typename Config::ScoreFragment scores;
   multiply_keys<Config>(scores, shared + own, sK, work.keys);
   if (__any_sync(~0u, (seen[0] & seen[1]) != Config::kAllSeen)) {
     for_each_score(scores, [&](float& score, int h, int k) {

@@ -66,8 +66,9 @@ __device__ __forceinline__ void for_each_score(float (&s)[kCount], const Functio
 
 /// Adds what load(index) reads of attn_mask; scores of -inf stay, whatever it holds.
 template <typename Config, typename Load>
-__device__ __forceinline__ void add_mask(typename Config::Scores& s, const AttentionParams& params,
-                                         const Work& work, const Load& load) {
+__device__ __forceinline__ void add_mask(typename Config::ScoreFragment& s,
+                                         const AttentionParams& params, const Work& work,
+                                         const Load& load) {
   const MaskView& mask = params.scores.mask;
   const int64_t base = work.batch * mask.stride_b + work.head * mask.stride_h;
   const int32_t last = params.problem.seq_kv - 1;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void add_mask(typename Config::Scores& s, const Atten
 
 /// scale * q.k, softcap, ALiBi, attn_mask.
 template <typename Config>
-__device__ __forceinline__ void transform_scores(typename Config::Scores& s,
+__device__ __forceinline__ void transform_scores(typename Config::ScoreFragment& s,
                                                  const AttentionParams& params, const Work& work) {
   const Scores& scores = params.scores;
   const float scale = scores.scale, cap = scores.softcap;

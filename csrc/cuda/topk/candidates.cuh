@@ -33,14 +33,15 @@ __device__ void gather_candidates(Source& source, const RowRank* rows, Candidate
     high[row] = few ? highest_score(rows[r].high) : -INFINITY;
     place[row] = ptx::shared_address(&candidates[r].lists[0][threadIdx.x % 4]);
   }
-  source.visit_straight(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step&) {
+  auto gather = [&](typename Config::ScoreFragment& rS, const typename Config::Step&) {
     for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
       const int row = 2 * mt + h;
       const bool hit = low[row] <= score && score <= high[row];
       ptx::store_shared_if(hit, place[row], score);
       place[row] += hit ? sizeof(CandidateLists::lists[0]) : 0;
     });
-  });
+  };
+  source.visit_straight(Stride{}, gather);
   __syncwarp();
 }
 
@@ -86,7 +87,7 @@ template <typename Config, typename Source>
 __device__ void find_last_ties(Source& source, const RowRank* rows, Threshold* thresholds) {
   constexpr int kColumns = 64;  // whose ties fit a word
   uint32_t seen[Config::MT][2] = {};
-  source.visit(Stride{}, [&](typename Config::Scores& rS, const typename Config::Step& step) {
+  auto find = [&](typename Config::ScoreFragment& rS, const typename Config::Step& step) {
 #pragma unroll
     for (int row = 0; row < 2 * Config::MT; ++row) {
       const int r = lane_row<Config>(row / 2, row % 2);
@@ -113,7 +114,8 @@ __device__ void find_last_ties(Source& source, const RowRank* rows, Threshold* t
         before += count;
       }
     }
-  });
+  };
+  source.visit(Stride{}, find);
   __syncwarp();
 }
 

@@ -42,7 +42,7 @@ __device__ void spread_bins(Source& source, int32_t steps, RowRank* rows) {
   constexpr float kDeviations = 5.0f;
   float n[Config::MT][2] = {}, sum[Config::MT][2] = {}, squares[Config::MT][2] = {};
   source.visit(Stride::sample(steps, kTiles),
-               [&](typename Config::Scores& rS, const typename Config::Step&) {
+               [&](typename Config::ScoreFragment& rS, const typename Config::Step&) {
                  for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
                    if (score == -INFINITY) return;
                    n[mt][h] += 1.0f;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void count_scores(Source& source, Stride stride, uint
     words[row / 2][row % 2] =
         ptx::shared_address(histograms + r * kBinPitch) - uint32_t{4} * kFirstCode;
   }
-  auto count = [&](typename Config::Scores& rS, const typename Config::Step&) {
+  auto count = [&](typename Config::ScoreFragment& rS, const typename Config::Step&) {
     for_each_score<Config>(rS, [&](float score, int mt, int h, int) {
       ptx::count_shared(words[mt][h] + 4 * bins[mt][h].code(score));
     });
