@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._ops import add_op_namespace_prefix
-from ._schema import bound, overload
+from ._schema import named_arguments, overload
 
 __all__ = ["autocast", "is_autocast_enabled", "register_autocast"]
 
@@ -49,7 +49,7 @@ def _kernel(name: str, device: str) -> Callable[..., Any]:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[device]))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        arguments = autocast(bound(op, args, kwargs), device)
+        arguments = autocast(named_arguments(op, args, kwargs), device)
         with torch._C._ExcludeDispatchKeyGuard(keys):  # within it autocast is off
             return op(**arguments)
 

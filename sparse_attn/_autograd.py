@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix, ops
-from ._schema import bound, overload, written_by
+from ._schema import named_arguments, overload, written_by
 
 __all__ = ["InferenceOnly", "is_tracked", "refuse_gradients", "register_refusals"]
 
@@ -126,7 +126,7 @@ def _writing_kernel(name: str, op: Any) -> Callable[..., None]:
     place = "out=" if "out" in written_by(op) else "a call"
 
     def kernel(*args: Any, **kwargs: Any) -> None:
-        arguments = bound(op, args, kwargs)
+        arguments = named_arguments(op, args, kwargs)
         _refuse_tangents(name, arguments.values())
         refuse_gradients(name, arguments, place)
         with torch._C._AutoDispatchBelowAutograd():
@@ -140,7 +140,7 @@ def _changing_kernel(op: Any) -> Callable[..., None]:
     names = written_by(op)
 
     def kernel(*args: Any, **kwargs: Any) -> None:
-        arguments = bound(op, args, kwargs)
+        arguments = named_arguments(op, args, kwargs)
         written = [arguments[name] for name in names if arguments[name] is not None]
         torch.autograd.graph.increment_version(written)
         with torch._C._AutoDispatchBelowADInplaceOrView():

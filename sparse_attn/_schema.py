@@ -6,7 +6,7 @@ from typing import Any
 
 from ._ops import ops
 
-__all__ = ["ATTENTION_OPS", "TOOL_OPS", "WRITING_OPS", "bound", "overload", "written_by"]
+__all__ = ["ATTENTION_OPS", "TOOL_OPS", "WRITING_OPS", "named_arguments", "overload", "written_by"]
 
 #: Ops with the common arguments; each has a twin ``<op>_out``.
 ATTENTION_OPS = (
@@ -32,7 +32,7 @@ def overload(name: str) -> Any:
     return getattr(ops, name).default
 
 
-def bound(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call by name, with the schema's defaults."""
     arguments = {}
     for index, argument in enumerate(op._schema.arguments):

@@ -19,7 +19,7 @@ from . import _load
 from ._autocast import register_autocast
 from ._autograd import InferenceOnly, is_tracked, refuse_gradients, register_refusals
 from ._ops import add_op_namespace_prefix
-from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, bound, overload, written_by
+from ._schema import ATTENTION_OPS, TOOL_OPS, WRITING_OPS, named_arguments, overload, written_by
 
 __all__ = [
     "ATTENTION_OPS",
@@ -99,7 +99,7 @@ def _stride_order(query: torch.Tensor) -> list[int]:
 
 def _attention_fake(op: Any) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        arguments = bound(op, args, kwargs)
+        arguments = named_arguments(op, args, kwargs)
         _check_meta(op._schema.name.partition("::")[2], arguments)
         query = arguments["query"]
         shape = lse_shape(query) if arguments["return_lse"] else (0,)
@@ -110,7 +110,7 @@ def _attention_fake(op: Any) -> Callable[..., Any]:
 
 
 def _select_blocks_fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments = bound(overload("select_blocks"), args, kwargs)
+    arguments = named_arguments(overload("select_blocks"), args, kwargs)
     _check_meta("select_blocks", arguments)
     query, key, block = (arguments[name] for name in ("query", "key", "block_size"))
     rows = arguments["block_rows"] or block
@@ -147,7 +147,7 @@ def _writing_fake(name: str, op: Any) -> Callable[..., None]:
     places = written_by(op)
 
     def fake(*args: Any, **kwargs: Any) -> None:
-        arguments = bound(op, args, kwargs)
+        arguments = named_arguments(op, args, kwargs)
         _check_meta(name, arguments)
         written = {place: arguments[place] for place in places if arguments[place] is not None}
         for place, tensor in written.items():

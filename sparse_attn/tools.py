@@ -18,7 +18,7 @@ from .patterns import BlockSparse, BlockTopK, Pattern, TopK
 __all__ = ["merge_states", "select_blocks", "with_lists"]
 
 #: What a selection of blocks takes of a call.
-_PLACING = (
+_SELECTING = (
     *("is_causal", "scale", "key_bounds", "query_offset", "key_origin", "softcap", "key_scale"),
     *("block_table", "seqused_k", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
 )
@@ -124,7 +124,7 @@ def with_lists(
     blocks = pattern._region
     if not isinstance(blocks, BlockTopK):
         return pattern
-    placing: Any = {name: value for name, value in common.items() if name in _PLACING}
+    placing: Any = {name: value for name, value in common.items() if name in _SELECTING}
     layout = select_blocks(query, key, blocks, **placing)
     if blocks._by_sketch and placing.get("block_table") is not None:
         # No key of a page is missing in its sketch, so that no list exceeds the budget but where a

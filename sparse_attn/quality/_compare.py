@@ -20,7 +20,7 @@ from .._pattern import check_pattern
 from ..by_head import ByHead
 from ..patterns import Full, Pattern
 from ..tools import with_lists
-from ._counts import attend, row_counts
+from ._counts import attend_with_lse, row_counts
 
 __all__ = ["LEVELS", "Comparison", "Reference", "compare"]
 
@@ -167,7 +167,7 @@ class Reference:
     ) -> None:
         self._tensors, self._common = (query, key, value), common
         with torch.no_grad():
-            self._out, self._lse = attend(query, key, value, Full(), **common)
+            self._out, self._lse = attend_with_lse(query, key, value, Full(), **common)
             allowed = row_counts(query, key, Full(), common).sum(-1)
             self.allowed = allowed.expand(query.shape[:2])
             #: Sum of the squares of the dense output, ``(B, Hq)``.
@@ -186,7 +186,7 @@ class Reference:
         query, key, value = self._tensors
         common = self._common if common is None else common
         pattern = with_lists(pattern, query, key, common)  # chosen once, read and counted
-        sparse, lse = attend(query, key, value, pattern, **common)
+        sparse, lse = attend_with_lse(query, key, value, pattern, **common)
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
         rel_l1, cosine, squares = _row_errors(sparse, self._out)

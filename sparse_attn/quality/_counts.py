@@ -15,14 +15,14 @@ from ..functional import naive_attention, sparse_attention
 from ..patterns import BlockSparse, Pattern, TopK
 from ..tools import with_lists
 
-__all__ = ["attend", "row_counts"]
+__all__ = ["attend_with_lse", "row_counts"]
 
 _HEAD_DIM = 16
 #: Arguments that choose keys; the others change scores, which are zero here.
 _PLACING = ("is_causal", "key_bounds", "query_offset", "key_origin")
 
 
-def attend(
+def attend_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pattern: Pattern, **common: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and lse of a pattern, also of a user's own, which the oracle alone serves."""
@@ -53,7 +53,7 @@ def row_counts(
     heads = heads_q if by_head else 1
     rows = query.new_zeros((batch, heads, seq_q, _HEAD_DIM))
     keys = key.new_zeros((batch, key.shape[1] if by_head else 1, key.shape[2], _HEAD_DIM))
-    _, lse = attend(rows, keys, keys, pattern, **placing)
+    _, lse = attend_with_lse(rows, keys, keys, pattern, **placing)
     return lse.double().exp().round()
 
 

@@ -152,7 +152,7 @@ def test_blocks_are_chosen_once(device, monkeypatch):
     from sparse_attn.quality import _compare
 
     chosen, attended = [], []
-    select, attend = tools.select_blocks, _compare.attend
+    select, attend = tools.select_blocks, _compare.attend_with_lse
 
     def selecting(*given, **common):
         chosen.append(given)
@@ -163,7 +163,7 @@ def test_blocks_are_chosen_once(device, monkeypatch):
         return attend(query, key, value, pattern, **common)
 
     monkeypatch.setattr(tools, "select_blocks", selecting)
-    monkeypatch.setattr(_compare, "attend", attending)
+    monkeypatch.setattr(_compare, "attend_with_lse", attending)
     sa.quality.compare(*SHAPE.make(device), sa.BlockTopK(16, 0.5), is_causal=True)
     assert len(chosen) == 1 and attended == [sa.Full, sa.BlockSparse]
 
