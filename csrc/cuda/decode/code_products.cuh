@@ -59,7 +59,7 @@ struct CodeProducts {
   static constexpr int kFragmentBytes = 16 * kPitch;  // as many as rows of queries take
   static constexpr int kLaneBytes = 16;               // of a step's fragment
   static_assert(kFragmentBytes == kSteps * 32 * kLaneBytes, "fragments take the place of rows");
-  using Tile = CodeTile<HEAD_DIM>;
+  using Layout = CodeTile<HEAD_DIM>;
   using Probabilities = uint32_t[MT][4];  // P, float16
   static constexpr int kHeldSteps = MT == 1 ? kSteps : 1;
   uint4 rQ[kHeldSteps];  // of one fragment of rows
@@ -152,17 +152,17 @@ struct CodeProducts {
   /// side by side are read first: loads and products keep the order in which they stand.
   template <int N>
   __device__ __forceinline__ void scores(float (&rS)[N][MT][NT][4], const uint32_t (&sK)[N]) const {
-    constexpr int kLoads = kLaneColumns / Tile::kChunk;
+    constexpr int kLoads = kLaneColumns / Layout::kChunk;
     constexpr int kBeside = MT == 1 ? N : 1;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int first = 0; first < N; first += kBeside) {
-      CodeWords<Tile::kChunk / 4> codes[kBeside][NT][kLoads];
+      CodeWords<Layout::kChunk / 4> codes[kBeside][NT][kLoads];
 #pragma unroll
       for (int i = 0; i < kBeside * NT * kLoads; ++i) {
         const int step = i / NT / kLoads, nt = i % NT, at = i / NT % kLoads;
-        const int column = t * kLaneColumns + at * Tile::kChunk;
-        codes[step][nt][at].load(sK[first + step] + Tile::place(g + 8 * nt, column));
+        const int column = t * kLaneColumns + at * Layout::kChunk;
+        codes[step][nt][at].load(sK[first + step] + Layout::place(g + 8 * nt, column));
       }
 #pragma unroll
       for (int i = 0; i < kBeside * MT * NT * 4; ++i) {
@@ -205,7 +205,7 @@ struct CodeProducts {
 
   /// Codes of the values of the lane's four keys, DT channels each.
   struct Values {
-    static constexpr int kRun = DT < Tile::kChunk ? DT : Tile::kChunk;
+    static constexpr int kRun = DT < Layout::kChunk ? DT : Layout::kChunk;
     CodeWords<kRun / 4> codes[4][DT / kRun];
 
     /// Those of channels dt to dt + 3; dt is a multiple of 4.
@@ -221,7 +221,7 @@ struct CodeProducts {
 #pragma unroll
     for (int i = 0; i < DT / kRun * 4; ++i) {
       const int key = i % 4, row = 2 * t + key % 2 + key / 2 * 8;
-      values.codes[key][i / 4].load(sV + Tile::place(row, g * DT + i / 4 * kRun));
+      values.codes[key][i / 4].load(sV + Layout::place(row, g * DT + i / 4 * kRun));
     }
     return values;
   }

@@ -11,8 +11,8 @@ namespace sparse_attn::cuda::decode {
 /// A warp's loads of 16 rows of codes, the lanes of a row side by side with 16 codes each.
 template <typename Config>
 struct CodeLoader {
-  using Tile = CodeTile<Config::HEAD_DIM>;
-  static constexpr int kRowsAtOnce = 32 / Tile::kChunks;
+  using Layout = CodeTile<Config::HEAD_DIM>;
+  static constexpr int kRowsAtOnce = 32 / Layout::kChunks;
   static constexpr int kPasses = kStepKeys / kRowsAtOnce;
 
   int32_t columns;  // that exist, a multiple of 8; zeros up to HEAD_DIM
@@ -23,26 +23,26 @@ struct CodeLoader {
                                        Interval valid) const {
     const bool whole = ((reinterpret_cast<uintptr_t>(from) | stride) & 15) == 0;
     const int lane = threadIdx.x % 32;
-    const int column = lane % Tile::kChunks * Tile::kChunk;
-    from += lane / Tile::kChunks * stride + column;
-    if (whole && columns % Tile::kChunk == 0 && valid.holds({0, kStepKeys})) {
+    const int column = lane % Layout::kChunks * Layout::kChunk;
+    from += lane / Layout::kChunks * stride + column;
+    if (whole && columns % Layout::kChunk == 0 && valid.holds({0, kStepKeys})) {
       const bool exists = column < columns;
       // The rows of a pass differ in the bits that pass 0 leaves: their place is one more xor.
-      const uint32_t first = to + Tile::place(lane / Tile::kChunks, column);
+      const uint32_t first = to + Layout::place(lane / Layout::kChunks, column);
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int rows = pass * kRowsAtOnce;
-        ptx::cp_async_16_once((first ^ Tile::turn(rows)) + rows * Config::HEAD_DIM, from, exists);
+        ptx::cp_async_16_once((first ^ Layout::turn(rows)) + rows * Config::HEAD_DIM, from, exists);
         from += kRowsAtOnce * stride;
       }
       return;
     }
-    const int there = imax(0, imin(columns - column, Tile::kChunk));
+    const int there = imax(0, imin(columns - column, Layout::kChunk));
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = lane / Tile::kChunks + pass * kRowsAtOnce;
+      const int row = lane / Layout::kChunks + pass * kRowsAtOnce;
       const int bytes = valid.contains(row) ? there : 0;
-      const uint32_t place = to + Tile::place(row, column);
+      const uint32_t place = to + Layout::place(row, column);
       if (whole) {
         ptx::cp_async_some_once(place, from, bytes);
       } else {

@@ -27,7 +27,7 @@ constexpr int32_t selection_bytes(int digit_bits) {
 
 /// A source's visit of all steps, with rS = scale * Q K^T joined with attn_mask.
 template <typename Config, typename Function>
-__device__ __forceinline__ void visit_scaled(const TileScores<Config>& source,
+__device__ __forceinline__ void visit_scaled(const ScoreSource<Config>& source,
                                              const Function& function) {
   source.visit(topk::Stride{},
                [&](typename Config::ScoreFragment& rS, const typename Config::Step& step) {
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_row = threadIdx.x / 32 * Config::kWarpRows;
   products.start(sQ + first_row * Config::kPitch);
   __syncthreads();
-  const TileScores<Config> source = {tile, products, ring};
+  const ScoreSource<Config> source = {tile, products, ring};
 
   bool active = true;
   uint32_t ties_seen[Config::MT][2] = {};

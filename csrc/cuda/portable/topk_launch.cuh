@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   typename Config::Products products;
   products.start(ring + threadIdx.x / 32 * Config::kWarpRows * Config::kPitch);
   __syncthreads();
-  TileScores<Config> scores{tile, products, ring};
+  ScoreSource<Config> scores{tile, products, ring};
   topk::rank_rows<Config>(scores, storage, thresholds);
 }
 

@@ -11,7 +11,7 @@ namespace sparse_attn::cuda::portable {
 /// Calls function(rS, step) for the warp's part of visited tiles: rS = Q K^T, -inf where the
 /// pattern does not allow a key.
 template <typename Config>
-struct TileScores {
+struct ScoreSource {
   const QueryTile<Config>& tile;
   const typename Config::Products& products;
   uint32_t ring;
