@@ -112,13 +112,14 @@ Tensor empty_output(const Tensor& query, const Tensor& value) {
   const int64_t last = query.dim() - 1, columns = value.size(value.dim() - 1);
   std::vector<int64_t> sizes(query.sizes().begin(), query.sizes().end());
   std::vector<int64_t> strides(query.strides().begin(), query.strides().end());
-  if (columns == query.size(last) && !query.is_contiguous() && !has_no_gaps(sizes, strides)) {
-    return torch::stable::empty_like(query);
+  if (columns == query.size(last)) {
+    if (query.is_contiguous() || has_no_gaps(sizes, strides)) {
+      return empty_strided(query, query.scalar_type(), sizes, strides);
+    }
+    Tensor out = torch::stable::empty_like(query);
+    if (out.stride(last) == 1) return out;  // not so where rows overlap, a step of 1 apart
   }
   sizes[last] = columns;
-  if (columns == query.size(last)) {
-    return empty_strided(query, query.scalar_type(), sizes, strides);
-  }
   std::vector<int64_t> order(last);  // dimensions, those of large strides first
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),

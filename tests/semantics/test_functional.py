@@ -57,6 +57,17 @@ def test_strided_inputs(attend, device, name, memory):
     assert torch.equal(out, contiguous)
 
 
+def test_rows_of_queries_may_overlap(attend, device):
+    """As those of ``unfold`` do: what torch.empty_like makes of them has no rows in one piece."""
+    shape = attend.fit(Shape(2, 4, 2, 5, 70, 64))
+    _, key, value = shape.make(device, attend.dtype)
+    signal = torch.randn(shape.B, shape.Hq, shape.D + shape.Sq - 1, device=device)
+    query = signal.to(attend.dtype).unfold(-1, shape.D, 1)
+    out = attend(sa.Full(), query, key, value)
+    assert out.stride(-1) == 1
+    assert_close_to_reference(out, query, key, value, sa.Full())
+
+
 @pytest.mark.parametrize("size", [127, 129, 255, 257, 300])
 @pytest.mark.parametrize(
     "name", ["full", "band-globals", "band-scattered", "dilated-sinks", "blocks"]

@@ -112,6 +112,14 @@ def test_fakes_have_the_strides_of_the_kernels(device, memory, value_dim):
         assert kernel.dtype == shape.dtype
 
 
+def test_fakes_of_overlapping_queries(device):
+    query = torch.randn(2, 4, 72, device=device).unfold(-1, 64, 1)
+    real = OPS.fused(query, query, query)[0]
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = OPS.fused(*map(mode.from_tensor, (query, query, query)))[0]
+    assert real.stride() == fake.stride() and real.stride(-1) == 1
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_backward_raises_one_sentence(device, name):
     op, (query, key, value), arguments = call_of(name, device)
