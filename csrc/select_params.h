@@ -49,7 +49,7 @@ struct SelectParams {
   int32_t groups = 1;        // mixed: means of a block
   int32_t row_step = 1;      // mixed: every row_step-th row is sampled, the last of each step
   int32_t stride = 8;        // antidiagonal
-  SketchView sketch;         // sketch: the caller's, or made for the call; bits are set
+  SketchView sketch;         // sketch, minmax: the caller's; bits of one for the call are set
   ScoresView given;          // scores: the caller's
   bool by_group = false;     // one list for the query heads of a key head
   double mass = 0;           // share of the estimate to keep; 0 keeps what the budget allows
@@ -77,6 +77,10 @@ struct SelectParams {
     const int32_t* used = sequences.used_keys;
     return used == nullptr ? problem.seq_kv : imax(0, imin(used[b], problem.seq_kv));
   }
+  /// Keys of a batch entry that the caller's sketch holds; all where there is none.
+  SPARSE_ATTN_HD int32_t held_keys(int64_t b) const {
+    return sketch.present() ? sketch.held(b, entry_keys(b)) : entry_keys(b);
+  }
   SPARSE_ATTN_HD int32_t offset(int64_t b) const {
     if (sequences.used_keys != nullptr && sequences.query_offsets == nullptr) {
       return lower_right(rows(b), entry_keys(b));
@@ -84,9 +88,7 @@ struct SelectParams {
     return sequences.offset(b);
   }
   /// Whether keys are read, which the caller's scores or sketch spare.
-  bool reads_keys() const {
-    return selector != Selector::kScores && !(selector == Selector::kSketch && sketch.present());
-  }
+  bool reads_keys() const { return selector != Selector::kScores && !sketch.present(); }
   /// Whether those have 8 bits: as numbers of the queries' type, scaled and rounded.
   bool reads_codes() const { return reads_keys() && keys.dtype == Dtype::kFloat8; }
   /// Lists of a batch entry, and query heads that share one.
@@ -149,6 +151,12 @@ struct SelectParams {
   /// The blocks of `size` keys that hold the keys.
   SPARSE_ATTN_HD static Interval blocks_of(Interval keys, int32_t size) {
     return keys.empty() ? Interval{} : Interval{keys.begin / size, ceil_div(keys.end, size)};
+  }
+  /// Blocks with keys that query i may see and a given sketch does not hold, which a list keeps.
+  SPARSE_ATTN_HD Interval blocks_not_held(int64_t b, int64_t head_q, int32_t i) const {
+    Interval keys = keys_of_row(b, head_q, i);
+    keys.begin = imax(keys.begin, held_keys(b));
+    return blocks_of(keys, block_kv);
   }
 
   /// The forced key blocks around the positions of a query block, the diagonal among them.

@@ -145,12 +145,15 @@ def antidiagonal(head, stride):
     return normalised(shares)
 
 
-def minmax(head):
-    """Each row's highest possible score in a block, softmax over blocks."""
+def minmax(head, keys_of=None):
+    """Each row's highest possible score in a block, softmax over blocks.
+
+    `keys_of(part)` are the keys between whose extremes those of a block lie, or their ranges.
+    """
     shares = torch.zeros(len(head.rows), len(head.keys)).double()
     scores = torch.full((len(head.query), len(head.keys)), -math.inf).double()
     for at, part in enumerate(head.keys):
-        keys = head.key[list(part)][head.exists[list(part)]]
+        keys = keys_of(part) if keys_of else head.key[list(part)][head.exists[list(part)]]
         if len(keys):
             bounds = head.scale * head.query[:, None] * keys  # (Sq, keys, D)
             tops = bounds.amax(1).sum(-1)
@@ -159,6 +162,26 @@ def minmax(head):
         seen = head.touched([i], head.block_kv) & (row > -math.inf)
         shares[i // head.block_q] += softmax_by(row, seen, 1)
     return normalised(shares)
+
+
+def by_bounds(head, sketch, b, key_head):
+    """`minmax`, by the ranges of a sketch where one is given; NaN for blocks with keys it lacks."""
+    if sketch is None:
+        return minmax(head)
+    ranges, held = sketch.ranges[b, key_head].cpu(), int(sketch.lengths[b])
+    group, column = 64, torch.arange(len(head.key))
+    counts = head.exists & (column < held)
+
+    def ranges_of(part):
+        starts = range(part[0], part[-1] + 1, group)
+        found = [at // group for at in starts if counts[at : min(at + group, part[-1] + 1)].any()]
+        return ranges[found].double().flatten(0, 1)
+
+    shares = minmax(head, ranges_of)
+    for index, rows in enumerate(head.rows):
+        lacks = head.seen[list(rows)].any(0) & (column >= held)
+        shares[index][sums_by(lacks.double(), head.block_kv) > 0] = math.nan
+    return shares
 
 
 def sketched(key, bits, group=64):
@@ -217,7 +240,8 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
     block_q, block_kv = pattern._blocks
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     groups = pattern._groups
-    bits = 2 if pattern.sketch is None else pattern.sketch.bits
+    sketch = pattern.sketch
+    bits = 2 if sketch is None else sketch.bits
     batch, heads, Sq, _ = query.shape
     group = heads // key.shape[1]
     exists = seen.any((1, 2))
@@ -232,7 +256,7 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
                 "mixed": lambda head=head: mixed(head, groups, pattern.row_step),
                 "mean": lambda head=head: of_scores(head, mean_scores(head)),
                 "antidiagonal": lambda head=head: antidiagonal(head, pattern.stride),
-                "minmax": lambda head=head: minmax(head),
+                "minmax": lambda head=head, at=(b, h // group): by_bounds(head, sketch, *at),
                 "vertical_slash": lambda head=head: vertical_slash(head),
                 "sketch": lambda head=head, own=key[b, h // group]: by_sketch(head, own, bits),
             }

@@ -90,11 +90,12 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
 /// The caller's sketch, or what one made for the call is like.
 void fill_sketch(const std::string& op, const CallArguments& args, SelectParams* params) {
   const bool given = args.sketch_codes || args.sketch_ranges || args.sketch_lengths;
-  if (params->selector != Selector::kSketch) {
-    if (given) fail_expected(op, "selector sketch with a sketch", args.selector);
-    return;
+  const bool by_codes = params->selector == Selector::kSketch;
+  const bool by_ranges = params->selector == Selector::kMinMax;
+  if (given && !by_codes && !by_ranges) {
+    fail_expected(op, "selector sketch or minmax with a sketch", args.selector);
   }
-  if (params->problem.seq_q > kSketchQueries) {
+  if (by_codes && params->problem.seq_q > kSketchQueries) {
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),
                   std::to_string(params->problem.seq_q));
   }
@@ -123,6 +124,12 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   if (args.sketch_lengths) {
     params->sketch.lengths =
         check_sketch_lengths(op, params->problem.batch, *args.sketch_lengths, key, "key");
+  }
+  if (by_ranges && params->block_kv % params->sketch.group != 0) {
+    fail_expected(op,
+                  text("a block_size of keys that is a multiple of ", params->sketch.group,
+                       ", the tokens of a group of the sketch"),
+                  std::to_string(params->block_kv));
   }
 }
 

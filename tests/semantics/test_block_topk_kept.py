@@ -30,7 +30,7 @@ def test_keys_that_do_not_exist_never_count(device, selector):
 
 def test_a_nan_in_a_key_keeps_what_it_reaches(device):
     query, key, _ = Shape(1, 1, 1, 32, 160, 32).make(device)
-    key[:, :, 40] = torch.nan
+    key[:, :, [40, 3 * BLOCK]] = torch.nan  # inside a block, and the first of one
     for selector in ("mixed", "mean", "antidiagonal", "vertical_slash"):
         pattern = pattern_of(selector, mass=0.01, sink_blocks=0)
         kept = sa.select_blocks(query, key, pattern).to_mask()

@@ -191,7 +191,10 @@ WRONG_PATTERNS = {
         "budget_tokens, budget_blocks or budget_share, got both",
     ),
     "no-budget": ({"mass": None}, "budget_blocks or budget_share, got none of them"),
-    "other-selector": ({"selector": "mean", "sketch": "one"}, "selector 'sketch' with a sketch"),
+    "other-selector": (
+        {"selector": "mean", "sketch": "one"},
+        "selector 'sketch' or 'minmax' with a sketch",
+    ),
 }
 
 

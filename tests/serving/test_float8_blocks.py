@@ -125,6 +125,24 @@ def test_sketches_of_tensors(device, dtype, bits, by):
     assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
+def test_bounds_by_sketches_of_tensors(device, dtype):
+    """Each entry by its own ranges, which are those of what its codes stand for."""
+    query, key, value = SHAPE.make(device, dtype)
+    codes, scale = key.to(FLOAT8), scale_of((SHAPE.B, SHAPE.Hkv), device)
+    numbers = dequantized(codes, scale, dtype)
+    sketch = sa.KeySketch(codes, key_scale=scale, dtype=dtype)
+    pattern = sa.BlockTopK(64, 0.5, "minmax", local_blocks=1, sketch=sketch)
+    plain = replace(pattern, sketch=None)
+    lists = sa.select_blocks(query, codes, pattern, is_causal=True, key_scale=scale)
+    want = sa.select_blocks(query, numbers, plain, is_causal=True)
+    assert torch.equal(lists.counts, want.counts) and torch.equal(lists.indices, want.indices)
+    call = {"is_causal": True, "key_scale": scale}
+    out = sa.sparse_attention(query, codes, codes, pattern, **call)
+    again = sa.sparse_attention(query, codes, codes, sa.BlockSparse(lists), **call)
+    assert torch.equal(out, again)
+
+
 @pytest.mark.parametrize("by", [None, (), (2,)], ids=["none", "tensor", "head"])
 @pytest.mark.parametrize("page_size", watched([16, 48, 64], 48))
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)

@@ -186,12 +186,12 @@ AttentionParams call_of(const SelectParams& params) {
   return call;
 }
 
-/// A sketch has lengths of its own, and reads keys where they lie if at all.
+/// Selector sketch has lengths of its own, and reads keys where they lie if at all.
 bool is_plain_selection(const SelectParams& params) {
   if (params.selector == Selector::kSketch) {
     return params.sequences.first_rows == nullptr && !params.reads_codes();
   }
-  return is_plain(call_of(params));
+  return params.reads_keys() ? is_plain(call_of(params)) : params.sequences.same_lengths();
 }
 
 /// Whether keys are copied for the selection of a sequence.

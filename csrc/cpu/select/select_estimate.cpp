@@ -89,10 +89,11 @@ void BlockEstimator::find_keys(int64_t batch) const {
   std::memset(exists, 0, params_.problem.seq_kv);
   int32_t heads = params_.scores.bounds.stride_h == 0 ? 1 : params_.problem.heads_q;
   int32_t first = params_.scores.bounds.data == nullptr ? params_.problem.seq_q - 1 : 0;
+  const Interval held = {0, params_.held_keys(batch)};
   Interval marked = {0, 0};
   for (int32_t head = 0; head < heads; ++head) {
     for (int32_t i = first; i < params_.problem.seq_q; ++i) {
-      Interval keys = params_.keys_of_row(batch, head, i);
+      const Interval keys = intersect(params_.keys_of_row(batch, head, i), held);
       if (keys.empty() || marked.holds(keys)) continue;
       std::memset(exists + keys.begin, 1, keys.size());
       marked = keys;
@@ -121,6 +122,7 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
   float* vector = vectors_ + (head * params_.num_kv + block) * groups_ * width_;
   Interval range = {block * params_.block_kv,
                     imin((block + 1) * params_.block_kv, params_.problem.seq_kv)};
+  if (params_.selector == Selector::kMinMax) return pool_extremes(batch, head_kv, range, vector);
   for (int32_t group = 0; group < groups_; ++group, vector += width_) {
     Interval members = group_of(range, params_.block_kv / groups_, group);
     std::memset(vector, 0, width_ * sizeof(float));
@@ -128,21 +130,41 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
     for (int32_t j = members.begin; j < members.end; ++j) {
       if (!exists[j]) continue;
       ++count;
-      if (params_.selector != Selector::kMinMax) {
-        add_row(math_, keys, j, head_dim, vector);
-        continue;
-      }
-      float row[kMaxHeadDim];
-      math_.to_float(keys.element, strided(keys, j, 1).data, row, head_dim);
-      for (int32_t d = 0; d < head_dim; ++d) {
-        float* greatest = vector + d;
-        float* least = vector + head_dim + d;
-        *greatest = count == 1 ? row[d] : std::max(*greatest, row[d]);
-        *least = count == 1 ? row[d] : std::min(*least, row[d]);
-      }
+      add_row(math_, keys, j, head_dim, vector);
     }
-    if (params_.selector == Selector::kMinMax || count == 0) continue;
+    if (count == 0) continue;
     for (int32_t d = 0; d < head_dim; ++d) vector[d] /= static_cast<float>(count);
+  }
+}
+
+/// The greatest and the least elements, NaN aside: of the keys that exist, or of a given sketch's
+/// groups with such a key.
+void BlockEstimator::pool_extremes(int64_t batch, int64_t head_kv, Interval keys,
+                                   float* extremes) const {
+  const SketchView& sketch = params_.sketch;
+  const Problem& problem = params_.problem;
+  const Rows rows = rows_of(params_.keys.key, problem.dtype, batch, head_kv);
+  const uint8_t* exists = exists_ + batch * problem.seq_kv;
+  const int32_t step = sketch.present() ? sketch.group : 1;
+  float* greatest = extremes;
+  float* least = extremes + problem.head_dim;
+  std::fill(greatest, least, kMinusInfinity);
+  std::fill(least, least + problem.head_dim, -kMinusInfinity);
+  for (int32_t j = keys.begin; j < keys.end; j += step) {
+    const uint8_t* end = exists + imin(j + step, keys.end);
+    if (std::find(exists + j, end, 1) == end) continue;
+    float low[kMaxHeadDim], high[kMaxHeadDim];
+    if (sketch.present()) {
+      sketch_ranges(sketch, problem.dtype, params_.sketch_entry(sketch, batch, j), head_kv,
+                    SelectParams::sketch_row(sketch, j), low, high);
+    } else {
+      math_.to_float(rows.element, strided(rows, j, 1).data, low, problem.head_dim);
+      std::copy(low, low + problem.head_dim, high);
+    }
+    for (int32_t d = 0; d < problem.head_dim; ++d) {
+      greatest[d] = high[d] > greatest[d] ? high[d] : greatest[d];
+      least[d] = low[d] < least[d] ? low[d] : least[d];
+    }
   }
 }
 
@@ -285,6 +307,7 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
     math_.transform(scores + seen.begin, seen.size(), sign * params_.scores.scale,
                     params_.scores.softcap, nullptr);
     add_softmax(scores, seen, keys.present, 1, share);
+    keep_not_held(block, i, share);
   }
 }
 

@@ -26,7 +26,7 @@ class BlockEstimator {
   /// Takes its memory from the arena, which only counts where it has no base.
   BlockEstimator(const SelectParams& params, int64_t workers, Arena* arena);
 
-  /// Marks the keys of a batch entry that some row may see.
+  /// Marks the keys of a batch entry that some row may see, of those that a given sketch holds.
   void find_keys(int64_t batch) const;
   /// Means of the groups of a key block, or its extremes.
   void pool_keys(int64_t batch, int64_t head_kv, int32_t block) const;
@@ -53,11 +53,13 @@ class BlockEstimator {
     double* slashes;  // by difference of row and key
   };
 
+  void pool_extremes(int64_t batch, int64_t head_kv, Interval keys, float* extremes) const;
   void add_groups(const QueryBlock& block, double* share) const;
   void add_sampled_rows(const QueryBlock& block, double* share) const;
   void add_antidiagonals(const QueryBlock& block, double* share) const;
   void add_bounds(const QueryBlock& block, double* share) const;
   void add_sketched_rows(const QueryBlock& block, double* share) const;
+  void keep_not_held(const QueryBlock& block, int32_t row, double* share) const;
   void add_lines(const QueryBlock& block, Interval visible, double* share) const;
   void score_means(const QueryBlock& block, Interval visible, double* rank) const;
 

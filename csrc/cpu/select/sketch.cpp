@@ -39,6 +39,14 @@ void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t 
                     sketch.codes + sketch.codes_at(entry, head, first), sketch.row_words());
 }
 
+void sketch_ranges(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t row,
+                   float* least, float* greatest) {
+  const VectorMath& math = vector_math();
+  const Rows ranges = ranges_of(sketch, dtype, entry, head, row);
+  math.to_float(ranges.element, ranges.data, least, sketch.head_dim);
+  math.to_float(ranges.element, strided(ranges, 1, 1).data, greatest, sketch.head_dim);
+}
+
 void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
                    int32_t begin, int32_t count, SketchQueries queries, float* scores,
                    int64_t stride) {
@@ -47,9 +55,7 @@ void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t
   const int64_t padded = round_up(sketch.head_dim, 16);
   std::fill(least + sketch.head_dim, least + padded, 0.0f);
   std::fill(greatest + sketch.head_dim, greatest + padded, 0.0f);
-  const Rows ranges = ranges_of(sketch, dtype, entry, head, begin);
-  math.to_float(ranges.element, ranges.data, least, sketch.head_dim);
-  math.to_float(ranges.element, strided(ranges, 1, 1).data, greatest, sketch.head_dim);
+  sketch_ranges(sketch, dtype, entry, head, begin, least, greatest);
   const SketchCodes codes = {sketch.codes + sketch.codes_at(entry, head, begin), count,
                              sketch.row_words(), ceil_div(sketch.head_dim, sketch.codes_of_word()),
                              sketch.bits};

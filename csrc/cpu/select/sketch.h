@@ -15,6 +15,10 @@ using KeyRow = std::function<const void*(int32_t)>;
 void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t first,
                   int32_t end, const KeyRow& key);
 
+/// The least and the greatest elements of the group that holds a row.
+void sketch_ranges(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t row,
+                   float* least, float* greatest);
+
 /// Rows in float32, each followed by zeros up to kMaxHeadDim.
 struct SketchQueries {
   const float* rows = nullptr;

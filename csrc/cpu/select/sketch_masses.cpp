@@ -50,10 +50,6 @@ SketchMasses::Row SketchMasses::row_of(const Run& run, int32_t row) const {
           (run.batch * params_.problem.heads_q + head_q) * params_.problem.seq_q + index};
 }
 
-int32_t SketchMasses::held(int64_t batch) const {
-  return sketch_.held(batch, params_.entry_keys(batch));
-}
-
 void SketchMasses::make_sketch(int64_t at) const {
   const Run run = run_at(at);
   const Interval keys = intersect(params_.keys_of_entry(run.batch), run.keys);
@@ -69,7 +65,7 @@ void SketchMasses::make_sketch(int64_t at) const {
 
 void SketchMasses::score(int32_t worker, int64_t at) const {
   Run run = run_at(at);
-  run.keys.end = imin(run.keys.end, held(run.batch));
+  run.keys.end = imin(run.keys.end, params_.held_keys(run.batch));
   if (run.keys.empty()) return;
   const int32_t rows = params_.problem.group() * params_.problem.seq_q;
   for (int32_t first = 0; first < rows; first += kRows) {
@@ -123,7 +119,7 @@ void SketchMasses::add_masses(const Run& run, const Row& row, Interval seen, flo
 
 void SketchMasses::add_shares(int64_t batch, int64_t head_q, int32_t index, double* share) const {
   Interval keys = params_.keys_of_row(batch, head_q, index);
-  keys.end = imin(keys.end, held(batch));
+  keys.end = imin(keys.end, params_.held_keys(batch));
   if (keys.empty()) return;
   const int64_t row = (batch * params_.problem.heads_q + head_q) * params_.problem.seq_q + index;
   const float* highest = highest_ + row * runs_;

@@ -21,8 +21,6 @@ class SketchMasses {
   /// Scores every row against a run of a sketch that is there.
   void score(int32_t worker, int64_t run) const;
 
-  /// Tokens of a batch entry that the sketch holds.
-  int32_t held(int64_t batch) const;
   /// Adds to each block's share the mass that a row has in it, of the keys that are held.
   void add_shares(int64_t batch, int64_t head_q, int32_t row, double* share) const;
 

@@ -342,11 +342,14 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
         packed(workspace.key_vectors, params, params.problem.heads_kv, 2ll * params.num_kv);
     if (by_wgmma) {
       estimate.key.stride_s *= 2;
-      return launch_extremes_hopper(params, estimate.key, workspace);
+      status = launch_extremes_hopper(params, estimate.key, workspace);
+    } else {
+      estimate.keys = params.block_kv;
+      estimate.slices = 2;
+      status = launch_estimate(params, estimate, workspace);
     }
-    estimate.keys = params.block_kv;
-    estimate.slices = 2;
-    return launch_estimate(params, estimate, workspace);
+    const bool may_lack = params.sketch.lengths != nullptr;  // keys
+    return status.ok() && may_lack ? launch_not_held(params, workspace) : status;
   }
   Status status = launch_group_means(params, workspace);
   if (!status.ok()) return status;

@@ -34,11 +34,12 @@ struct Estimate {
     if (kind == Vectors::kRows) return {(vector + 1) * rows - 1, (vector + 1) * rows};
     return {vector * rows, imin((vector + 1) * rows, params.rows(batch))};
   }
-  /// The key vectors that a query vector sees, from the first to the last.
+  /// The key vectors that a query vector sees, from the first to the last, of keys that are held.
   __device__ Interval seen(const SelectParams& params, int64_t batch, int64_t head,
                            int32_t vector) const {
-    return SelectParams::blocks_of(params.keys_of_rows(batch, head, queries(params, batch, vector)),
-                                   keys);
+    Interval own = params.keys_of_rows(batch, head, queries(params, batch, vector));
+    own.end = imin(own.end, params.held_keys(batch));
+    return SelectParams::blocks_of(own, keys);
   }
   /// Row of the tensor of queries, and of keys, that is a slice of a vector.
   __device__ int32_t query_row(int32_t vector, int32_t slice) const {

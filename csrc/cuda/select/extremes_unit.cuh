@@ -43,7 +43,7 @@ struct alignas(1024) Storage {
 struct Tile {
   int32_t batch, head;
   int32_t first;               // row
-  int32_t rows, keys, offset;  // of the batch entry
+  int32_t rows, keys, offset;  // of the batch entry; keys that have extremes
   int32_t chunks;              // of key blocks that some row sees
 };
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void for_each_tile(const Arguments& args, const Visit
     tile.first = static_cast<int32_t>(at / heads) * C::kTileRows;
     tile.rows = params.rows(tile.batch);
     if (tile.first >= tile.rows) continue;
-    tile.keys = params.entry_keys(tile.batch);
+    tile.keys = params.held_keys(tile.batch);
     tile.offset = params.offset(tile.batch);
     const int32_t last = imin(tile.first + C::kTileRows, tile.rows) - 1;
     tile.chunks = ceil_div(args.seen(tile, last), C::kChunk);

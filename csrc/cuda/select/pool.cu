@@ -1,6 +1,6 @@
-// Means of neighbouring queries or keys, and the extremes of key blocks; a thread has 16 bytes of
-// each row. A key counts when some row of its batch entry may see it: under bounds rows mark their
-// interval's ends, and a prefix sum counts them.
+// Means of neighbouring queries or keys, and the extremes of key blocks, of their keys or of the
+// ranges of a sketch; a thread has 16 bytes of each row. A key counts when some row of its batch
+// entry may see it: under bounds rows mark their interval's ends, and a prefix sum counts them.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
 #include "../common/swizzle.cuh"
@@ -36,8 +36,10 @@ struct PoolPart {
 
   const SelectParams& params;
   const Pools& pools;
-  int64_t pool;    // of all heads and batch entries
-  int32_t column;  // first element
+  int64_t pool;         // of all heads and batch entries
+  int64_t batch, head;  // that it is of
+  int32_t begin;        // its first row
+  int32_t column;       // first element
 
   __device__ PoolPart(const SelectParams& params, const Pools& pools)
       : params(params), pools(pools) {
@@ -45,31 +47,34 @@ struct PoolPart {
     const int32_t chunks = params.problem.head_dim / kElements;
     pool = at / chunks;
     column = static_cast<int32_t>(at % chunks) * kElements;
+    batch = pool / pools.count / pools.heads;
+    head = pool / pools.count % pools.heads;
+    begin = static_cast<int32_t>(pool % pools.count) * pools.size;
   }
   __device__ bool exists() const {
     return pool < int64_t{params.problem.batch} * pools.heads * pools.count;
   }
 
-  /// Rows of a batch entry that may exist; without marks all of them do.
-  __device__ int32_t rows_of(int64_t batch) const {
+  /// Rows of the batch entry that may exist; without marks all of them do.
+  __device__ int32_t rows() const {
     if (!pools.of_keys) return params.rows(batch);
     return pools.marks == nullptr ? params.num_keys(batch) : params.problem.seq_kv;
+  }
+  __device__ const int32_t* marks() const {
+    return pools.marks == nullptr ? nullptr : pools.marks + batch * (params.problem.seq_kv + 1);
   }
 
   /// Calls `take(element, x, exists)` for every row of the pool; returns how many exist.
   template <typename Take>
   __device__ int32_t walk(const Take& take) const {
-    const int64_t head_index = pool / pools.count, batch = head_index / pools.heads;
-    const int32_t begin = static_cast<int32_t>(pool % pools.count) * pools.size;
-    const int32_t end = imin(begin + pools.size, rows_of(batch));
-    const T* rows = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
-                    head_index % pools.heads * pools.tensor.stride_h + column;
-    const int32_t* marks =
-        pools.marks == nullptr ? nullptr : pools.marks + batch * (params.problem.seq_kv + 1);
+    const int32_t end = imin(begin + pools.size, rows());
+    const T* first = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
+                     head * pools.tensor.stride_h + column;
+    const int32_t* marks = this->marks();
     int32_t count = 0;
 #pragma unroll 8
     for (int32_t j = begin; j < end; ++j) {
-      const T* from = rows + j * pools.tensor.stride_s;
+      const T* from = first + j * pools.tensor.stride_s;
       const uint4 bits =
           pools.aligned ? *reinterpret_cast<const uint4*>(from) : load_unaligned(from);
       const bool exists = marks == nullptr || marks[j] > 0;
@@ -80,6 +85,31 @@ struct PoolPart {
       count += exists;
     }
     return count;
+  }
+
+  /// Calls `take(element, least, greatest, exists)` for every group of a sketch in the pool, which
+  /// exists where one of its keys does that the sketch holds.
+  template <typename Take>
+  __device__ void walk_ranges(const Take& take) const {
+    const SketchView& sketch = params.sketch;
+    const int32_t end = imin(begin + pools.size, imin(rows(), params.held_keys(batch)));
+    const int32_t* marks = this->marks();
+    for (int32_t first = begin; first < end; first += sketch.group) {
+      const int64_t place = sketch.ranges_at(params.sketch_entry(sketch, batch, first), head,
+                                             SelectParams::sketch_row(sketch, first));
+      const T* from = static_cast<const T*>(sketch.ranges) + place + column;
+      const uint4 least = *reinterpret_cast<const uint4*>(from);
+      const uint4 greatest = *reinterpret_cast<const uint4*>(from + sketch.head_dim);
+      bool exists = marks == nullptr;
+      for (int32_t j = first; !exists && j < imin(first + sketch.group, end); ++j) {
+        exists = marks[j] > 0;
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        take(e, to_float(reinterpret_cast<const T*>(&least)[e]),
+             to_float(reinterpret_cast<const T*>(&greatest)[e]), exists);
+      }
+    }
   }
 };
 
@@ -99,8 +129,8 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-/// The greatest and the least elements of a key block's keys that exist: [B, Hkv, num_kv, 2, D], or
-/// side by side as [B, Hkv, num_kv, D, 2].
+/// The greatest and the least elements of a key block's keys that exist, or of a given sketch's
+/// groups of them: [B, Hkv, num_kv, 2, D], or side by side as [B, Hkv, num_kv, D, 2].
 template <typename T>
 __global__ void __launch_bounds__(kPoolThreads)
     pool_extremes(const SelectParams params, const Pools pools, bool side_by_side, T* extremes) {
@@ -113,10 +143,15 @@ __global__ void __launch_bounds__(kPoolThreads)
     greatest[e] = -INFINITY;
     least[e] = INFINITY;
   }
-  part.walk([&](int e, float x, bool exists) {
-    greatest[e] = exists ? fmaxf(greatest[e], x) : greatest[e];
-    least[e] = exists ? fminf(least[e], x) : least[e];
-  });
+  auto join = [&](int e, float low, float high, bool exists) {
+    greatest[e] = exists ? fmaxf(greatest[e], high) : greatest[e];
+    least[e] = exists ? fminf(least[e], low) : least[e];
+  };
+  if (params.sketch.present()) {
+    part.walk_ranges(join);
+  } else {
+    part.walk([&](int e, float x, bool exists) { join(e, x, x, exists); });
+  }
   T* to = extremes + part.pool * 2 * params.problem.head_dim;
   const int32_t step = side_by_side ? 2 : 1, apart = side_by_side ? 1 : params.problem.head_dim;
 #pragma unroll

@@ -1,5 +1,5 @@
 // Scores of pairs of blocks: scale * mean(Q_i) . mean(K_j), a float32 product on 64 x 64 tiles, or
-// those that the caller gives.
+// those that the caller gives; and NaN for blocks that a sketch does not hold.
 #include "../common/launch.cuh"
 #include "../common/mask.cuh"
 #include "../common/tile_product.cuh"
@@ -78,11 +78,33 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
+__global__ void __launch_bounds__(kCopyThreads)
+    mark_not_held(const SelectParams params, float* shares) {
+  const int64_t row = blockIdx.x, head = row / params.num_q;
+  const int64_t batch = head / params.problem.heads_q;
+  const Interval rows = params.rows_of_block(batch, static_cast<int32_t>(row % params.num_q));
+  // Without bounds the last row sees what the others do.
+  int32_t i = params.scores.bounds.data == nullptr ? rows.end - 1 : rows.begin;
+  for (; i < rows.end; ++i) {
+    const Interval kept = params.blocks_not_held(batch, head % params.problem.heads_q, i);
+    for (int32_t j = kept.begin + threadIdx.x; j < kept.end; j += kCopyThreads) {
+      shares[row * params.num_kv + j] = NAN;
+    }
+  }
+}
+
 }  // namespace
 
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace) {
   int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.num_q;
   copy_scores<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
+      params, workspace.scores);
+  return launched();
+}
+
+Status launch_not_held(const SelectParams& params, const SelectWorkspace& workspace) {
+  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.num_q;
+  mark_not_held<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores);
   return launched();
 }

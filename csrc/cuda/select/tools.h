@@ -77,9 +77,9 @@ int64_t select_workspace_bytes(const SelectParams& params);
 
 /// Marks the keys that some row may see; with bounds only.
 Status launch_marks(const SelectParams& params, int32_t* marks);
-/// Means of blocks, means of groups, or extremes of key blocks, over the keys that exist: the
-/// greatest and least elements as [B, Hkv, num_kv, 2, D], or side by side as [B, Hkv, num_kv, D,
-/// 2].
+/// Means of blocks, means of groups, or extremes of key blocks, over the keys that exist (those of
+/// their groups where a sketch is given): the greatest and least elements as [B, Hkv, num_kv, 2,
+/// D], or side by side as [B, Hkv, num_kv, D, 2].
 Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace);
 Status launch_group_means(const SelectParams& params, const SelectWorkspace& workspace);
 Status launch_extremes(const SelectParams& params, bool side_by_side,
@@ -91,6 +91,8 @@ Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace);
 /// The caller's scores as the kernels' own.
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace);
+/// NaN as the shares of blocks that are kept because the caller's sketch does not hold them.
+Status launch_not_held(const SelectParams& params, const SelectWorkspace& workspace);
 /// The same by their number alone: `values` are scores, whose softmax the shares are, or shares.
 Status launch_choose_count(const SelectParams& params, float* values, bool scores);
 /// The same for a decoding step that makes one list of the heads of a group.
