@@ -43,7 +43,7 @@ SketchMasses::Run SketchMasses::run_at(int64_t run) const {
           {begin, imin(begin + kRunKeys, params_.problem.seq_kv)}};
 }
 
-SketchMasses::Row SketchMasses::row_of(const Run& run, int32_t row) const {
+SketchMasses::QueryRow SketchMasses::row_of(const Run& run, int32_t row) const {
   const int64_t head_q = run.head * params_.problem.group() + row / params_.problem.seq_q;
   const int32_t index = row % params_.problem.seq_q;
   return {head_q, index,
@@ -79,7 +79,7 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
   Interval seen[kRows], all = {run.keys.end, run.keys.begin};
   std::fill(queries, queries + rows.size() * kMaxHeadDim, 0.0f);
   for (int32_t r = 0; r < rows.size(); ++r) {
-    const Row row = row_of(run, rows.begin + r);
+    const QueryRow row = row_of(run, rows.begin + r);
     seen[r] = intersect(params_.keys_of_row(run.batch, row.head_q, row.index), run.keys);
     if (!seen[r].empty()) all = {imin(all.begin, seen[r].begin), imax(all.end, seen[r].end)};
     const Rows query = rows_of(params_.query, params_.problem.dtype, run.batch, row.head_q);
@@ -102,7 +102,8 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
 }
 
 /// Masses of the keys that a row sees of a run; scores[j] is that of key j.
-void SketchMasses::add_masses(const Run& run, const Row& row, Interval seen, float* scores) const {
+void SketchMasses::add_masses(const Run& run, const QueryRow& row, Interval seen,
+                              float* scores) const {
   const VectorMath& math = vector_math();
   const Interval units = SelectParams::blocks_of(seen, kMassKeys);
   math.transform(scores + seen.begin, seen.size(), params_.scores.scale, params_.scores.softcap,

@@ -34,16 +34,16 @@ class SketchMasses {
     int64_t batch, head;
     Interval keys;
   };
-  struct Row {
+  struct QueryRow {
     int64_t head_q;
     int32_t index;
     int64_t number;  // of all rows
   };
 
   Run run_at(int64_t run) const;
-  Row row_of(const Run& run, int32_t row) const;
+  QueryRow row_of(const Run& run, int32_t row) const;
   void score_rows(const Run& run, Interval rows, float* queries, float* scores) const;
-  void add_masses(const Run& run, const Row& row, Interval seen, float* scores) const;
+  void add_masses(const Run& run, const QueryRow& row, Interval seen, float* scores) const;
 
   const SelectParams& params_;
   SketchView sketch_;     // the caller's, or one for the call

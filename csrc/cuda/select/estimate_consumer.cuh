@@ -19,7 +19,7 @@ namespace sparse_attn::cuda::estimates {
 template <typename C>
 struct Consumer {
   using Product = ptx::Wgmma<C::kDtype, kKeys>;
-  using Scores = float[kKeys / 2];
+  using ScoreFragment = float[kKeys / 2];
 
   const Arguments& args;
   Storage<C>& storage;
@@ -45,7 +45,7 @@ struct Consumer {
     ptx::named_barrier_arrive(kTurnBarrier + next, 2 * kWarpgroup);
   }
 
-  __device__ __forceinline__ void multiply(Scores& scores) const {
+  __device__ __forceinline__ void multiply(ScoreFragment& scores) const {
     const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
     constexpr int kSteps = kSlabColumns / 16;
     ptx::pin(scores);
@@ -91,7 +91,7 @@ struct Consumer {
   }
 
   /// Hides what a row does not see.
-  __device__ __forceinline__ void mask(Scores& scores, int32_t first) const {
+  __device__ __forceinline__ void mask(ScoreFragment& scores, int32_t first) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -106,7 +106,7 @@ struct Consumer {
   }
 
   /// Makes the highest score that a row has seen what its terms are relative to.
-  __device__ __forceinline__ void rebase(const Scores& scores, bool first) {
+  __device__ __forceinline__ void rebase(const ScoreFragment& scores, bool first) {
     float top[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -146,7 +146,7 @@ struct Consumer {
   /// The terms of a tile's kBlocks key blocks, and the lane's own sum of each row: both rows at
   /// once, as each alone waits for itself.
   template <int kBlocks>
-  __device__ __forceinline__ void weigh(const Scores& scores, FragmentTerms& terms,
+  __device__ __forceinline__ void weigh(const ScoreFragment& scores, FragmentTerms& terms,
                                         float (&total)[2]) const {
     const float scale = args.params.scores.scale * kLog2e;
 #pragma unroll
@@ -172,7 +172,7 @@ struct Consumer {
   /// Takes in the scores of a tile. Terms stay relative to the highest score of a segment's first
   /// tile until they grow too large, so that later maxima are never looked for.
   template <int kBlocks>
-  __device__ __forceinline__ void take(const Scores& scores, int32_t tile, bool first) {
+  __device__ __forceinline__ void take(const ScoreFragment& scores, int32_t tile, bool first) {
     constexpr float kLarge = 1e18f;
     FragmentTerms terms;
     float total[2];
@@ -228,7 +228,7 @@ struct Consumer {
           release();
           continue;
         }
-        Scores scores;
+        ScoreFragment scores;
         multiply(scores);
         release();
         if ((tile + 1) * kKeys > every) mask(scores, tile * kKeys);

@@ -13,10 +13,10 @@
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
-#include "../common/ptx/warpgroup.cuh"
 #include "../common/tensor_map.h"
 #include "estimate_consumer.cuh"
 #include "estimate_hopper.h"
+#include "roles.cuh"
 
 namespace sparse_attn::cuda {
 namespace estimates {
@@ -85,16 +85,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::mbarrier_fence_init();
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers_back<kLoaderRegisters>();
-    if (threadIdx.x == 0) load<C>(args, storage);
-  } else {
-    ptx::take_registers<kConsumerRegisters>();
-    const int consumer = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1;
+  auto consume = [&](int consumer) {
     const int64_t cluster = blockIdx.x / args.parts;
     float* masses = args.masses + (cluster * kConsumers + consumer) * args.params.num_kv * kVectors;
     Consumer<C>{args, storage, consumer, masses}.run();
-  }
+  };
+  split_roles<kLoaderRegisters, kConsumerRegisters>([&] { load<C>(args, storage); }, consume);
 }
 
 /// The vectors of a tensor as a map: (column, 1, vector, head, batch), box rows `rows`.

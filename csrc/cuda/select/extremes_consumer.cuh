@@ -46,7 +46,7 @@ __device__ __forceinline__ void halve_columns(float* columns) {
 template <typename C>
 struct Consumer {
   using Product = ptx::WgmmaSparse<C::kDtype, C::kChunk>;
-  using Scores = float[C::kChunk / 2];
+  using ScoreFragment = float[C::kChunk / 2];
   using Places = uint32_t[C::HEAD_DIM / 32];
   static constexpr int kChunk = C::kChunk;
   static constexpr int kQuarters = kChunk / kQuarter, kFragments = kQuarter / 8;
@@ -112,7 +112,7 @@ struct Consumer {
     }
   }
   /// The products with the chunk of key blocks that is there.
-  __device__ __forceinline__ void multiply(Scores& scores, Places& places) const {
+  __device__ __forceinline__ void multiply(ScoreFragment& scores, Places& places) const {
     const uint64_t queries = ptx::slab_descriptor(ptx::shared_address(storage.query[consumer]));
     const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
     ptx::pin(scores);
@@ -135,7 +135,7 @@ struct Consumer {
   }
 
   /// Makes the products scores but for the scale, where that is plain.
-  __device__ __forceinline__ void finish(Scores& scores) {
+  __device__ __forceinline__ void finish(ScoreFragment& scores) {
     const float softcap = args.params.scores.softcap, scale = args.params.scores.scale;
     const float all = scale * (softcap != 0 ? 1.0f / softcap : kLog2e);
     const bool plain = softcap == 0 && is_common_scale(scale);
@@ -157,7 +157,7 @@ struct Consumer {
     }
   }
   /// Hides what a row does not see of the quarters that some row sees.
-  __device__ __forceinline__ void mask(Scores& scores, int chunk) const {
+  __device__ __forceinline__ void mask(ScoreFragment& scores, int chunk) const {
     for_each_quarter(chunk, [&](int q) {
       const int32_t j0 = chunk * kChunk + q * kQuarter;
       if (j0 + kQuarter <= every) return;
@@ -171,8 +171,8 @@ struct Consumer {
   }
 
   /// Adds the masses of the lane's columns, relative to `base`.
-  __device__ __forceinline__ void sum_rows(const Scores& scores, int chunk, const float (&base)[2],
-                                           float (&total)[2]) const {
+  __device__ __forceinline__ void sum_rows(const ScoreFragment& scores, int chunk,
+                                           const float (&base)[2], float (&total)[2]) const {
     float sums[2][2] = {};
     for_each_quarter(chunk, [&](int q) {
 #pragma unroll
@@ -190,8 +190,8 @@ struct Consumer {
   }
   /// Adds a chunk to the rows' masses, of which a lane has its columns' `total` relative to
   /// 2^base. The base is the highest score so far, but only where 0 would not do.
-  __device__ __forceinline__ void add_masses(const Scores& scores, int chunk, float (&base)[2],
-                                             float (&total)[2]) const {
+  __device__ __forceinline__ void add_masses(const ScoreFragment& scores, int chunk,
+                                             float (&base)[2], float (&total)[2]) const {
     constexpr float kLarge = 1e30f;
     const float before[2] = {total[0], total[1]};
     sum_rows(scores, chunk, base, total);
@@ -226,7 +226,7 @@ struct Consumer {
 
   /// Writes the shares of a chunk: columns are summed by warps, and these by query blocks, for
   /// which two warpgroups may have rows.
-  __device__ __forceinline__ void write_shares(const Scores& scores, int chunk,
+  __device__ __forceinline__ void write_shares(const ScoreFragment& scores, int chunk,
                                                const float (&lse)[2]) {
     float* sums = storage.sums[buffer][consumer * kWarps + warp] + 2 * lane;
 #pragma unroll
@@ -269,7 +269,7 @@ struct Consumer {
                                        const Last& last) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      Scores scores;
+      ScoreFragment scores;
       const bool seen = chunk * kChunk < end;
       wait_keys();
       if (seen) multiply(scores, places);
@@ -293,7 +293,7 @@ struct Consumer {
     float base[2] = {}, total[2] = {};
     walk(
         places, chunks,
-        [&](const Scores& scores, int chunk) {
+        [&](const ScoreFragment& scores, int chunk) {
           if (chunk * kChunk < end) add_masses(scores, chunk, base, total);
         },
         [] {});
@@ -304,7 +304,8 @@ struct Consumer {
       lse[r] = limits[r] > 0 ? base[r] + __log2f(all) : INFINITY;
     }
     walk(
-        places, chunks, [&](const Scores& scores, int chunk) { write_shares(scores, chunk, lse); },
+        places, chunks,
+        [&](const ScoreFragment& scores, int chunk) { write_shares(scores, chunk, lse); },
         [&] { ptx::mbarrier_arrive_warp(storage.query_empty[consumer]); });
   }
 

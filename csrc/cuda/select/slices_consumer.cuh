@@ -14,7 +14,7 @@ namespace sparse_attn::cuda::slices {
 template <Dtype kDtype>
 struct Consumer {
   using Product = ptx::Wgmma<kDtype, kSliceKeys>;
-  using Scores = float[kSliceKeys / 2];
+  using ScoreFragment = float[kSliceKeys / 2];
   static constexpr int kHalves = kSliceKeys / kFragmentColumns;
   static constexpr int kColumnFragments = kSliceKeys / 8;
   static constexpr int kSteps = kSlabColumns / 16;  // of a slab
@@ -42,7 +42,7 @@ struct Consumer {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ void multiply(Scores& scores, bool first) {
+  __device__ __forceinline__ void multiply(ScoreFragment& scores, bool first) {
     ptx::mbarrier_wait(ptx::shared_address(&storage.full[stage]), parity);
     const uint64_t keys = ptx::slab_descriptor(ptx::shared_address(storage.key[stage]));
     const uint64_t queries = ptx::slab_descriptor(ptx::shared_address(storage.query[stage]) +
@@ -57,7 +57,7 @@ struct Consumer {
     ptx::wgmma_commit();
     advance(first);
   }
-  __device__ __forceinline__ void multiply_all(Scores& scores) {
+  __device__ __forceinline__ void multiply_all(ScoreFragment& scores) {
     const int steps = ceil_div(args.params.problem.head_dim, kSlabColumns) * args.estimate.slices;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) multiply(scores, step == 0);
@@ -79,7 +79,7 @@ struct Consumer {
     }
   }
   /// Makes the products scores, -inf where a row does not see the key.
-  __device__ __forceinline__ void finish(Scores& scores) {
+  __device__ __forceinline__ void finish(ScoreFragment& scores) {
     const float softcap = args.params.scores.softcap;
     const float all = args.params.scores.scale * (softcap != 0 ? 1.0f / softcap : kLog2e);
     const int32_t j0 = tile.column * kSliceKeys;
@@ -143,7 +143,7 @@ struct Consumer {
   }
 
   /// Writes the masses of the tile's key blocks.
-  __device__ __forceinline__ void write_masses(const Scores& scores) const {
+  __device__ __forceinline__ void write_masses(const ScoreFragment& scores) const {
     float base[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -184,7 +184,7 @@ struct Consumer {
       ptx::mbarrier_arrive(ptx::shared_address(&storage.item_empty[slot]));
       if (__shfl_sync(~0u, tile.head, 0) < 0) return;
       begin();
-      Scores scores;
+      ScoreFragment scores;
       multiply_all(scores);
       finish(scores);
       write_masses(scores);

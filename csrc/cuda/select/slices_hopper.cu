@@ -5,8 +5,8 @@
 // columns. One launch writes the masses of key blocks by query vector, the next one shares.
 #include "../common/launch.cuh"
 #include "../common/ptx/tma.cuh"
-#include "../common/ptx/warpgroup.cuh"
 #include "../common/tensor_map.h"
+#include "roles.cuh"
 #include "slices_consumer.cuh"
 
 namespace sparse_attn::cuda {
@@ -67,14 +67,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::mbarrier_fence_init();
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers_back<kLoaderRegisters>();
-    if (threadIdx.x == 0) load(args, storage);
-  } else {
-    ptx::take_registers<kConsumerRegisters>();
-    const int consumer = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1;
-    Consumer<kDtype>{args, storage, consumer}.run();
-  }
+  auto consume = [&](int consumer) { Consumer<kDtype>{args, storage, consumer}.run(); };
+  split_roles<kLoaderRegisters, kConsumerRegisters>([&] { load(args, storage); }, consume);
 }
 
 constexpr int kShareThreads = 256;

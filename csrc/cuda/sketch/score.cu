@@ -36,7 +36,7 @@ __device__ __forceinline__ void fold(float (&values)[N], int lane, int step, int
 }
 
 /// Scores of the tiles of a lane's groups: keys lane / 4 and lane / 4 + 8 by two columns.
-using Scores = float[kTiles][4];
+using ScoreFragment = float[kTiles][4];
 
 /// The products of a slot's codes with queries times steps; of each group's a lane keeps those of
 /// its own half. Groups of fewer tiles take their first one again, and leave its masses out.
@@ -44,7 +44,7 @@ template <typename Config>
 __device__ __forceinline__ void multiply_codes(const char* codes,
                                                const uint32_t (&stepped)[Config::kPairs],
                                                int32_t group_tiles, int group_of_sums,
-                                               Scores& scores) {
+                                               ScoreFragment& scores) {
   const int lane = threadIdx.x % 32;
   codes += lane / 4 * Config::kRowBytes + lane % 4 * (Config::kRowBytes / 4);
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply_codes(const char* codes,
       load_words(codes + from * Config::kRowBytes, words[tile][0]);
       load_words(codes + (from + 8) * Config::kRowBytes, words[tile][1]);
     }
-    Scores products = {};
+    ScoreFragment products = {};
 #pragma unroll
     for (int pair = 0; pair < Config::kPairs; pair += 2) {
       const int word = pair / Config::kPairsOfWord, e = pair % Config::kPairsOfWord;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_codes(const char* codes,
 /// key `begin`.
 template <typename Config>
 __device__ __forceinline__ void hide_unseen(const QueryTile<Config>& queries, int32_t begin,
-                                            int32_t group_tiles, Scores& scores) {
+                                            int32_t group_tiles, ScoreFragment& scores) {
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
     const int32_t j = begin + i / 4 * kSketchTile + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void hide_unseen(const QueryTile<Config>& queries, in
 }
 
 /// The mass of the tile and the row that the lane writes, of scores in units of log 2.
-__device__ __forceinline__ float sum_tiles(const Scores& scores) {
+__device__ __forceinline__ float sum_tiles(const ScoreFragment& scores) {
   const int lane = threadIdx.x % 32;
   float sums[2 * kTiles];  // of rows x tiles
   float highest[2] = {-INFINITY, -INFINITY};
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       scale_query<Config>(query, ranges, params.problem.head_dim, stepped);
       float bases[2];
       least_products<Config>(query, ranges, params.problem.head_dim, queries.group_of_sums, bases);
-      Scores scores;
+      ScoreFragment scores;
       multiply_codes<Config>(ring.slot(slot), stepped, group_tiles, queries.group_of_sums, scores);
 #pragma unroll
       for (int i = 0; i < 4 * kTiles; ++i) {
