@@ -49,7 +49,7 @@ struct SelectParams {
   int32_t groups = 1;        // mixed: means of a block
   int32_t row_step = 1;      // mixed: every row_step-th row is sampled, the last of each step
   int32_t stride = 8;        // antidiagonal
-  SketchView sketch;         // sketch, minmax: the caller's; bits of one for the call are set
+  SketchView sketch;         // sketch, minmax, mean: the caller's; bits of a call's own are set
   ScoresView given;          // scores: the caller's
   bool by_group = false;     // one list for the query heads of a key head
   double mass = 0;           // share of the estimate to keep; 0 keeps what the budget allows

@@ -50,6 +50,10 @@ struct SketchView {
     if (!(level > 0.0f)) return 0;
     return level < static_cast<float>(levels()) ? static_cast<uint32_t>(rintf(level)) : levels();
   }
+  /// What a code stands for, or the mean of several.
+  SPARSE_ATTN_HD float number(float code, float least, float greatest) const {
+    return least + code * ((greatest - least) / static_cast<float>(levels()));
+  }
 };
 
 /// New keys after those that a sketch holds. The tokens of its last group that is not full are

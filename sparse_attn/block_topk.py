@@ -32,7 +32,7 @@ __all__ = ["DEFAULT_MASS", "INSTEAD_OF_BUDGET", "SELECTORS", "BlockTopK"]
 #: What to write in place of block top-k's earlier budget.
 INSTEAD_OF_BUDGET = "budget_blocks= for a number of blocks, budget_share= for a share of them"
 SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "sketch")
-SKETCHED = ("sketch", "minmax")  # that take a `KeySketch`
+SKETCHED = ("sketch", "minmax", "mean")  # that take a `KeySketch`
 _OWNER = "BlockTopK"
 _BUDGETS = ("budget_blocks", "budget_share", "budget_tokens")
 LOCAL_KEYS = 256  # of the forced local blocks
@@ -70,7 +70,8 @@ class BlockTopK(Pattern):
     ==================  =====================================================================
     ``mixed``           half by means of `groups` parts of a block, half by every `row_step`-th
                         row against every key: sees what is broad and what is narrow
-    ``mean``            means of whole blocks: cheapest
+    ``mean``            means of whole blocks, of keys or of what a `KeySketch` has of them:
+                        cheapest
     ``antidiagonal``    squares of `stride` rows and keys, by the products on their antidiagonal
     ``minmax``          the most that each row can score in a block, by its least and greatest
                         elements: those of its keys, or of their groups in a `KeySketch`
@@ -110,13 +111,14 @@ class BlockTopK(Pattern):
     stride : {8, 16}
         Of selector ``antidiagonal`` alone: rows and keys of a square.
     sketch : KeySketch, optional
-        Of the keys at hand, for selectors ``sketch`` and ``minmax``. Blocks with keys that it does
-        not hold are always kept. Without one, ``sketch`` makes one of 2 bits for the call, and
-        ``minmax`` reads the keys. With one, ``minmax`` joins the ranges of a block's groups, each
-        counted whole where a key of it that is held may be seen; blocks are multiples of the groups
-        (64 tokens; 32 or 16 in pages of no multiple of 64). Ranges are exact in the keys' dtype
-        (`KeySketch` rounds keys of 8 bits first), so groups that are seen whole give the blocks
-        that their keys would.
+        Of the keys at hand, for selectors ``sketch``, ``minmax`` and ``mean``. Blocks with keys
+        that it does not hold are always kept. Without one, ``sketch`` makes one of 2 bits for the
+        call, and the others read the keys. With one, ``mean`` takes the means of what its codes
+        stand for, and ``minmax`` joins the ranges of a block's groups, each counted whole where a
+        key of it that is held may be seen; blocks are then multiples of the groups (64 tokens; 32
+        or 16 in pages of no multiple of 64). Ranges are exact in the keys' dtype (`KeySketch`
+        rounds keys of 8 bits first), so groups that are seen whole give ``minmax`` the blocks that
+        their keys would.
     budget_tokens : int, optional
         `budget_blocks` by number of keys: as many blocks as hold them. `mass` is None beside it
         unless it is given.
@@ -211,7 +213,7 @@ class BlockTopK(Pattern):
         if self.sketch is not None:
             check_kind(_OWNER, "sketch", self.sketch, KeySketch, "a KeySketch")
             if not isinstance(self.selector, str) or self.selector not in SKETCHED:
-                what = "selector 'sketch' or 'minmax' with a sketch"
+                what = "selector 'sketch', 'minmax' or 'mean' with a sketch"
                 raise refuse(_OWNER, what, "another selector")
         what = "the name of one, or a tensor of scores"
         check_kind(_OWNER, "selector", self.selector, (str, torch.Tensor), what)

@@ -50,13 +50,13 @@ def _dtype_of_ranges(key: torch.Tensor, dtype: torch.dtype | None) -> torch.dtyp
 
 
 class KeySketch:
-    """Every key in 2 or 4 bits a channel, for ``BlockTopK(selector="sketch")`` or ``"minmax"``.
+    """Every key in 2 or 4 bits a channel, for `BlockTopK` by ``sketch``, ``minmax`` or ``mean``.
 
     Of a group of 64 tokens it holds, by channel, the least and the greatest value (of which
     ``minmax`` makes its bounds), and of each token ``round((k - least) / (greatest - least) *
-    (2**bits - 1))``. A last group of fewer tokens is sketched again whenever tokens come: appending
-    gives what sketching all at once would. Nothing waits for the device, and lengths stay there, so
-    decoding steps may be captured in a CUDA graph.
+    (2**bits - 1))`` (of which ``mean`` makes its means). A last group of fewer tokens is sketched
+    again whenever tokens come: appending gives what sketching all at once would. Nothing waits for
+    the device, and lengths stay there, so decoding steps may be captured in a CUDA graph.
 
     Parameters
     ----------

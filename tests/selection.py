@@ -8,6 +8,7 @@ by rounding may change places.
 import math
 
 import torch
+from sketches import sketched, sketched_keys
 
 import sparse_attn as sa
 
@@ -164,38 +165,44 @@ def minmax(head, keys_of=None):
     return normalised(shares)
 
 
+def held_keys(head, sketch, b):
+    """Keys that exist, of those that a sketch holds."""
+    return head.exists & (torch.arange(len(head.key)) < int(sketch.lengths[b]))
+
+
+def keep_not_held(head, sketch, b, values):
+    """NaN as the values of blocks with keys that the rows see and a sketch does not hold."""
+    lacks = torch.arange(len(head.key)) >= int(sketch.lengths[b])
+    for index, rows in enumerate(head.rows):
+        unknown = head.seen[list(rows)].any(0) & lacks
+        values[index][sums_by(unknown.double(), head.block_kv) > 0] = math.nan
+    return values
+
+
 def by_bounds(head, sketch, b, key_head):
     """`minmax`, by the ranges of a sketch where one is given; NaN for blocks with keys it lacks."""
     if sketch is None:
         return minmax(head)
-    ranges, held = sketch.ranges[b, key_head].cpu(), int(sketch.lengths[b])
-    group, column = 64, torch.arange(len(head.key))
-    counts = head.exists & (column < held)
+    ranges, group = sketch.ranges[b, key_head].cpu(), 64
+    counts = held_keys(head, sketch, b)
 
     def ranges_of(part):
         starts = range(part[0], part[-1] + 1, group)
         found = [at // group for at in starts if counts[at : min(at + group, part[-1] + 1)].any()]
         return ranges[found].double().flatten(0, 1)
 
-    shares = minmax(head, ranges_of)
-    for index, rows in enumerate(head.rows):
-        lacks = head.seen[list(rows)].any(0) & (column >= held)
-        shares[index][sums_by(lacks.double(), head.block_kv) > 0] = math.nan
-    return shares
+    return keep_not_held(head, sketch, b, minmax(head, ranges_of))
 
 
-def sketched(key, bits, group=64):
-    """Keys as a sketch holds them, in float64: codes between their group's extremes by channel."""
-    levels = 2**bits - 1
-    parts = []
-    for part in key.split(group):
-        least, greatest = part.amin(0), part.amax(0)
-        span = (greatest.float() - least.float()).clamp(min=1e-38)
-        codes = ((part.float() - least.float()) / span * levels).round()
-        parts.append(
-            least.double() + codes.double() * (greatest.double() - least.double()) / levels
-        )
-    return torch.cat(parts)
+def by_means(head, sketch, b, key_head):
+    """`mean`, of sketched keys where a sketch is given; NaN for blocks with keys it lacks."""
+    if sketch is None:
+        return of_scores(head, mean_scores(head))
+    rows = min(len(head.key), sketch.codes.shape[2])
+    head.key = torch.zeros(head.key.shape).double()
+    head.key[:rows] = sketched_keys(sketch)[b, key_head, :rows]
+    head.exists = held_keys(head, sketch, b)
+    return of_scores(head, keep_not_held(head, sketch, b, mean_scores(head)))
 
 
 def by_sketch(head, key, bits):
@@ -254,7 +261,7 @@ def estimates(pattern, query, key, seen, scale=None, softcap=0.0):
             )  # fmt: skip
             made = {
                 "mixed": lambda head=head: mixed(head, groups, pattern.row_step),
-                "mean": lambda head=head: of_scores(head, mean_scores(head)),
+                "mean": lambda head=head, at=(b, h // group): by_means(head, sketch, *at),
                 "antidiagonal": lambda head=head: antidiagonal(head, pattern.stride),
                 "minmax": lambda head=head, at=(b, h // group): by_bounds(head, sketch, *at),
                 "vertical_slash": lambda head=head: vertical_slash(head),

@@ -92,8 +92,8 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   const bool given = args.sketch_codes || args.sketch_ranges || args.sketch_lengths;
   const bool by_codes = params->selector == Selector::kSketch;
   const bool by_ranges = params->selector == Selector::kMinMax;
-  if (given && !by_codes && !by_ranges) {
-    fail_expected(op, "selector sketch or minmax with a sketch", args.selector);
+  if (given && !by_codes && !by_ranges && params->selector != Selector::kMean) {
+    fail_expected(op, "selector sketch, minmax or mean with a sketch", args.selector);
   }
   if (by_codes && params->problem.seq_q > kSketchQueries) {
     fail_expected(op, text("up to ", kSketchQueries, " queries with selector sketch"),

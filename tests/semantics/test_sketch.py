@@ -192,8 +192,8 @@ WRONG_PATTERNS = {
     ),
     "no-budget": ({"mass": None}, "budget_blocks or budget_share, got none of them"),
     "other-selector": (
-        {"selector": "mean", "sketch": "one"},
-        "selector 'sketch' or 'minmax' with a sketch",
+        {"selector": "mixed", "sketch": "one"},
+        "selector 'sketch', 'minmax' or 'mean' with a sketch",
     ),
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference import DTYPES, Shape
-from selection import sketched
+from sketches import sketched
 
 import sparse_attn as sa
 

@@ -125,15 +125,16 @@ def test_sketches_of_tensors(device, dtype, bits, by):
     assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize("selector", ["minmax", "mean"])
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
-def test_bounds_by_sketches_of_tensors(device, dtype):
+def test_blocks_by_sketches_of_tensors(device, dtype, selector):
     """Each entry by its own ranges, which are those of what its codes stand for."""
     query, key, value = SHAPE.make(device, dtype)
     codes, scale = key.to(FLOAT8), scale_of((SHAPE.B, SHAPE.Hkv), device)
     numbers = dequantized(codes, scale, dtype)
     sketch = sa.KeySketch(codes, key_scale=scale, dtype=dtype)
-    pattern = sa.BlockTopK(64, 0.5, "minmax", local_blocks=1, sketch=sketch)
-    plain = replace(pattern, sketch=None)
+    pattern = sa.BlockTopK(64, 0.5, selector, local_blocks=1, sketch=sketch)
+    plain = replace(pattern, sketch=None if selector == "minmax" else sa.KeySketch(numbers))
     lists = sa.select_blocks(query, codes, pattern, is_causal=True, key_scale=scale)
     want = sa.select_blocks(query, numbers, plain, is_causal=True)
     assert torch.equal(lists.counts, want.counts) and torch.equal(lists.indices, want.indices)

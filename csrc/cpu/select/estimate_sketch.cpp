@@ -8,10 +8,14 @@
 
 namespace sparse_attn::cpu {
 
-/// Keeps the blocks with keys that a row sees and the sketch does not hold.
-void BlockEstimator::keep_not_held(const QueryBlock& block, int32_t row, double* share) const {
-  const Interval kept = params_.blocks_not_held(block.batch, block.head_q, row);
-  std::fill(share + kept.begin, share + kept.end, std::nan(""));
+/// NaN as the values of blocks with keys that a row sees and a given sketch does not hold.
+void BlockEstimator::keep_not_held(const QueryBlock& block, double* values) const {
+  if (params_.sketch.lengths == nullptr) return;
+  const Interval rows = params_.rows_of_block(block.batch, block.index);
+  for (int32_t i = rows.begin; i < rows.end; ++i) {
+    const Interval kept = params_.blocks_not_held(block.batch, block.head_q, i);
+    std::fill(values + kept.begin, values + kept.end, std::nan(""));
+  }
 }
 
 /// Each row against every key of the sketch.
@@ -19,7 +23,6 @@ void BlockEstimator::add_sketched_rows(const QueryBlock& block, double* share) c
   const Interval rows = params_.rows_of_block(block.batch, block.index);
   for (int32_t i = rows.begin; i < rows.end; ++i) {
     sketch_masses_.add_shares(block.batch, block.head_q, i, share);
-    keep_not_held(block, i, share);
   }
 }
 

@@ -115,26 +115,42 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
       params_.selector == Selector::kVerticalSlash) {
     return;
   }
-  const int32_t head_dim = params_.problem.head_dim;
-  Rows keys = rows_of(params_.keys.key, params_.problem.dtype, batch, head_kv);
-  const uint8_t* exists = exists_ + batch * params_.problem.seq_kv;
   int64_t head = batch * params_.problem.heads_kv + head_kv;
   float* vector = vectors_ + (head * params_.num_kv + block) * groups_ * width_;
   Interval range = {block * params_.block_kv,
                     imin((block + 1) * params_.block_kv, params_.problem.seq_kv)};
   if (params_.selector == Selector::kMinMax) return pool_extremes(batch, head_kv, range, vector);
   for (int32_t group = 0; group < groups_; ++group, vector += width_) {
-    Interval members = group_of(range, params_.block_kv / groups_, group);
     std::memset(vector, 0, width_ * sizeof(float));
-    int32_t count = 0;
-    for (int32_t j = members.begin; j < members.end; ++j) {
-      if (!exists[j]) continue;
-      ++count;
-      add_row(math_, keys, j, head_dim, vector);
-    }
+    const Interval members = group_of(range, params_.block_kv / groups_, group);
+    const int32_t count = sum_keys(batch, head_kv, members, vector);
     if (count == 0) continue;
-    for (int32_t d = 0; d < head_dim; ++d) vector[d] /= static_cast<float>(count);
+    for (int32_t d = 0; d < width_; ++d) vector[d] /= static_cast<float>(count);
   }
+}
+
+/// Adds the keys that exist, or what a given sketch has of them; returns how many.
+int32_t BlockEstimator::sum_keys(int64_t batch, int64_t head_kv, Interval keys, float* sum) const {
+  const SketchView& sketch = params_.sketch;
+  const Problem& problem = params_.problem;
+  const Rows rows = rows_of(params_.keys.key, problem.dtype, batch, head_kv);
+  const uint8_t* exists = exists_ + batch * problem.seq_kv;
+  const int32_t step = sketch.present() ? sketch.group : 1;  // keys that are added at once
+  int32_t count = 0;
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const int32_t begin = j, end = imin((j / step + 1) * step, keys.end);
+    while (j < end && exists[j]) ++j;
+    count += j - begin;
+    if (j == begin) {
+      ++j;
+    } else if (sketch.present()) {
+      add_sketched_keys(sketch, problem.dtype, params_.sketch_entry(sketch, batch, begin), head_kv,
+                        SelectParams::sketch_row(sketch, begin), j - begin, sum);
+    } else {
+      add_row(math_, rows, begin, problem.head_dim, sum);
+    }
+  }
+  return count;
 }
 
 /// The greatest and the least elements, NaN aside: of the keys that exist, or of a given sketch's
@@ -307,7 +323,6 @@ void BlockEstimator::add_bounds(const QueryBlock& block, double* share) const {
     math_.transform(scores + seen.begin, seen.size(), sign * params_.scores.scale,
                     params_.scores.softcap, nullptr);
     add_softmax(scores, seen, keys.present, 1, share);
-    keep_not_held(block, i, share);
   }
 }
 
@@ -346,6 +361,7 @@ void BlockEstimator::estimate(const QueryBlock& block, Interval visible, double*
   switch (params_.selector) {
     case Selector::kMean:
       score_means(block, visible, rank);
+      keep_not_held(block, rank);
       return shares_of_scores(visible, share, rank);
     case Selector::kScores: {
       const float* scores = params_.given.row(block.batch, block.head_q, block.index);
@@ -367,9 +383,11 @@ void BlockEstimator::estimate(const QueryBlock& block, Interval visible, double*
       break;
     case Selector::kMinMax:
       add_bounds(block, share);
+      keep_not_held(block, share);
       break;
     case Selector::kSketch:
       add_sketched_rows(block, share);
+      keep_not_held(block, share);
       break;
     case Selector::kVerticalSlash:
       add_lines(block, visible, share);

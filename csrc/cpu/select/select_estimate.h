@@ -53,13 +53,14 @@ class BlockEstimator {
     double* slashes;  // by difference of row and key
   };
 
+  int32_t sum_keys(int64_t batch, int64_t head_kv, Interval keys, float* sum) const;
   void pool_extremes(int64_t batch, int64_t head_kv, Interval keys, float* extremes) const;
   void add_groups(const QueryBlock& block, double* share) const;
   void add_sampled_rows(const QueryBlock& block, double* share) const;
   void add_antidiagonals(const QueryBlock& block, double* share) const;
   void add_bounds(const QueryBlock& block, double* share) const;
   void add_sketched_rows(const QueryBlock& block, double* share) const;
-  void keep_not_held(const QueryBlock& block, int32_t row, double* share) const;
+  void keep_not_held(const QueryBlock& block, double* values) const;
   void add_lines(const QueryBlock& block, Interval visible, double* share) const;
   void score_means(const QueryBlock& block, Interval visible, double* rank) const;
 

@@ -18,6 +18,12 @@ Rows ranges_of(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t hea
           static_cast<Element>(dtype)};
 }
 
+SketchCodes codes_of(const SketchView& sketch, int64_t entry, int64_t head, int32_t begin,
+                     int32_t count) {
+  return {sketch.codes + sketch.codes_at(entry, head, begin), count, sketch.row_words(),
+          ceil_div(sketch.head_dim, sketch.codes_of_word()), sketch.bits};
+}
+
 }  // namespace
 
 void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t first,
@@ -47,6 +53,17 @@ void sketch_ranges(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t
   math.to_float(ranges.element, strided(ranges, 1, 1).data, greatest, sketch.head_dim);
 }
 
+void add_sketched_keys(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
+                       int32_t begin, int32_t count, float* sum) {
+  float least[kMaxHeadDim], greatest[kMaxHeadDim], codes[kMaxChannels];
+  sketch_ranges(sketch, dtype, entry, head, begin, least, greatest);
+  vector_math().sketch.sums(codes_of(sketch, entry, head, begin, count), codes);
+  const auto keys = static_cast<float>(count);
+  for (int32_t d = 0; d < sketch.head_dim; ++d) {
+    sum[d] += keys * sketch.number(codes[d] / keys, least[d], greatest[d]);
+  }
+}
+
 void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
                    int32_t begin, int32_t count, SketchQueries queries, float* scores,
                    int64_t stride) {
@@ -56,11 +73,8 @@ void sketch_scores(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t
   std::fill(least + sketch.head_dim, least + padded, 0.0f);
   std::fill(greatest + sketch.head_dim, greatest + padded, 0.0f);
   sketch_ranges(sketch, dtype, entry, head, begin, least, greatest);
-  const SketchCodes codes = {sketch.codes + sketch.codes_at(entry, head, begin), count,
-                             sketch.row_words(), ceil_div(sketch.head_dim, sketch.codes_of_word()),
-                             sketch.bits};
-  math.sketch.scores(codes, least, greatest, queries.rows, kMaxHeadDim, queries.count, scores,
-                     stride);
+  math.sketch.scores(codes_of(sketch, entry, head, begin, count), least, greatest, queries.rows,
+                     kMaxHeadDim, queries.count, scores, stride);
 }
 
 namespace {

@@ -19,6 +19,10 @@ void sketch_group(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t 
 void sketch_ranges(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head, int32_t row,
                    float* least, float* greatest);
 
+/// sum += the sketched keys of `count` rows from `begin` on, all of one group.
+void add_sketched_keys(const SketchView& sketch, Dtype dtype, int64_t entry, int64_t head,
+                       int32_t begin, int32_t count, float* sum);
+
 /// Rows in float32, each followed by zeros up to kMaxHeadDim.
 struct SketchQueries {
   const float* rows = nullptr;

@@ -156,25 +156,26 @@ void keep_only(float* scores, Span seen, int32_t k) {
 #define SPARSE_ATTN_NAME_OF(isa) #isa
 
 extern const VectorMath kVectorMath;
-const VectorMath kVectorMath = {SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
-                                nullptr,
-                                {sketch_range, sketch_codes, sketch_scores, sketch_masses},
-                                to_float,
-                                from_float,
-                                transform,
-                                online_softmax,
-                                row_scores,
-                                row_values,
-                                row_accumulate,
-                                kLanes,
-                                kHasPanels ? kGroupRows : 0,
-                                INT32_MAX,  // isa.cpp says where less
-                                pack_panel,
-                                panel_scores<>,
-                                panel_values<>,
-                                collect,
-                                keep_highest,
-                                low_threshold,
-                                keep_only};
+const VectorMath kVectorMath = {
+    SPARSE_ATTN_NAME(SPARSE_ATTN_ISA),
+    nullptr,
+    {sketch_range, sketch_codes, sketch_sums, sketch_scores, sketch_masses},
+    to_float,
+    from_float,
+    transform,
+    online_softmax,
+    row_scores,
+    row_values,
+    row_accumulate,
+    kLanes,
+    kHasPanels ? kGroupRows : 0,
+    INT32_MAX,  // isa.cpp says where less
+    pack_panel,
+    panel_scores<>,
+    panel_values<>,
+    collect,
+    keep_highest,
+    low_threshold,
+    keep_only};
 
 }  // namespace sparse_attn::cpu::SPARSE_ATTN_ISA

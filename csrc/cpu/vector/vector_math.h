@@ -108,7 +108,7 @@ constexpr int32_t kMassKeys = 16;
 /// Rows of codes of one group of a key sketch (sketch_params.h).
 struct SketchCodes {
   const uint32_t* rows = nullptr;
-  int32_t count = 0;  // a multiple of 16
+  int32_t count = 0;  // a multiple of 16 for scores
   int32_t row_words = 0, used_words = 0;
   int32_t bits = 2;
 };
@@ -122,6 +122,8 @@ struct SketchMath {
   /// Rows of codes of n rows, read in steps of 16.
   void (*codes)(const float* rows, int64_t stride, int32_t n, int32_t head_dim, int32_t bits,
                 const float* least, const float* greatest, uint32_t* codes, int32_t row_words);
+  /// sums[channel] = the sum of the codes, of all channels of the words that are used.
+  void (*sums)(const SketchCodes& codes, float* sums);
   /// scores[row, token] = query[row] . sketched key, with the same bits for any number of rows.
   void (*scores)(const SketchCodes& codes, const float* least, const float* greatest,
                  const float* query, int64_t query_stride, int32_t rows, float* scores,

@@ -64,6 +64,37 @@ void sketch_codes(const float* rows, int64_t stride, int32_t n, int32_t head_dim
   }
 }
 
+/// Codes are added in the bytes of four words: as many rows as a byte has room for, each by one
+/// addition for every code of a byte.
+template <int kBits>
+void sketch_sums_of(const SketchCodes& codes, float* sums) {
+  constexpr int kCodesOfByte = 8 / kBits, kPairs = kHalfBits / kBits, kWords = 4;
+  constexpr int32_t kLevels = (1 << kBits) - 1, kMostRows = 255 / kLevels;
+  constexpr uint32_t kFirstOfBytes = kLevels * 0x01010101u;
+  typedef uint32_t Words __attribute__((vector_size(4 * kWords)));
+  for (int32_t word = 0; word < codes.used_words; word += kWords, sums += kWords * 2 * kPairs) {
+    for (int i = 0; i < kWords * 2 * kPairs; ++i) sums[i] = 0;
+    for (int32_t first = 0; first < codes.count; first += kMostRows) {
+      const int32_t end = first + kMostRows < codes.count ? first + kMostRows : codes.count;
+      Words bytes[kCodesOfByte] = {};
+      for (int32_t row = first; row < end; ++row) {
+        const Words words = load<Words>(codes.rows + int64_t{row} * codes.row_words + word);
+        for (int k = 0; k < kCodesOfByte; ++k) bytes[k] += words >> k * kBits & kFirstOfBytes;
+      }
+      for (int i = 0; i < kWords * 2 * kPairs; ++i) {
+        const int bit = i / 2 % kPairs * kBits + i % 2 * kHalfBits;
+        sums[i] +=
+            static_cast<float>(bytes[bit % 8 / kBits][i / (2 * kPairs)] >> bit / 8 * 8 & 255);
+      }
+    }
+  }
+}
+
+void sketch_sums(const SketchCodes& codes, float* sums) {
+  auto* of_bits = codes.bits == 2 ? sketch_sums_of<2> : sketch_sums_of<4>;
+  of_bits(codes, sums);
+}
+
 /// By which codes are multiplied as they lie in half a word: 2^-place / levels, of 16 channels.
 template <int kBits>
 struct PlaceFactors {

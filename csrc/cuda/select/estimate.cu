@@ -348,8 +348,7 @@ Status launch_products(const SelectParams& params, const SelectWorkspace& worksp
       estimate.slices = 2;
       status = launch_estimate(params, estimate, workspace);
     }
-    const bool may_lack = params.sketch.lengths != nullptr;  // keys
-    return status.ok() && may_lack ? launch_not_held(params, workspace) : status;
+    return status.ok() ? launch_not_held(params, workspace) : status;
   }
   Status status = launch_group_means(params, workspace);
   if (!status.ok()) return status;

@@ -1,5 +1,5 @@
-// Means of neighbouring queries or keys, and the extremes of key blocks, of their keys or of the
-// ranges of a sketch; a thread has 16 bytes of each row. A key counts when some row of its batch
+// Means of neighbouring queries or keys, and the extremes of key blocks, of their keys or of what a
+// sketch has of them; a thread has 16 bytes of each row. A key counts when some row of its batch
 // entry may see it: under bounds rows mark their interval's ends, and a prefix sum counts them.
 #include "../common/launch.cuh"
 #include "../common/radix_select.cuh"
@@ -55,19 +55,26 @@ struct PoolPart {
     return pool < int64_t{params.problem.batch} * pools.heads * pools.count;
   }
 
-  /// Rows of the batch entry that may exist; without marks all of them do.
-  __device__ int32_t rows() const {
-    if (!pools.of_keys) return params.rows(batch);
-    return pools.marks == nullptr ? params.num_keys(batch) : params.problem.seq_kv;
+  /// Where the rows of the pool that may exist end, keys as far as a given sketch holds them;
+  /// without marks all of them do.
+  __device__ int32_t end() const {
+    int32_t rows = params.rows(batch);
+    if (pools.of_keys) rows = imin(params.num_keys(batch), params.held_keys(batch));
+    return imin(begin + pools.size, rows);
   }
   __device__ const int32_t* marks() const {
     return pools.marks == nullptr ? nullptr : pools.marks + batch * (params.problem.seq_kv + 1);
   }
 
+  /// An element of 16 bytes.
+  __device__ static float element(const uint4& bits, int e) {
+    return to_float(reinterpret_cast<const T*>(&bits)[e]);
+  }
+
   /// Calls `take(element, x, exists)` for every row of the pool; returns how many exist.
   template <typename Take>
   __device__ int32_t walk(const Take& take) const {
-    const int32_t end = imin(begin + pools.size, rows());
+    const int32_t end = this->end();
     const T* first = static_cast<const T*>(pools.tensor.data) + batch * pools.tensor.stride_b +
                      head * pools.tensor.stride_h + column;
     const int32_t* marks = this->marks();
@@ -79,49 +86,95 @@ struct PoolPart {
           pools.aligned ? *reinterpret_cast<const uint4*>(from) : load_unaligned(from);
       const bool exists = marks == nullptr || marks[j] > 0;
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-        take(e, to_float(reinterpret_cast<const T*>(&bits)[e]), exists);
-      }
+      for (int e = 0; e < kElements; ++e) take(e, element(bits, e), exists);
       count += exists;
     }
     return count;
   }
 
-  /// Calls `take(element, least, greatest, exists)` for every group of a sketch in the pool, which
-  /// exists where one of its keys does that the sketch holds.
+  /// A thread's elements of the ranges of a sketch's group.
+  struct Ranges {
+    uint4 least, greatest;
+  };
+  /// Those of the group that holds key j.
+  __device__ Ranges ranges_at(int32_t j) const {
+    const SketchView& sketch = params.sketch;
+    const int64_t place = sketch.ranges_at(params.sketch_entry(sketch, batch, j), head,
+                                           SelectParams::sketch_row(sketch, j));
+    const T* from = static_cast<const T*>(sketch.ranges) + place + column;
+    return {*reinterpret_cast<const uint4*>(from),
+            *reinterpret_cast<const uint4*>(from + sketch.head_dim)};
+  }
+
+  /// Calls `take(element, least, greatest, exists)` for every group of a sketch in the pool, whose
+  /// size is a multiple of them; a group exists where one of its keys does.
   template <typename Take>
   __device__ void walk_ranges(const Take& take) const {
-    const SketchView& sketch = params.sketch;
-    const int32_t end = imin(begin + pools.size, imin(rows(), params.held_keys(batch)));
+    const int32_t end = this->end(), group = params.sketch.group;
     const int32_t* marks = this->marks();
-    for (int32_t first = begin; first < end; first += sketch.group) {
-      const int64_t place = sketch.ranges_at(params.sketch_entry(sketch, batch, first), head,
-                                             SelectParams::sketch_row(sketch, first));
-      const T* from = static_cast<const T*>(sketch.ranges) + place + column;
-      const uint4 least = *reinterpret_cast<const uint4*>(from);
-      const uint4 greatest = *reinterpret_cast<const uint4*>(from + sketch.head_dim);
+    for (int32_t first = begin; first < end; first += group) {
+      const Ranges ranges = ranges_at(first);
       bool exists = marks == nullptr;
-      for (int32_t j = first; !exists && j < imin(first + sketch.group, end); ++j) {
-        exists = marks[j] > 0;
-      }
+      for (int32_t j = first; !exists && j < imin(first + group, end); ++j) exists = marks[j] > 0;
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        take(e, to_float(reinterpret_cast<const T*>(&least)[e]),
-             to_float(reinterpret_cast<const T*>(&greatest)[e]), exists);
+        take(e, element(ranges.least, e), element(ranges.greatest, e), exists);
       }
     }
   }
+
+  /// As walk, with the sums of the keys that exist by group of a sketch. A thread's elements are of
+  /// one word of a key's codes.
+  template <typename Take>
+  __device__ int32_t walk_codes(const Take& take) const {
+    const SketchView& sketch = params.sketch;
+    const int32_t end = this->end(), word = column / sketch.codes_of_word();
+    const int32_t first_bit = sketch.bit_of(column % sketch.codes_of_word());
+    const int32_t* marks = this->marks();
+    int32_t count = 0;
+    for (int32_t j = begin; j < end;) {
+      const Ranges ranges = ranges_at(j);
+      const int64_t place = sketch.codes_at(params.sketch_entry(sketch, batch, j), head,
+                                            SelectParams::sketch_row(sketch, j));
+      const uint32_t* from = sketch.codes + place + word;
+      const int32_t end_of_group = imin((j / sketch.group + 1) * sketch.group, end);
+      uint32_t codes[kElements] = {};
+      int32_t keys = 0;
+#pragma unroll 8
+      for (; j < end_of_group; ++j, from += sketch.row_words()) {
+        const bool exists = marks == nullptr || marks[j] > 0;
+        const uint32_t own = exists ? *from >> first_bit : 0;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) codes[e] += own >> sketch.bit_of(e) & sketch.levels();
+        keys += exists;
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const float code = static_cast<float>(codes[e]) / keys;
+        const float x = sketch.number(code, element(ranges.least, e), element(ranges.greatest, e));
+        take(e, keys * x, keys > 0);
+      }
+      count += keys;
+    }
+    return count;
+  }
 };
 
-/// The means of the rows that exist; NaN where none does. A query always exists.
-template <typename T, typename Out>
+/// The means of the rows that exist, or of the keys of a sketch; NaN where none does. A query
+/// always exists.
+template <typename T, bool kOfCodes, typename Out>
 __global__ void __launch_bounds__(kPoolThreads)
     pool_means(const SelectParams params, const Pools pools, Out* means) {
   const PoolPart<T> part(params, pools);
   if (!part.exists()) return;
   float sums[PoolPart<T>::kElements] = {};
-  const int32_t count =
-      part.walk([&](int e, float x, bool exists) { sums[e] += exists ? x : 0.0f; });
+  auto add = [&](int e, float x, bool exists) { sums[e] += exists ? x : 0.0f; };
+  int32_t count;
+  if constexpr (kOfCodes) {
+    count = part.walk_codes(add);
+  } else {
+    count = part.walk(add);
+  }
   Out* to = means + part.pool * params.problem.head_dim + part.column;
 #pragma unroll
   for (int e = 0; e < PoolPart<T>::kElements; ++e) {
@@ -169,10 +222,10 @@ uint32_t pool_grid(const SelectParams& params, const Pools& pools) {
       ceil_div64(int64_t{params.problem.batch} * pools.heads * pools.count * chunks, kPoolThreads));
 }
 
-template <typename T, typename Out>
+template <typename T, bool kOfCodes = false, typename Out>
 void launch_means(const SelectParams& params, const Pools& pools, Out* means) {
-  const uint32_t blocks = pool_grid(params, pools);
-  pool_means<T><<<blocks, kPoolThreads, 0, to_stream(params.stream)>>>(params, pools, means);
+  pool_means<T, kOfCodes><<<pool_grid(params, pools), kPoolThreads, 0, to_stream(params.stream)>>>(
+      params, pools, means);
 }
 
 __global__ void mark_bounds(const SelectParams params, int32_t heads, int32_t* marks) {
@@ -225,13 +278,16 @@ Status launch_marks(const SelectParams& params, int32_t* marks) {
 }
 
 Status launch_block_means(const SelectParams& params, const SelectWorkspace& workspace) {
+  const Pools queries = pools_of(params, false, params.block_q, params.num_q, nullptr);
+  const Pools keys = pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks);
   return with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    launch_means<T>(params, pools_of(params, false, params.block_q, params.num_q, nullptr),
-                    workspace.query_means);
-    launch_means<T>(params,
-                    pools_of(params, true, params.block_kv, params.num_kv, workspace.key_marks),
-                    workspace.key_means);
+    launch_means<T>(params, queries, workspace.query_means);
+    if (params.sketch.present()) {
+      launch_means<T, true>(params, keys, workspace.key_means);
+    } else {
+      launch_means<T>(params, keys, workspace.key_means);
+    }
     return launched();
   });
 }

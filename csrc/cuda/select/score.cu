@@ -10,12 +10,12 @@ namespace {
 
 constexpr int kCopyThreads = 256;
 
-/// Whether the block holds a key that some row may see. Asked where its mean is no number, which a
-/// key that is none may have made too.
+/// Whether the block has a key that some row may see, and a given sketch holds. Asked where its
+/// mean is no number, which a key that is none may have made too.
 __device__ bool key_block_exists(const SelectParams& params, const SelectWorkspace& workspace,
                                  int64_t batch, int64_t block) {
   int32_t begin = static_cast<int32_t>(block) * params.block_kv;
-  for (int32_t j = begin; j < imin(begin + params.block_kv, params.problem.seq_kv); ++j) {
+  for (int32_t j = begin; j < imin(begin + params.block_kv, params.held_keys(batch)); ++j) {
     if (key_exists(params, workspace.key_marks, batch, j)) return true;
   }
   return false;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
-    mark_not_held(const SelectParams params, float* shares) {
+    mark_not_held(const SelectParams params, float* scores) {
   const int64_t row = blockIdx.x, head = row / params.num_q;
   const int64_t batch = head / params.problem.heads_q;
   const Interval rows = params.rows_of_block(batch, static_cast<int32_t>(row % params.num_q));
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   for (; i < rows.end; ++i) {
     const Interval kept = params.blocks_not_held(batch, head % params.problem.heads_q, i);
     for (int32_t j = kept.begin + threadIdx.x; j < kept.end; j += kCopyThreads) {
-      shares[row * params.num_kv + j] = NAN;
+      scores[row * params.num_kv + j] = NAN;
     }
   }
 }
@@ -103,6 +103,7 @@ Status launch_given_scores(const SelectParams& params, const SelectWorkspace& wo
 }
 
 Status launch_not_held(const SelectParams& params, const SelectWorkspace& workspace) {
+  if (params.sketch.lengths == nullptr) return {};
   int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.num_q;
   mark_not_held<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores);

@@ -102,7 +102,8 @@ Status launch_estimates(const SelectParams& params, const SelectWorkspace& works
     }
     case Selector::kMean: {
       Status status = launch_block_means(params, workspace);
-      return status.ok() ? launch_block_scores(params, workspace) : status;
+      if (status.ok()) status = launch_block_scores(params, workspace);
+      return status.ok() ? launch_not_held(params, workspace) : status;
     }
     default:
       return launch_products(params, workspace);

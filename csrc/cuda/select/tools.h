@@ -91,7 +91,8 @@ Status launch_lines(const SelectParams& params, const SelectWorkspace& workspace
 Status launch_block_scores(const SelectParams& params, const SelectWorkspace& workspace);
 /// The caller's scores as the kernels' own.
 Status launch_given_scores(const SelectParams& params, const SelectWorkspace& workspace);
-/// NaN as the shares of blocks that are kept because the caller's sketch does not hold them.
+/// NaN as the scores or shares of blocks that are kept because the caller's sketch does not hold
+/// them.
 Status launch_not_held(const SelectParams& params, const SelectWorkspace& workspace);
 /// The same by their number alone: `values` are scores, whose softmax the shares are, or shares.
 Status launch_choose_count(const SelectParams& params, float* values, bool scores);

@@ -1,4 +1,4 @@
-"""Selector ``minmax`` over pages by the ranges of their sketch: chunks of prompts, any queries."""
+"""Selectors ``minmax`` and ``mean`` over pages by their sketch: chunks of prompts, any queries."""
 
 from dataclasses import replace
 
@@ -7,16 +7,30 @@ import torch
 from ragged import malformed
 from reference import DTYPES
 from selection import pattern_of
+from sketches import sketched_keys
 from test_paged_sketch import DIM, HEADS, LENGTHS, PAGES, used_of, whole
 
 import sparse_attn as sa
 
 #: Keys of a block beside each page size: of one page, of a part of one, and of several.
 SIZES = [(16, 16), (16, 64), (48, 32), (64, 64), (64, 192), (96, 96), (128, 64)]
+CASES = [(selector, *sizes) for selector in ("minmax", "mean") for sizes in SIZES]
+CASES += [("mean", 64, 48), ("mean", 128, 80)]  # blocks that end inside groups
 
 
-def bounded(sketch=None, block=64, **changes):
-    return pattern_of("minmax", block, sketch=sketch, **changes)
+def pooled(selector, sketch=None, block=64, **changes):
+    return pattern_of(selector, block, sketch=sketch, **changes)
+
+
+def alone(pattern, query, b, key, table):
+    """The call of sequence b without pages or sketch: on its keys, or on what codes stand for."""
+    key = key.transpose(0, 1)[None]
+    plain = replace(pattern, sketch=None)
+    if pattern.selector == "minmax":
+        return query, key, plain
+    pages = sketched_keys(pattern.sketch)[table[b].long().cpu()]
+    numbers = pages.transpose(0, 1).flatten(1, 2)[None, :, : key.shape[2]]
+    return query.float(), numbers.to(key.device, torch.float32), plain
 
 
 def assert_lists_of(layout, b, own):
@@ -29,18 +43,18 @@ def assert_lists_of(layout, b, own):
 
 @pytest.mark.parametrize("group", ["q", "kv"])
 @pytest.mark.parametrize("Sq", [1, 70])
-@pytest.mark.parametrize("page_size, block", SIZES)
+@pytest.mark.parametrize("selector, page_size, block", CASES)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_lists_are_those_of_the_keys_alone(device, dtype, page_size, block, Sq, group):
+def test_lists_are_those_of_the_keys_alone(device, selector, dtype, page_size, block, Sq, group):
     """Lengths end inside groups and pages; the cache is full of NaN where no token is."""
     key_cache, value_cache, table, news, sketch = whole(device, page_size, dtype)
     query = 2 * torch.randn(len(LENGTHS), 4, Sq, DIM, device=device).to(dtype)
-    pattern = bounded(sketch, (32, block), group=group)
+    pattern = pooled(selector, sketch, (32, block), group=group)
     pages = {"block_table": table, "seqused_k": used_of(device)}
     layout = sa.select_blocks(query, key_cache, pattern, is_causal=True, **pages)
     for b, (key, _) in enumerate(news):
-        alone = (query[b : b + 1], key.transpose(0, 1)[None], replace(pattern, sketch=None))
-        assert_lists_of(layout, b, sa.select_blocks(*alone, is_causal=True))
+        own = alone(pattern, query[b : b + 1], b, key, table)
+        assert_lists_of(layout, b, sa.select_blocks(*own, is_causal=True))
     call = (query, key_cache, value_cache, *pages.values())
     out = sa.paged_attention(*call, pattern=pattern, is_causal=True)
     again = sa.paged_attention(*call, pattern=sa.BlockSparse(layout), is_causal=True)
@@ -50,45 +64,48 @@ def test_lists_are_those_of_the_keys_alone(device, dtype, page_size, block, Sq, 
     assert torch.equal(unread.indices, layout.indices)
 
 
+@pytest.mark.parametrize("selector", ["minmax", "mean"])
 @pytest.mark.parametrize("group", ["q", "kv"])
 @pytest.mark.parametrize("rows", [(1, 1, 1, 1), (70, 0, 40, 1), (3, 33, 0, 0)], ids=str)
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-def test_packed_queries_choose_as_alone(device, is_causal, page_size, rows, group):
+def test_packed_queries_choose_as_alone(device, selector, is_causal, page_size, rows, group):
     key_cache, value_cache, table, news, sketch = whole(device, page_size)
     query = 2 * torch.randn(sum(rows), 4, DIM, device=device)
-    pattern = bounded(sketch, (16, 64), group=group)
+    pattern = pooled(selector, sketch, (16, 64), group=group)
     ends = torch.tensor([0, *rows], device=device).cumsum(0)
     placing = {"is_causal": is_causal, "cu_seq_q": ends.int(), "max_q": max(rows) + 9}
     pages = {"block_table": table, "seqused_k": used_of(device)}
     layout = sa.select_blocks(query, key_cache, pattern, **pages, **placing)
     for b, (key, _) in enumerate(news):
-        own = query[ends[b] : ends[b + 1]].transpose(0, 1)[None]
-        alone = (own, key.transpose(0, 1)[None], replace(pattern, sketch=None))
-        assert_lists_of(layout, b, sa.select_blocks(*alone, is_causal=is_causal))
+        rows_of_b = query[ends[b] : ends[b + 1]].transpose(0, 1)[None]
+        own = alone(pattern, rows_of_b, b, key, table)
+        assert_lists_of(layout, b, sa.select_blocks(*own, is_causal=is_causal))
     call = (query, key_cache, value_cache, *pages.values())
     out = sa.paged_attention(*call, pattern=pattern, **placing)
     again = sa.paged_attention(*call, pattern=sa.BlockSparse(layout), **placing)
     assert torch.equal(out, again)
 
 
-def test_groups_count_whole(device):
+@pytest.mark.parametrize("selector", ["minmax", "mean"])
+def test_groups_keep_their_ranges(device, selector):
     """Tokens of a group that a sequence does not count are in its ranges, those of others not."""
     key_cache, _, table, news, sketch = whole(device, 64)
     used = used_of(device) - torch.tensor([37, 16, 40, 66], dtype=torch.int32, device=device)
     query = 2 * torch.randn(len(LENGTHS), 4, 50, DIM, device=device)
-    pattern = bounded(sketch, (16, 64), mass=None, budget_blocks=2, sink_blocks=0)
+    pattern = pooled(selector, sketch, (16, 64), mass=None, budget_blocks=2, sink_blocks=0)
     pages = {"block_table": table, "seqused_k": used}
     layout = sa.select_blocks(query, key_cache, pattern, **pages)
     for b, (key, _) in enumerate(news):
         key = key.transpose(0, 1)[None]
         own = replace(pattern, sketch=sa.KeySketch(key))
-        alone = sa.select_blocks(query[b : b + 1], key[:, :, : int(used[b])], own)
-        assert_lists_of(layout, b, alone)
+        counted = key[:, :, : int(used[b])]
+        assert_lists_of(layout, b, sa.select_blocks(query[b : b + 1], counted, own))
 
 
+@pytest.mark.parametrize("selector", ["minmax", "mean"])
 @pytest.mark.sanitizer
-def test_malformed_tables_read_nothing_outside(device):
+def test_malformed_tables_read_nothing_outside(device, selector):
     key_cache, value_cache, table, _, sketch = whole(device, 64)
     value_cache.nan_to_num_(0)
     query = torch.randn(len(LENGTHS), 4, 40, DIM, device=device)
@@ -96,10 +113,14 @@ def test_malformed_tables_read_nothing_outside(device):
     wild[:, 1:] = -5
     used = torch.tensor([2**30, -3, 0, 90], dtype=torch.int32, device=device)
     with malformed(device, r"seqused_k\[0\] from 0 to \d+, the keys it has room for"):
-        sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=bounded(sketch))
+        sa.paged_attention(
+            query, key_cache, value_cache, wild, used, pattern=pooled(selector, sketch)
+        )
     used.clamp_(0, 100)
     with malformed(device, r"block_table\[0, 0\] to name one of the \d+ pages of the cache"):
-        sa.paged_attention(query, key_cache, value_cache, wild, used, pattern=bounded(sketch))
+        sa.paged_attention(
+            query, key_cache, value_cache, wild, used, pattern=pooled(selector, sketch)
+        )
 
 
 def test_wrong_calls(device):
@@ -108,24 +129,27 @@ def test_wrong_calls(device):
     call = (query, key_cache, value_cache, table, used_of(device))
     key = news[0][:1].transpose(1, 2)
     for wrong, sentence in {
-        bounded(sa.KeySketch(key)): "a paged sketch, got a sketch that is not paged",
-        bounded(sa.KeySketch(key_cache[:5], paged=True)): "a sketch of key's shape",
-        bounded(
-            sa.KeySketch(key_cache[:, :, :1].contiguous(), paged=True)
+        pooled("minmax", sa.KeySketch(key)): "a paged sketch, got a sketch that is not paged",
+        pooled("minmax", sa.KeySketch(key_cache[:5], paged=True)): "a sketch of key's shape",
+        pooled(
+            "minmax", sa.KeySketch(key_cache[:, :, :1].contiguous(), paged=True)
         ): "a sketch of key's sha",
-        bounded(sketch, 48): "a block_size of keys that is a multiple of 32, the tokens of a group",
+        pooled(
+            "minmax", sketch, 48
+        ): "a block_size of keys that is a multiple of 32, the tokens of a group",
     }.items():
         with pytest.raises(ValueError, match=f"select_blocks: expected {sentence}"):
             sa.paged_attention(*call, pattern=wrong)
     with pytest.raises(ValueError, match="expected a sketch that is not paged, got a paged sketch"):
-        sa.select_blocks(query[:1], key, bounded(sketch))
+        sa.select_blocks(query[:1], key, pooled("minmax", sketch))
 
 
-def test_opcheck(device):
+@pytest.mark.parametrize("selector", ["minmax", "mean"])
+def test_opcheck(device, selector):
     key_cache, _, table, _, sketch = whole(device, 64)
     assert key_cache.shape == (PAGES, 64, HEADS, DIM)
     query = torch.randn(len(LENGTHS), 4, 40, DIM, device=device)
-    given = bounded(sketch)._arguments()
+    given = pooled(selector, sketch)._arguments()
     given |= {"block_table": table, "seqused_k": used_of(device)}
     torch.library.opcheck(
         torch.ops.sparse_attn.select_blocks.default, (query, key_cache.nan_to_num(0)), given
