@@ -181,7 +181,9 @@ def test_a_malformed_sketch_still_gives_lists(device, selector, junk, group):
     inside = torch.arange(1, indices.shape[-1], device=device) < counts
     assert (indices.diff(dim=-1) > 0)[inside].all()
     assert (counts[0] == 7).all()  # of which the sketch holds nothing
-    assert sa.sparse_attention(query, key, value, pattern).isfinite().all()
+    out = torch.full_like(query, torch.nan)
+    sa.sparse_attention(query, key, value, pattern, out=out)
+    assert out.cpu().isfinite().all()  # a sanitizer sees no store of the copy engine
 
 
 @pytest.mark.parametrize("selector", ["minmax", "mean"])
