@@ -72,22 +72,33 @@ def checked_lengths(owner: str, lengths: Any) -> list[int]:
     return [check_integer(owner, "lengths", length, 1) for length in lengths]
 
 
-def _is_cut(value: Any, length: int) -> bool:
+def _is_cut(value: torch.Tensor, length: int) -> bool:
     """Whether an argument goes along with a text of `length` positions."""
-    return isinstance(value, torch.Tensor) and _has_length(value) and value.shape[1] == length
+    return _has_length(value) and value.shape[1] == length
+
+
+def _is_mask(name: str, value: torch.Tensor, length: int) -> bool:
+    """Whether an argument is a mask of a text's pairs, (B, 1 or heads, length, length)."""
+    square = (length, length)
+    return name.endswith("mask") and value.dim() == 4 and tuple(value.shape[2:]) == square
 
 
 def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
     """Return a call of `length` positions: cut, or repeated from the start.
 
-    What is not of the text's length, such as images beside it, stays as it came.
+    What is not of the text's length, such as images beside it, stays as it came; so does a mask of
+    pairs where the text is repeated.
     """
     own = length_of(owner, call)
     made = dict(call)
     for name, value in call.items():
-        if _is_cut(value, own) and length != own:
+        if not isinstance(value, torch.Tensor) or length == own:
+            continue
+        if _is_cut(value, own):
             index = torch.arange(length, device=value.device) % own
             made[name] = value[:, index]
+        elif length < own and _is_mask(name, value, own):
+            made[name] = value[:, :, :length, :length]
     return made
 
 
@@ -100,14 +111,15 @@ def at_length(
     Dimension 1 of features may be no length, as in (batch, mel, time), and images stand at places
     of their text: what a model says of a shape that no user gave comes with the shape that came.
     """
+    made = resized(owner, call, length)
     try:
-        yield resized(owner, call, length)
+        yield made
     except ValueError as error:
         said = error.__cause__  # the model's own, as call_model has it
         own = length_of(owner, call)
         if length == own or said is None or str(said).startswith("sparse_attn"):
             raise
-        cut = {name: value for name, value in call.items() if _is_cut(value, own)}
+        cut = {name: value for name, value in call.items() if made[name] is not value}
         beside = {name: value for name, value in call.items() if name not in cut}
         features = {name: value for name, value in cut.items() if value.dim() == 3}
         words = f"{type(said).__name__}: {' '.join(str(said).split()):.200}"

@@ -82,6 +82,23 @@ def test_a_text_that_an_image_does_not_fit_is_named(image_and_text):
         sa.profile(Read().eval(), image_and_text, [64, 128], patterns=[sa.Band(3)], progress=False)
 
 
+class Masked(torch.nn.Module):
+    """Attends under a mask of every pair."""
+
+    def forward(self, x, attention_mask):
+        x = x.unflatten(-1, (2, 16)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(x, x, x, attention_mask).flatten(2)
+
+
+def test_a_mask_of_pairs_is_cut_with_its_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    inputs = {"x": torch.randn(1, 64, 32), "attention_mask": torch.ones(1, 1, 64, 64).tril() > 0}
+    found = sa.profile(Masked().eval(), inputs, patterns=[sa.Band(3)], progress=False)
+    assert [row.length for row in found.rows] == [16, 32, 64]
+    with pytest.raises(ValueError, match=r"to 128, got x of shape .* takes them as they came"):
+        sa.profile(Masked().eval(), inputs, [128], patterns=[sa.Band(3)], progress=False)
+
+
 def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
     inputs = {"features": torch.randn(1, MEL, TIME)}
     sentence = rf"expected inputs that the model takes \(features of shape \(1, {MEL}, {TIME}\)\)"
