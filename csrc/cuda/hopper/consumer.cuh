@@ -140,7 +140,7 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     float high[2];
-    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work(), high)) {
+    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, state_, info_, work(), high)) {
       small_softmax_behind_pv(high);
     } else {
       if constexpr (kMasked) prepare_scores<kTransforms>();

@@ -33,29 +33,32 @@ struct SmallCap {
   }
 };
 
-/// The lowest of a thread's scores of row r.
-template <int kCount>
-__device__ __forceinline__ float lowest(const float (&s)[kCount], int r) {
-  float even = s[2 * r], odd = s[2 * r + 1];
-#pragma unroll
-  for (int i = 1; i < kCount / 4; ++i) {
-    even = fminf(even, s[4 * i + 2 * r]);
-    odd = fminf(odd, s[4 * i + 2 * r + 1]);
-  }
-  return fminf(even, odd);
-}
-
 /// Whether all scores of a warp's rows that count are small, and the thread's highest ones. By the
+/// bits of scores: as integers the highest one is the highest without a sign or else the lowest of
+/// all, and as unsigned ones it is the lowest with a sign or else the highest of all. By the
 /// extremes of rows, since what the branch needs ptxas does not move past the wait that follows it.
 template <class Rows, int kCount>
-__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallCap& cap,
-                                          const Rows& rows, float (&high)[2]) {
-  high[0] = highest(s, 0);
-  high[1] = highest(s, 1);
-  auto counted = [&](float x, int r) { return rows.counts(r) ? x : 0.0f; };
-  const float top = fmaxf(counted(high[0], 0), counted(high[1], 1));
-  const float bottom = fminf(counted(lowest(s, 0), 0), counted(lowest(s, 1), 1));
-  return !__any_sync(~0u, fmaxf(top, -bottom) >= cap.limit);
+__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SoftmaxState& state,
+                                          const SmallCap& cap, const Rows& rows, float (&high)[2]) {
+  float farthest = 0.0f;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    high[r] = highest_by_bits<1>(-INFINITY, s, r);
+    uint32_t low = 0;
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      low = __vimax3_u32(low, __float_as_uint(s[4 * i + 2 * r]),
+                         __float_as_uint(s[4 * i + 2 * r + 1]));
+    }
+    const float extreme = fmaxf(fabsf(high[r]), fabsf(__uint_as_float(low)));
+    farthest = fmaxf(farthest, rows.counts(r) ? extreme : 0.0f);
+  }
+  if (__any_sync(~0u, farthest >= cap.limit)) return false;
+  if (have_signs(state) && __any_sync(~0u, has_sign(high[0]) || has_sign(high[1]))) {
+    high[0] = highest(s, 0);
+    high[1] = highest(s, 1);
+  }
+  return true;
 }
 
 /// update_maxima() for them.

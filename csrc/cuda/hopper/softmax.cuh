@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "../common/log2_units.h"
+#include "../common/row_maximum.cuh"
 #include "../common/tanh.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -22,9 +23,10 @@ struct SoftmaxState {
   float shift[2];
 };
 
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+/// Whether some row of the warp may have only scores with a sign. Known before a tile's scores are,
+/// so that what asks it stands in nobody's way.
+__device__ __forceinline__ bool have_signs(const SoftmaxState& state) {
+  return __any_sync(~0u, has_sign(state.m[0]) || has_sign(state.m[1]));
 }
 
 __device__ __forceinline__ float quad_sum(float x) {
@@ -75,18 +77,6 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], const uint32_t (
   }
 }
 
-/// The highest of a thread's scores of row r.
-template <int kCount>
-__device__ __forceinline__ float highest(const float (&s)[kCount], int r) {
-  float even = s[2 * r], odd = s[2 * r + 1];
-#pragma unroll
-  for (int i = 1; i < kCount / 4; ++i) {
-    even = fmaxf(even, s[4 * i + 2 * r]);
-    odd = fmaxf(odd, s[4 * i + 2 * r + 1]);
-  }
-  return fmaxf(even, odd);
-}
-
 /// Updates m of row r, and what follows from it: the factor on what was summed before, and the
 /// shift scale * m. The factor is the shifts', so that it is 1 under the same m: off by a rounding
 /// it would show after a thousand tiles. kFirst begins the rows; kMasked says that a row may have
@@ -101,15 +91,24 @@ __device__ __forceinline__ void move_maximum(SoftmaxState& state, int r, float m
   state.m[r] = m;
 }
 
-/// The same for both rows, by their scores.
-template <bool kFirst, bool kMasked, bool kHeldShift = true, int kCount>
+/// The same for both rows, by their scores: by the bits of those in kBitChains, if not 0, and again
+/// by their order where a row of the warp has only scores with a sign.
+template <bool kFirst, bool kMasked, bool kHeldShift = true, int kBitChains = 0, int kCount>
 __device__ __forceinline__ void update_maxima(const float (&s)[kCount], SoftmaxState& state,
                                               float scale) {
+  static_assert(!kFirst || kBitChains == 0, "there is no maximum to begin with");
+  const bool signs = kBitChains > 0 && have_signs(state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float m = highest(s, r);
-    if constexpr (!kFirst) m = fmaxf(m, state.m[r]);
-    move_maximum<kFirst, kMasked, kHeldShift>(state, r, quad_max(m), scale);
+    float m = kFirst ? -INFINITY : state.m[r];
+    if constexpr (kBitChains > 0) {
+      const float top = quad_max_by_bits(highest_by_bits<kBitChains>(m, s, r));
+      const bool again = signs && __any_sync(~0u, has_sign(top));
+      m = again ? quad_max(fmaxf(highest(s, r), m)) : top;
+    } else {
+      m = quad_max(kFirst ? highest(s, r) : fmaxf(highest(s, r), m));
+    }
+    move_maximum<kFirst, kMasked, kHeldShift>(state, r, m, scale);
   }
 }
 

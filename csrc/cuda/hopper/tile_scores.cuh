@@ -95,7 +95,8 @@ class TileScores {
         return take_maxima_off<kFirst>(s, state, scale_log2());
       }
     }
-    update_maxima<kFirst, kMasked, !C::kHalf>(s, state, scale_log2());
+    constexpr int kBitChains = kFirst || kMasked ? 0 : C::kBitChains;
+    update_maxima<kFirst, kMasked, !C::kHalf, kBitChains>(s, state, scale_log2());
   }
 
   /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
@@ -106,10 +107,11 @@ class TileScores {
 
   /// Whether scores are small beside the softcap, of a tile that is seen whole: `high` are then the
   /// rows' highest.
-  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const StepInfo& info,
-                                            const Work& work, float (&high)[2]) const {
+  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const SoftmaxState& state,
+                                            const StepInfo& info, const Work& work,
+                                            float (&high)[2]) const {
     if (!args_.capped || info.mask != TileMask::kNone) return false;
-    return hopper::are_small(s, args_.small_cap, rows_that_count(work), high);
+    return hopper::are_small(s, state, args_.small_cap, rows_that_count(work), high);
   }
 
  private:

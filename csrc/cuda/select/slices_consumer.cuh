@@ -6,6 +6,7 @@
 #include "../common/ptx/math.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/wgmma.cuh"
+#include "../common/row_maximum.cuh"
 #include "fragment.cuh"
 #include "slices_unit.cuh"
 
@@ -78,14 +79,20 @@ struct Consumer {
       if (last_pairs[r] <= 0) limits[r] = imin(limits[r], keys.vectors - 1);
     }
   }
-  /// Makes the products scores, -inf where a row does not see the key.
-  __device__ __forceinline__ void finish(ScoreFragment& scores) {
+  /// Makes the products scores but for the factors of rows, and -inf where a row does not see the
+  /// key. Most tiles have nothing else to be done.
+  __device__ __forceinline__ void finish(ScoreFragment& scores, float (&factors)[2]) {
     const float softcap = args.params.scores.softcap;
     const float all = args.params.scores.scale * (softcap != 0 ? 1.0f / softcap : kLog2e);
     const int32_t j0 = tile.column * kSliceKeys;
+    const bool whole = __all_sync(~0u, imin(limits[0], limits[1]) >= j0 + kSliceKeys);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factors[r] = all / static_cast<float>(pairs[r]);
+    if (whole && softcap == 0 && all > 0 && j0 + kSliceKeys < tile.keys.vectors) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float factor = all / static_cast<float>(pairs[r]);
+      const float factor = factors[r];
+      factors[r] = 1.0f;
 #pragma unroll
       for (int j = 0; j < kColumnFragments; ++j) {
 #pragma unroll
@@ -109,7 +116,6 @@ struct Consumer {
 #pragma unroll
       for (float& x : scores) x = kLog2e * softcap * tanhf(x);
     }
-    const bool whole = __all_sync(~0u, imin(limits[0], limits[1]) >= j0 + kSliceKeys);
     if (whole) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -143,20 +149,13 @@ struct Consumer {
   }
 
   /// Writes the masses of the tile's key blocks.
-  __device__ __forceinline__ void write_masses(const ScoreFragment& scores) const {
+  __device__ __forceinline__ void write_masses(const ScoreFragment& scores,
+                                               const float (&factors)[2]) const {
     float base[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-      for (int j = 0; j < kColumnFragments; ++j) {
-        const float* x = scores + 4 * j + 2 * r;
-        tops[j % 4] = fmaxf(tops[j % 4], fmaxf(x[0], x[1]));
-      }
-      float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      base[r] = top == -INFINITY ? 0.0f : top;
+      const float top = quad_max(highest(scores, r));
+      base[r] = top == -INFINITY ? 0.0f : top * factors[r];
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -166,7 +165,8 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float* x = scores + 4 * (half * kFragments + j) + 2 * r;
-          terms[r][j] = ptx::exp2_approx(x[0] - base[r]) + ptx::exp2_approx(x[1] - base[r]);
+          terms[r][j] = ptx::exp2_approx(fmaf(x[0], factors[r], -base[r])) +
+                        ptx::exp2_approx(fmaf(x[1], factors[r], -base[r]));
         }
       }
       const int32_t per_block = args.estimate.per_block;
@@ -186,8 +186,9 @@ struct Consumer {
       begin();
       ScoreFragment scores;
       multiply_all(scores);
-      finish(scores);
-      write_masses(scores);
+      float factors[2];
+      finish(scores, factors);
+      write_masses(scores, factors);
     }
   }
 };
