@@ -62,6 +62,7 @@ struct Arguments {
   float score_rate = 0;
   bool transform = false;
   bool capped = false;
+  bool lazy = false;  // maxima are followed lazily, where a kernel leaves it to the call
   SmallCap small_cap = {};
   // Where a bias joins the scores, a mask that adds or ALiBi, they are brought to natural units
   // first, and scale_log2 is log2(e).

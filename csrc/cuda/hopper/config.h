@@ -96,11 +96,13 @@ struct Config {
   // under QK, where it takes no time.
   static constexpr bool kFinishesLate = kConsumers == 3 && HEAD_DIM <= 64;
   static_assert(!kFinishesLate || !kScaled, "the scale of keys would be the next tile's");
-  // Rows' maxima are found by the bits of their scores, in so many chains, where that was measured
-  // to be faster; others lose 1 to 3 % by it.
-  static constexpr bool kByBits =
-      HEAD_DIM == 64 ? !kListed || kHalf : HEAD_DIM > 96 && HEAD_DIM <= 160 && !kHalf;
-  static constexpr int kBitChains = !kByBits || kNarrows ? 0 : HEAD_DIM == 64 ? 2 : 1;
+  // Rows' maxima are followed lazily (softmax.cuh), but in kernels that add biases, which have no
+  // registers for it. Some kernels serve narrower heads too, of which others' are not lazy.
+  static constexpr bool kLazy = is_lazy(HEAD_DIM) && !kBiased;
+  static constexpr bool kLazyByCall = kRagged && kOwn.head_dim_from(kMostEager) == HEAD_DIM;
+  static_assert(!kLazy || !kEarlyRescale, "a step rescales O where the maximum moves");
+  // Others find maxima by the bits of scores, in so many chains, where that is faster.
+  static constexpr int kBitChains = HEAD_DIM == 64 && (!kListed || kHalf) && !kNarrows ? 2 : 0;
   static constexpr int kValueStages = 2;
   // Half tiles have half the room, and V is held longer.
   static constexpr int kHalfBytes = kQueryBytes + (2 + kValueStages) * kKeyBytes;

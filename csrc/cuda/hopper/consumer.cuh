@@ -104,7 +104,6 @@ class Consumer {
     rings_.release_key();
     prepare_scores<C::kTransforms>();
     find_maxima<true, true, C::kTransforms>();
-    keep_top();
     exponentiate(s_, state_, scale_log2());
     pack_probabilities();
     clear_out();
@@ -139,15 +138,14 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     rings_.release_key();
-    float high[2];
-    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, state_, info_, work(), high)) {
-      small_softmax_behind_pv(high);
+    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work())) {
+      small_softmax_behind_pv();
     } else {
       if constexpr (kMasked) prepare_scores<kTransforms>();
       softmax_behind_pv<false, kMasked, kTransforms>();
     }
     pack_probabilities();
-    if constexpr (!C::kEarlyRescale) rescale_out();
+    if (!C::kEarlyRescale && !follows_lazily<kTransforms>()) rescale_out();
   }
 
   /// The last tile, where rows see a few leading keys alone: a step of an eighth of the products.
@@ -167,13 +165,17 @@ class Consumer {
     ptx::pin(few);
     rings_.release_key();
     scores_.hide_unseen(few);
-    update_maxima<false, true>(few, state_, scale_log2());
-    end_pv();
-    exponentiate(few, state_, scale_log2());
+    if (is_lazy_call()) {
+      exponentiate_lazily(few, PlainScores{scale_log2()});
+    } else {
+      update_maxima<false, true>(few, state_, scale_log2());
+      end_pv();
+      exponentiate(few, state_, scale_log2());
+    }
 #pragma unroll
     for (int i = 0; i < kNarrowKeys / 4; ++i) p_[i] = pack<Element>(few[2 * i], few[2 * i + 1]);
     narrow_ = true;
-    rescale_out();
+    if (!is_lazy_call()) rescale_out();
   }
 
   /// The first QK of the next tile with the last PV of the finished one.
@@ -198,26 +200,65 @@ class Consumer {
     softmax_behind_pv<true, true, C::kTransforms>();
   }
 
+  /// Whether the call's maxima are followed lazily, ...
+  __device__ __forceinline__ bool is_lazy_call() const {
+    return C::kLazy && (!C::kLazyByCall || args_.lazy);
+  }
+  /// ... and its scores are not so large that maxima come off them.
+  template <bool kTransforms>
+  __device__ __forceinline__ bool follows_lazily() const {
+    return is_lazy_call() && !scores_.template takes_maxima_off<kTransforms>();
+  }
+
   /// P of the step, while the PV of the step before ends.
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void softmax_behind_pv() {
+    if constexpr (!kFirst) {
+      if (follows_lazily<kTransforms>()) {
+        keep_top();
+        return exponentiate_lazily(s_, PlainScores{scale_log2()});
+      }
+    }
     find_maxima<kFirst, kMasked, kTransforms>();
-    keep_top();
     end_pv();
+    const PlainScores scores = {scale_log2()};
     if constexpr (C::kFinishesLate) {  // in this order the compiler makes a faster loop of it
-      exponentiate<1>(s_, state_, scale_log2());
-      exponentiate<0>(s_, state_, scale_log2());
+      exponentiate<1>(s_, state_, scores);
+      exponentiate<0>(s_, state_, scores);
     } else {
-      exponentiate(s_, state_, scale_log2());
+      exponentiate<0>(s_, state_, scores);
+      exponentiate<1>(s_, state_, scores);
     }
   }
 
   /// The same under softcap, where scores are small beside it and all are seen.
-  __device__ __forceinline__ void small_softmax_behind_pv(const float (&high)[2]) {
-    update_small_maxima(high, state_, args_.small_cap, scale_log2());
+  __device__ __forceinline__ void small_softmax_behind_pv() {
+    if (is_lazy_call()) return exponentiate_lazily(s_, args_.small_cap);
+    update_small_maxima(s_, state_, args_.small_cap, scale_log2());
     end_pv();
-    exponentiate_small<0>(s_, state_, args_.small_cap);
-    exponentiate_small<1>(s_, state_, args_.small_cap);
+    exponentiate<0>(s_, state_, args_.small_cap);
+    exponentiate<1>(s_, state_, args_.small_cap);
+  }
+
+  /// The same of maxima that are followed lazily.
+  template <class Scores, int kCount>
+  __device__ __forceinline__ void exponentiate_lazily(float (&s)[kCount], const Scores& scores) {
+    exponentiate_row<0>(s, scores);
+    exponentiate_row<1>(s, scores);
+    wait_pv();
+    rings_.release_value();
+  }
+  template <int r, class Scores, int kCount>
+  __device__ __forceinline__ void exponentiate_row(float (&s)[kCount], const Scores& scores) {
+    if (__builtin_expect(take_exponents<r>(s, state_, scores), 0)) {
+      follow_maximum<r>(s, state_);
+      wait_pv();
+#pragma unroll
+      for (int i = 0; i < C::HEAD_DIM / 2; ++i) {
+        if (i / 2 % 2 == r) o_[i] *= state_.rescale[r];
+      }
+    }
+    sum_powers<r>(s, state_, [](float x) { return x; });
   }
 
   __device__ __forceinline__ void finish_products() {
@@ -253,6 +294,12 @@ class Consumer {
     pin_all();
     rings_.release_value();
   }
+  /// Scores that are being exponentiated may stay where they are.
+  __device__ __forceinline__ void wait_pv() {
+    ptx::wgmma_wait<0>();
+    ptx::pin(o_);
+    ptx::pin(p_);
+  }
 
   __device__ __forceinline__ void pin_all() {
     ptx::pin(s_);
@@ -282,7 +329,12 @@ class Consumer {
   }
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima() {
+    if (kFirst && follows_lazily<kTransforms>()) {
+      keep_top();
+      return begin_maxima(s_, state_, scale_log2());
+    }
     scores_.template find_maxima<kFirst, kMasked, kTransforms>(s_, state_);
+    keep_top();
   }
   __device__ __forceinline__ void keep_top() { scores_.keep_top(s_, info_); }
   __device__ __forceinline__ float scale_log2() const { return scores_.scale_log2(); }
@@ -314,7 +366,8 @@ class Consumer {
     }
   }
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows) {
-    epilogue_.finish_rows(rows, scale_log2(), smem_.work[finished_], inverse_);
+    const float unit = follows_lazily<C::kTransforms>() ? 1.0f : scale_log2();
+    epilogue_.finish_rows(rows, unit, smem_.work[finished_], inverse_);
   }
 
   /// Of a tile, or of one of its chunks that another one follows.

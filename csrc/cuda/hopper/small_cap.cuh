@@ -33,60 +33,44 @@ struct SmallCap {
   }
 };
 
-/// Whether all scores of a warp's rows that count are small, and the thread's highest ones. By the
-/// bits of scores: as integers the highest one is the highest without a sign or else the lowest of
-/// all, and as unsigned ones it is the lowest with a sign or else the highest of all. By the
-/// extremes of rows, since what the branch needs ptxas does not move past the wait that follows it.
+/// Whether all scores of a warp's rows that count are small. By the bits of scores: as integers the
+/// highest one is the highest without a sign or else the lowest of all, and as unsigned ones it is
+/// the lowest with a sign or else the highest of all. By the extremes of rows, since what the
+/// branch needs ptxas does not move past the wait that follows it.
 template <class Rows, int kCount>
-__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SoftmaxState& state,
-                                          const SmallCap& cap, const Rows& rows, float (&high)[2]) {
+__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallCap& cap,
+                                          const Rows& rows) {
   float farthest = 0.0f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    high[r] = highest_by_bits<1>(-INFINITY, s, r);
     uint32_t low = 0;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       low = __vimax3_u32(low, __float_as_uint(s[4 * i + 2 * r]),
                          __float_as_uint(s[4 * i + 2 * r + 1]));
     }
-    const float extreme = fmaxf(fabsf(high[r]), fabsf(__uint_as_float(low)));
+    const float high = highest_by_bits<1>(-INFINITY, s, r);
+    const float extreme = fmaxf(fabsf(high), fabsf(__uint_as_float(low)));
     farthest = fmaxf(farthest, rows.counts(r) ? extreme : 0.0f);
   }
-  if (__any_sync(~0u, farthest >= cap.limit)) return false;
+  return !__any_sync(~0u, farthest >= cap.limit);
+}
+
+/// update_maxima() for them.
+template <int kCount>
+__device__ __forceinline__ void update_small_maxima(const float (&s)[kCount], SoftmaxState& state,
+                                                    const SmallCap& cap, float scale) {
+  float high[2] = {highest_by_bits<1>(-INFINITY, s, 0), highest_by_bits<1>(-INFINITY, s, 1)};
   if (have_signs(state) && __any_sync(~0u, has_sign(high[0]) || has_sign(high[1]))) {
     high[0] = highest(s, 0);
     high[1] = highest(s, 1);
   }
-  return true;
-}
-
-/// update_maxima() for them.
-__device__ __forceinline__ void update_small_maxima(const float (&high)[2], SoftmaxState& state,
-                                                    const SmallCap& cap, float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float m = quad_max(high[r]);
     const float capped = m * cap.factor(m) * cap.inverse;
     move_maximum<false, true, true>(state, r, fmaxf(capped, state.m[r]), scale);
   }
-}
-
-/// exponentiate() for them.
-template <int r, int kCount>
-__device__ __forceinline__ void exponentiate_small(float (&s)[kCount], SoftmaxState& state,
-                                                   const SmallCap& cap) {
-  float even = 0.0f, odd = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    float& a = s[4 * i + 2 * r];
-    float& b = s[4 * i + 2 * r + 1];
-    a = exp2_approx(fmaf(a, cap.factor(a), -state.shift[r]));
-    b = exp2_approx(fmaf(b, cap.factor(b), -state.shift[r]));
-    even += a;
-    odd += b;
-  }
-  state.l[r] += even + odd;
 }
 
 }  // namespace sparse_attn::cuda::hopper

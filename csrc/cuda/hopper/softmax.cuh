@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 
@@ -15,7 +16,8 @@ namespace sparse_attn::cuda::hopper {
 
 using ptx::exp2_approx;
 
-/// m, l, the factor by which the newest m rescales O, and scale * m.
+/// m, l, the factor by which the newest m rescales O, and scale * m. Of kernels that follow maxima
+/// lazily m is in log2 units, and scale * m 0 where the row has seen no key.
 struct SoftmaxState {
   float m[2];
   float l[2];
@@ -134,28 +136,103 @@ __device__ __forceinline__ void take_maxima_off(float (&s)[kCount], SoftmaxState
   }
 }
 
-/// Replaces the scores of row r by exp2(scale * (s - m)) and adds them to l.
-template <int r, int kCount>
-__device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
+/// What a score is multiplied by to be an exponent of 2.
+struct PlainScores {
+  float scale_log2;
+  __device__ __forceinline__ float factor(float) const { return scale_log2; }
+};
+
+/// Replaces the scores of row r by the powers of 2 of their exponents and adds them to l.
+template <int r, class Exponent, int kCount>
+__device__ __forceinline__ void sum_powers(float (&s)[kCount], SoftmaxState& state,
+                                           const Exponent& exponent) {
   float even = 0.0f, odd = 0.0f;
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     float& a = s[4 * i + 2 * r];
     float& b = s[4 * i + 2 * r + 1];
-    a = exp2_approx(fmaf(a, scale, -state.shift[r]));
-    b = exp2_approx(fmaf(b, scale, -state.shift[r]));
+    a = exp2_approx(exponent(a));
+    b = exp2_approx(exponent(b));
     even += a;
     odd += b;
   }
   state.l[r] += even + odd;
 }
 
+/// Replaces the scores of row r by exp2(scale * (s - m)) and adds them to l.
+template <int r, class Scores, int kCount>
+__device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state,
+                                             const Scores& scores) {
+  const float shift = state.shift[r];
+  sum_powers<r>(s, state, [&](float x) { return fmaf(x, scores.factor(x), -shift); });
+}
+
 /// Both rows.
 template <int kCount>
 __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
-  exponentiate<0>(s, state, scale);
-  exponentiate<1>(s, state, scale);
+  exponentiate<0>(s, state, PlainScores{scale});
+  exponentiate<1>(s, state, PlainScores{scale});
 }
+
+// ---- Maxima that are followed lazily ------------------------------------------------------------
+// m may stay behind a row's highest score by kSlack octaves. So a tile seldom moves it, and most
+// steps rescale nothing, and ask no other lane for its maximum. A row's m depends on its own scores
+// alone.
+
+constexpr float kSlack = 8.0f;  // far below what overflows a probability in 16 bits
+
+/// m of rows that begin.
+template <int kCount>
+__device__ __forceinline__ void begin_maxima(const float (&s)[kCount], SoftmaxState& state,
+                                             float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float top = quad_max(highest(s, r));
+    const bool sees = top != -INFINITY;
+    state.shift[r] = sees ? top * scale : 0.0f;
+    state.m[r] = sees ? state.shift[r] : -INFINITY;
+    state.rescale[r] = 1.0f;
+    state.l[r] = 0.0f;
+  }
+}
+
+/// Makes exponents of 2 of the scores of row r. Returns whether m is to move, of some row of the
+/// warp: as integers only floats above kSlack, and NaN, are above it.
+template <int r, class Scores, int kCount>
+__device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
+                                               const Scores& scores) {
+  int top[2] = {INT_MIN, INT_MIN};
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    float& a = s[4 * i + 2 * r];
+    float& b = s[4 * i + 2 * r + 1];
+    a = fmaf(a, scores.factor(a), -state.shift[r]);
+    b = fmaf(b, scores.factor(b), -state.shift[r]);
+    top[i % 2] = __vimax3_s32(top[i % 2], __float_as_int(a), __float_as_int(b));
+  }
+  return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(kSlack) || state.m[r] == -INFINITY);
+}
+
+/// Moves m of row r to the highest of its exponents `x`, where that is kSlack above it or the first
+/// one; rescale is then the factor on what was summed before.
+template <int r, int kCount>
+__device__ __forceinline__ void follow_maximum(float (&x)[kCount], SoftmaxState& state) {
+  const float top = quad_max(highest(x, r));
+  const bool first = state.m[r] == -INFINITY;
+  const bool moves = first ? top > -INFINITY : top > kSlack;
+  const float before = state.shift[r];
+  if (moves) state.m[r] = state.shift[r] = before + top;
+  const float rise = moves ? state.shift[r] - before : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    x[4 * i + 2 * r] -= rise;
+    x[4 * i + 2 * r + 1] -= rise;
+  }
+  state.rescale[r] = first ? 1.0f : exp2_approx(-rise);
+  state.l[r] *= state.rescale[r];
+}
+
+// ---- Softcap ------------------------------------------------------------------------------------
 
 /// Which of a thread's two rows count where the scores of a tile choose a way for it: all, or those
 /// from the sequence's end on do not, where the next one begins.

@@ -104,6 +104,12 @@ struct Wanted {
   int32_t block_q = 0;      // of a list, which is a multiple of the tile's rows
 };
 
+/// Whether calls of a head dim follow maxima lazily (softmax.cuh), whatever their kernel, since
+/// bits depend on it. Where consumers take turns, below, the vote that it takes is waited for;
+/// above it was not faster.
+constexpr int32_t kMostEager = 96, kMostLazy = 192;
+constexpr bool is_lazy(int32_t head_dim) { return head_dim > kMostEager && head_dim <= kMostLazy; }
+
 /// Kernels of a head dim that one file compiles.
 enum class Part : int32_t { kWhole, kBiased, kRagged };
 

@@ -87,31 +87,31 @@ class TileScores {
     mask_scores<C::kListed, C::kPartial>(s, masks_.visible());
   }
 
+  /// Whether maxima come off the scores, which are large.
+  template <bool kTransforms>
+  __device__ __forceinline__ bool takes_maxima_off() const {
+    return kTransforms && args_.transform && (!args_.capped || (C::kBiased && args_.biased));
+  }
+
   /// Updates the rows' maxima.
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima(ScoreFragment& s, SoftmaxState& state) const {
-    if constexpr (kTransforms) {
-      if (args_.transform && (!args_.capped || (C::kBiased && args_.biased))) {
-        return take_maxima_off<kFirst>(s, state, scale_log2());
-      }
-    }
+    if (takes_maxima_off<kTransforms>()) return take_maxima_off<kFirst>(s, state, scale_log2());
     constexpr int kBitChains = kFirst || kMasked ? 0 : C::kBitChains;
     update_maxima<kFirst, kMasked, !C::kHalf, kBitChains>(s, state, scale_log2());
   }
 
-  /// Drops scores below the row's threshold. The maxima may be theirs: the row's highest score is
-  /// kept, and comes to be the maximum.
+  /// Drops scores below the row's threshold. Where maxima are found before, they may be theirs: the
+  /// row's highest score is kept, and comes to be the maximum.
   __device__ __forceinline__ void keep_top(ScoreFragment& s, const StepInfo& info) const {
     if constexpr (C::kTop) kept_.drop_others(s, info.key + 2 * (lane_ % 4));
   }
 
-  /// Whether scores are small beside the softcap, of a tile that is seen whole: `high` are then the
-  /// rows' highest.
-  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const SoftmaxState& state,
-                                            const StepInfo& info, const Work& work,
-                                            float (&high)[2]) const {
+  /// Whether scores are small beside the softcap, of a tile that is seen whole.
+  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const StepInfo& info,
+                                            const Work& work) const {
     if (!args_.capped || info.mask != TileMask::kNone) return false;
-    return hopper::are_small(s, state, args_.small_cap, rows_that_count(work), high);
+    return hopper::are_small(s, args_.small_cap, rows_that_count(work));
   }
 
  private:
