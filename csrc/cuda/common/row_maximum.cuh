@@ -9,6 +9,10 @@
 
 namespace sparse_attn::cuda {
 
+/// Octaves by which a row's highest score may lie above what engines take for its maximum, so that
+/// it seldom moves: P stays within 2^8.
+constexpr float kMostLag = 8.0f;
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

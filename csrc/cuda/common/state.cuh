@@ -10,6 +10,7 @@
 
 #include "log2_units.h"
 #include "ptx/math.cuh"
+#include "row_maximum.cuh"
 
 namespace sparse_attn::cuda {
 
@@ -36,8 +37,6 @@ struct Exponent {
 
 template <int MT, bool kExact>
 struct SoftmaxState {
-  static constexpr float kSlack = 8.0f;  // P stays within 2^8
-
   float m[MT][2];
   float l[MT][2];
 
@@ -58,7 +57,7 @@ struct SoftmaxState {
     return top;
   }
 
-  /// Raises m to the scores' maxima where they lie more than kSlack above, and writes what the
+  /// Raises m to the scores' maxima where they lie more than kMostLag above, and writes what the
   /// output so far and l must be multiplied by. Smaller steps are not taken: under scores that rise
   /// from tile to tile the factors' errors, alike in all, would multiply. Huge scores become
   /// relative to m.
@@ -73,7 +72,7 @@ struct SoftmaxState {
       for (int h = 0; h < 2; ++h) {
         float top = reduce_quad(highest(rS[mt], h), [](float a, float b) { return fmaxf(a, b); });
         top *= of_score;
-        float m_new = (top - m[mt][h]) * of_m > kSlack ? top : m[mt][h];
+        float m_new = (top - m[mt][h]) * of_m > kMostLag ? top : m[mt][h];
         rescale[mt][h] = exp2_of<kExact>((m[mt][h] - shift(m_new)) * of_m);
         m[mt][h] = m_new;
       }
@@ -130,7 +129,7 @@ struct SoftmaxState {
     for (int row = 0; row < 2 * MT; ++row) {
       rescale[row / 2][row % 2] = 1.0f;
       const float top = highest(rS[row / 2], row % 2) * exponent.scale;
-      raised |= top - m[row / 2][row % 2] > kSlack;
+      raised |= top - m[row / 2][row % 2] > kMostLag;
     }
     raised = __any_sync(~0u, raised);
     if (raised) raise(rS, exponent, rescale);

@@ -175,11 +175,9 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& s
 }
 
 // ---- Maxima that are followed lazily ------------------------------------------------------------
-// m may stay behind a row's highest score by kSlack octaves. So a tile seldom moves it, and most
-// steps rescale nothing, and ask no other lane for its maximum. A row's m depends on its own scores
+// m may stay kMostLag behind a row's highest score. So a tile seldom moves it, and most steps
+// rescale nothing, and ask no other lane for its maximum. A row's m depends on its own scores
 // alone.
-
-constexpr float kSlack = 8.0f;  // far below what overflows a probability in 16 bits
 
 /// m of rows that begin.
 template <int kCount>
@@ -197,7 +195,7 @@ __device__ __forceinline__ void begin_maxima(const float (&s)[kCount], SoftmaxSt
 }
 
 /// Makes exponents of 2 of the scores of row r. Returns whether m is to move, of some row of the
-/// warp: as integers only floats above kSlack, and NaN, are above it.
+/// warp: as integers only floats above kMostLag, and NaN, are above it.
 template <int r, class Scores, int kCount>
 __device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
                                                const Scores& scores) {
@@ -210,16 +208,16 @@ __device__ __forceinline__ bool take_exponents(float (&s)[kCount], const Softmax
     b = fmaf(b, scores.factor(b), -state.shift[r]);
     top[i % 2] = __vimax3_s32(top[i % 2], __float_as_int(a), __float_as_int(b));
   }
-  return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(kSlack) || state.m[r] == -INFINITY);
+  return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(kMostLag) || state.m[r] == -INFINITY);
 }
 
-/// Moves m of row r to the highest of its exponents `x`, where that is kSlack above it or the first
-/// one; rescale is then the factor on what was summed before.
+/// Moves m of row r to the highest of its exponents `x`, where that is kMostLag above it or the
+/// first one; rescale is then the factor on what was summed before.
 template <int r, int kCount>
 __device__ __forceinline__ void follow_maximum(float (&x)[kCount], SoftmaxState& state) {
   const float top = quad_max(highest(x, r));
   const bool first = state.m[r] == -INFINITY;
-  const bool moves = first ? top > -INFINITY : top > kSlack;
+  const bool moves = first ? top > -INFINITY : top > kMostLag;
   const float before = state.shift[r];
   if (moves) state.m[r] = state.shift[r] = before + top;
   const float rise = moves ? state.shift[r] - before : 0.0f;
