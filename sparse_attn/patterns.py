@@ -150,12 +150,16 @@ class BlockSparse(Pattern):
         return self.layout._repr_html_()
 
     def _pair_counts(self, end: torch.Tensor) -> torch.Tensor:
-        """Count the pairs of a layout with bits, a query block at a time."""
-        key = torch.arange(int(end.max()), device=end.device)
-        rows = torch.arange(end.shape[0], device=end.device).split(self.layout.block_q)
-        counts = [
-            (self.layout.allows(row, key) & (key < end[row, None])).sum(-1).double() for row in rows
-        ]
+        """Count the pairs of a layout with bits, a query block at a time, by the keys it lists."""
+        layout = self.layout
+        num_kv, block_kv = layout.num_kv_blocks, layout.block_kv
+        keys = torch.arange(num_kv * block_kv, device=end.device).unflatten(0, (num_kv, block_kv))
+        rows = torch.arange(end.shape[0], device=end.device).split(layout.block_q)
+        counts = []
+        for row, listed in zip(rows, layout.to_mask().any(0).any(0), strict=True):
+            key = keys[listed].flatten()
+            seen = layout.allows(row, key) & (key < end[row, None])
+            counts.append(seen.sum(-1).double())
         return torch.cat(counts, -1)
 
 

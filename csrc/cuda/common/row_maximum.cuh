@@ -13,6 +13,9 @@ namespace sparse_attn::cuda {
 /// it seldom moves: P stays within 2^8.
 constexpr float kMostLag = 8.0f;
 
+/// The float whose bits are the least integer: a maximum by bits of no scores.
+constexpr float kLeastBits = -0.0f;
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -38,8 +41,8 @@ __device__ __forceinline__ float highest(const float (&s)[kCount], int r) {
   return fmaxf(even, odd);
 }
 
-/// The highest of those and m by their bits, in kChains that do not wait for each other. NaN is the
-/// highest.
+/// The highest of those and m by their bits, in kChains that do not wait for each other. NaN
+/// without a sign is the highest.
 template <int kChains, int kCount>
 __device__ __forceinline__ float highest_by_bits(float m, const float (&s)[kCount], int r) {
   int top[kChains];

@@ -97,10 +97,11 @@ struct Config {
   static constexpr bool kFinishesLate = kConsumers == 3 && HEAD_DIM <= 64;
   static_assert(!kFinishesLate || !kScaled, "the scale of keys would be the next tile's");
   // Rows' maxima are followed lazily (softmax.cuh), but in kernels that add biases, which have no
-  // registers for it. Some kernels serve narrower heads too, of which others' are not lazy.
+  // registers for it. Ragged kernels of 128 also serve head dims 65 to 96, whose own kernels are
+  // not lazy.
   static constexpr bool kLazy = is_lazy(HEAD_DIM) && !kBiased;
   static constexpr bool kLazyByCall = kRagged && kOwn.head_dim_from(kMostEager) == HEAD_DIM;
-  static_assert(!kLazy || !kEarlyRescale, "a step rescales O where the maximum moves");
+  static_assert(!kLazy || !kEarlyRescale, "O is rescaled between steps, where a maximum moved");
   // Others find maxima by the bits of scores, in so many chains, where that is faster.
   static constexpr int kBitChains = HEAD_DIM == 64 && (!kListed || kHalf) && !kNarrows ? 2 : 0;
   static constexpr int kValueStages = 2;

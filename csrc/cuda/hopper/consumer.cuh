@@ -12,8 +12,8 @@
 #include "config.h"
 #include "consumer_rings.cuh"
 #include "epilogue.cuh"
+#include "online_softmax.cuh"
 #include "products.cuh"
-#include "softmax.cuh"
 #include "tile_scores.cuh"
 
 namespace sparse_attn::cuda::hopper {
@@ -32,6 +32,7 @@ class Consumer {
         smem_(smem),
         epilogue_(args, maps, smem, consumer),
         scores_(args, smem, consumer),
+        softmax_(args),
         rings_(smem, consumer),
         products_(smem, consumer),
         consumer_(consumer) {}
@@ -43,13 +44,13 @@ class Consumer {
     begin_tile();
     for (;;) {
       while (info_.follows >= Follows::kWhole) {
-        while (info_.follows >= Follows::kWhole && !plain_follows() && !bits_follow()) {
+        while (masked_follows() && !softmax_.have_moved()) {
           scores_.transform() ? step<Hides::kAny, true>() : step<Hides::kAny>();
         }
         if constexpr (kReadsBits) {
-          while (bits_follow()) step<Hides::kBits>();
+          while (bits_follow() && !softmax_.have_moved()) step<Hides::kBits>();
         }
-        while (plain_follows()) step<Hides::kNothing>();
+        plain_steps();
       }
       if constexpr (C::kNarrows) {
         if (info_.follows == Follows::kNarrow) narrow_step();
@@ -73,6 +74,7 @@ class Consumer {
       if (C::kWritesInStep && crosses && plain_follows()) {
         pack_probabilities();
         step<Hides::kNothing, false, true>();
+        softmax_.rescale_moved(o_);
         continue;
       }
       write_out(chunk);
@@ -103,14 +105,34 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     prepare_scores<C::kTransforms>();
-    find_maxima<true, true, C::kTransforms>();
-    exponentiate(s_, state_, scale_log2());
+    softmax_.begin(s_, scores_, info_, [] {});
     pack_probabilities();
     clear_out();
   }
 
+  /// Steps of plain tiles. O is rescaled before them where a step before moved a maximum, and
+  /// wherever one of them does. With a loop of their own the compiler orders them 2 to 3 % faster;
+  /// kernels that transform scores or have lead views lose 6 % by it.
+  __device__ __forceinline__ void plain_steps() {
+    constexpr bool kOwnLoop = C::kLazy && !C::kTransforms && !C::kLeads;
+    if constexpr (!kOwnLoop) {
+      while (plain_follows() && !softmax_.have_moved()) step<Hides::kNothing>();
+    }
+    softmax_.rescale_moved(o_);
+    if constexpr (kOwnLoop) {
+      while (plain_follows()) {
+        do {
+          step<Hides::kNothing>();
+        } while (plain_follows() && !softmax_.have_moved());
+        softmax_.rescale_moved(o_);
+      }
+    }
+  }
+
   /// One key tile; `kWrites`: the query tile before is written first. The code for scores that are
-  /// more than scaled would lie in the way of the rest.
+  /// more than scaled would lie in the way of the rest. Where maxima may have moved O is to be
+  /// rescaled before the next one. Warps find that apart and leave loops apart, but take the same
+  /// steps: which one follows does not depend on maxima.
   template <Hides kHides, bool kTransforms = false, bool kWrites = false>
   __device__ __forceinline__ void step() {
     constexpr bool kMasked = kHides != Hides::kNothing, kBits = kHides == Hides::kBits;
@@ -124,7 +146,7 @@ class Consumer {
     ptx::wgmma_fence();
     issue_qk();
     if constexpr (kMasked && !kAsksEarly) ask_for_mask<kBits>();
-    if constexpr (C::kEarlyRescale) rescale_out();
+    if constexpr (C::kEarlyRescale) rescale_early();
     if constexpr (kWrites) {
       write_out(false);
       clear_out();
@@ -138,14 +160,15 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     rings_.release_key();
+    const auto end_pv = [&] { this->end_pv(); };
     if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work())) {
-      small_softmax_behind_pv();
+      softmax_.add_small(s_, scores_, end_pv);
     } else {
       if constexpr (kMasked) prepare_scores<kTransforms>();
-      softmax_behind_pv<false, kMasked, kTransforms>();
+      softmax_.template add<kMasked, kTransforms>(s_, scores_, info_, end_pv);
     }
     pack_probabilities();
-    if (!C::kEarlyRescale && !follows_lazily<kTransforms>()) rescale_out();
+    if constexpr (!C::kEarlyRescale) softmax_.template rescale<kTransforms>(o_);
   }
 
   /// The last tile, where rows see a few leading keys alone: a step of an eighth of the products.
@@ -165,17 +188,12 @@ class Consumer {
     ptx::pin(few);
     rings_.release_key();
     scores_.hide_unseen(few);
-    if (is_lazy_call()) {
-      exponentiate_lazily(few, PlainScores{scale_log2()});
-    } else {
-      update_maxima<false, true>(few, state_, scale_log2());
-      end_pv();
-      exponentiate(few, state_, scale_log2());
-    }
+    softmax_.add_narrow(few, scores_, [&] { end_pv(); });
 #pragma unroll
     for (int i = 0; i < kNarrowKeys / 4; ++i) p_[i] = pack<Element>(few[2 * i], few[2 * i + 1]);
     narrow_ = true;
-    if (!is_lazy_call()) rescale_out();
+    softmax_.template rescale<false>(o_);
+    softmax_.rescale_moved(o_);
   }
 
   /// The first QK of the next tile with the last PV of the finished one.
@@ -197,72 +215,11 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     prepare_scores<C::kTransforms>();
-    softmax_behind_pv<true, true, C::kTransforms>();
-  }
-
-  /// Whether the call's maxima are followed lazily, ...
-  __device__ __forceinline__ bool is_lazy_call() const {
-    return C::kLazy && (!C::kLazyByCall || args_.lazy);
-  }
-  /// ... and its scores are not so large that maxima come off them.
-  template <bool kTransforms>
-  __device__ __forceinline__ bool follows_lazily() const {
-    return is_lazy_call() && !scores_.template takes_maxima_off<kTransforms>();
-  }
-
-  /// P of the step, while the PV of the step before ends.
-  template <bool kFirst, bool kMasked, bool kTransforms>
-  __device__ __forceinline__ void softmax_behind_pv() {
-    if constexpr (!kFirst) {
-      if (follows_lazily<kTransforms>()) {
-        keep_top();
-        return exponentiate_lazily(s_, PlainScores{scale_log2()});
-      }
-    }
-    find_maxima<kFirst, kMasked, kTransforms>();
-    end_pv();
-    const PlainScores scores = {scale_log2()};
-    if constexpr (C::kFinishesLate) {  // in this order the compiler makes a faster loop of it
-      exponentiate<1>(s_, state_, scores);
-      exponentiate<0>(s_, state_, scores);
-    } else {
-      exponentiate<0>(s_, state_, scores);
-      exponentiate<1>(s_, state_, scores);
-    }
-  }
-
-  /// The same under softcap, where scores are small beside it and all are seen.
-  __device__ __forceinline__ void small_softmax_behind_pv() {
-    if (is_lazy_call()) return exponentiate_lazily(s_, args_.small_cap);
-    update_small_maxima(s_, state_, args_.small_cap, scale_log2());
-    end_pv();
-    exponentiate<0>(s_, state_, args_.small_cap);
-    exponentiate<1>(s_, state_, args_.small_cap);
-  }
-
-  /// The same of maxima that are followed lazily.
-  template <class Scores, int kCount>
-  __device__ __forceinline__ void exponentiate_lazily(float (&s)[kCount], const Scores& scores) {
-    exponentiate_row<0>(s, scores);
-    exponentiate_row<1>(s, scores);
-    wait_pv();
-    rings_.release_value();
-  }
-  template <int r, class Scores, int kCount>
-  __device__ __forceinline__ void exponentiate_row(float (&s)[kCount], const Scores& scores) {
-    if (__builtin_expect(take_exponents<r>(s, state_, scores), 0)) {
-      follow_maximum<r>(s, state_);
-      wait_pv();
-#pragma unroll
-      for (int i = 0; i < C::HEAD_DIM / 2; ++i) {
-        if (i / 2 % 2 == r) o_[i] *= state_.rescale[r];
-      }
-    }
-    sum_powers<r>(s, state_, [](float x) { return x; });
+    softmax_.begin(s_, scores_, info_, [&] { end_pv(); });
   }
 
   __device__ __forceinline__ void finish_products() {
-    if constexpr (C::kEarlyRescale) rescale_out();
+    if constexpr (C::kEarlyRescale) rescale_early();
     rings_.wait_value();
     pin_all();
     issue_last_pv();
@@ -291,16 +248,10 @@ class Consumer {
 
   __device__ __forceinline__ void end_pv() {
     ptx::wgmma_wait<0>();
-    pin_all();
-    rings_.release_value();
-  }
-  /// Scores that are being exponentiated may stay where they are.
-  __device__ __forceinline__ void wait_pv() {
-    ptx::wgmma_wait<0>();
     ptx::pin(o_);
     ptx::pin(p_);
+    rings_.release_value();
   }
-
   __device__ __forceinline__ void pin_all() {
     ptx::pin(s_);
     ptx::pin(o_);
@@ -327,18 +278,6 @@ class Consumer {
   __device__ __forceinline__ void prepare_scores() {
     scores_.template prepare<kTransforms>(s_, info_, work(), rings_.info_slot());
   }
-  template <bool kFirst, bool kMasked, bool kTransforms>
-  __device__ __forceinline__ void find_maxima() {
-    if (kFirst && follows_lazily<kTransforms>()) {
-      keep_top();
-      return begin_maxima(s_, state_, scale_log2());
-    }
-    scores_.template find_maxima<kFirst, kMasked, kTransforms>(s_, state_);
-    keep_top();
-  }
-  __device__ __forceinline__ void keep_top() { scores_.keep_top(s_, info_); }
-  __device__ __forceinline__ float scale_log2() const { return scores_.scale_log2(); }
-
   __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
     for (int i = 0; i < C::BLOCK_KV / 4; ++i) p_[i] = pack<Element>(s_[2 * i], s_[2 * i + 1]);
@@ -351,23 +290,22 @@ class Consumer {
     for (int i = 0; i < C::HEAD_DIM / 2; ++i) o_[i] = 0.0f;
   }
 
-  __device__ __forceinline__ void rescale_out() {
-#pragma unroll
-    for (int i = 0; i < C::HEAD_DIM / 2; ++i) o_[i] *= state_.rescale[i / 2 % 2];
-    if constexpr (C::kEarlyRescale) ptx::pin(o_);
+  /// Multiplies O by what the maxima of the step before ask, where that is done while QK runs.
+  __device__ __forceinline__ void rescale_early() {
+    softmax_.template rescale<C::kTransforms>(o_);
+    ptx::pin(o_);
   }
 
   /// Finishes the rows before the next tile overwrites their state, or sets that aside.
   __device__ __forceinline__ void keep_rows() {
     if constexpr (C::kFinishesLate) {
-      finished_rows_ = state_;
+      finished_rows_ = softmax_.state();
     } else {
-      finish_rows(state_);
+      finish_rows(softmax_.state());
     }
   }
   __device__ __forceinline__ void finish_rows(const SoftmaxState& rows) {
-    const float unit = follows_lazily<C::kTransforms>() ? 1.0f : scale_log2();
-    epilogue_.finish_rows(rows, unit, smem_.work[finished_], inverse_);
+    epilogue_.finish_rows(rows, softmax_.unit(scores_), smem_.work[finished_], inverse_);
   }
 
   /// Of a tile, or of one of its chunks that another one follows.
@@ -384,6 +322,10 @@ class Consumer {
     rings_.wait_key();
     info_ = rings_.take_info();
   }
+  /// Whether a tile follows that may need a mask or a transformation.
+  __device__ __forceinline__ bool masked_follows() const {
+    return info_.follows >= Follows::kWhole && !plain_follows() && !bits_follow();
+  }
   /// Whether a tile follows that needs neither mask nor transformation.
   __device__ __forceinline__ bool plain_follows() const {
     return info_.follows == Follows::kWhole && !scores_.transform();
@@ -397,11 +339,11 @@ class Consumer {
   SharedStorage<C>& smem_;
   Epilogue<C> epilogue_;
   TileScores<C> scores_;
+  OnlineSoftmax<C> softmax_;
   ConsumerRings<C> rings_;
   const Products<C> products_;
   const int consumer_;
-  StepInfo info_;  // of the tile whose K was waited for last
-  SoftmaxState state_;
+  StepInfo info_;                // of the tile whose K was waited for last
   bool narrow_ = false;          // the last step was narrow; for kNarrows
   int32_t finished_;             // slot of the finished tile ...
   SoftmaxState finished_rows_;   // ... its rows, for kFinishesLate ...

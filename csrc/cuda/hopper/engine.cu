@@ -148,7 +148,7 @@ void prepare_scores(Arguments* args) {
   constexpr float kMostRate = std::numeric_limits<float>::max();
   const Scores& scores = args->params.scores;
   const Features features = args->params.features;
-  args->lazy = is_lazy(args->params.problem.widest_dim());
+  args->lazy = is_lazy(find_kernel(args->params.problem.widest_dim(), {}).head_dim);
   args->capped = scores.softcap != 0.0f;
   args->biased = features.has(Feature::kAlibi) ||
                  (features.has(Feature::kMask) && scores.mask.kind != MaskKind::kBool);

@@ -49,7 +49,7 @@ __device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallC
       low = __vimax3_u32(low, __float_as_uint(s[4 * i + 2 * r]),
                          __float_as_uint(s[4 * i + 2 * r + 1]));
     }
-    const float high = highest_by_bits<1>(-INFINITY, s, r);
+    const float high = highest_by_bits<1>(kLeastBits, s, r);
     const float extreme = fmaxf(fabsf(high), fabsf(__uint_as_float(low)));
     farthest = fmaxf(farthest, rows.counts(r) ? extreme : 0.0f);
   }
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallC
 template <int kCount>
 __device__ __forceinline__ void update_small_maxima(const float (&s)[kCount], SoftmaxState& state,
                                                     const SmallCap& cap, float scale) {
-  float high[2] = {highest_by_bits<1>(-INFINITY, s, 0), highest_by_bits<1>(-INFINITY, s, 1)};
+  float high[2] = {highest_by_bits<1>(kLeastBits, s, 0), highest_by_bits<1>(kLeastBits, s, 1)};
   if (have_signs(state) && __any_sync(~0u, has_sign(high[0]) || has_sign(high[1]))) {
     high[0] = highest(s, 0);
     high[1] = highest(s, 1);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cfloat>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 
@@ -16,8 +15,9 @@ namespace sparse_attn::cuda::hopper {
 
 using ptx::exp2_approx;
 
-/// m, l, the factor by which the newest m rescales O, and scale * m. Of kernels that follow maxima
-/// lazily m is in log2 units, and scale * m 0 where the row has seen no key.
+/// m, l, the factor by which the newest m rescales O, and the shift scale * m. Where maxima are
+/// followed lazily m is in log2 units, and so equal to the shift, which is 0 of a row that has seen
+/// no key.
 struct SoftmaxState {
   float m[2];
   float l[2];
@@ -167,15 +167,8 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& s
   sum_powers<r>(s, state, [&](float x) { return fmaf(x, scores.factor(x), -shift); });
 }
 
-/// Both rows.
-template <int kCount>
-__device__ __forceinline__ void exponentiate(float (&s)[kCount], SoftmaxState& state, float scale) {
-  exponentiate<0>(s, state, PlainScores{scale});
-  exponentiate<1>(s, state, PlainScores{scale});
-}
-
 // ---- Maxima that are followed lazily ------------------------------------------------------------
-// m may stay kMostLag behind a row's highest score. So a tile seldom moves it, and most steps
+// m may stay up to kMostLag below a row's highest score. So a tile seldom moves it, and most steps
 // rescale nothing, and ask no other lane for its maximum. A row's m depends on its own scores
 // alone.
 
@@ -195,11 +188,11 @@ __device__ __forceinline__ void begin_maxima(const float (&s)[kCount], SoftmaxSt
 }
 
 /// Makes exponents of 2 of the scores of row r. Returns whether m is to move, of some row of the
-/// warp: as integers only floats above kMostLag, and NaN, are above it.
+/// warp: as integers only floats above kMostLag, and NaN without a sign, are above it.
 template <int r, class Scores, int kCount>
 __device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
                                                const Scores& scores) {
-  int top[2] = {INT_MIN, INT_MIN};
+  int top[2] = {__float_as_int(kLeastBits), __float_as_int(kLeastBits)};
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     float& a = s[4 * i + 2 * r];
@@ -211,8 +204,8 @@ __device__ __forceinline__ bool take_exponents(float (&s)[kCount], const Softmax
   return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(kMostLag) || state.m[r] == -INFINITY);
 }
 
-/// Moves m of row r to the highest of its exponents `x`, where that is kMostLag above it or the
-/// first one; rescale is then the factor on what was summed before.
+/// Moves m of row r to the highest of its exponents `x`, where that is more than kMostLag above it
+/// or the first one; rescale is then the factor on what was summed before.
 template <int r, int kCount>
 __device__ __forceinline__ void follow_maximum(float (&x)[kCount], SoftmaxState& state) {
   const float top = quad_max(highest(x, r));
@@ -228,6 +221,17 @@ __device__ __forceinline__ void follow_maximum(float (&x)[kCount], SoftmaxState&
   }
   state.rescale[r] = first ? 1.0f : exp2_approx(-rise);
   state.l[r] *= state.rescale[r];
+}
+
+/// Replaces the scores of row r by the powers of 2 of what they are above m, and adds those to l.
+/// Returns whether m may have moved, of some row of the warp; then rescale is new.
+template <int r, class Scores, int kCount>
+__device__ __forceinline__ bool exponentiate_lazily(float (&s)[kCount], SoftmaxState& state,
+                                                    const Scores& scores) {
+  const bool moves = take_exponents<r>(s, state, scores);
+  if (__builtin_expect(moves, 0)) follow_maximum<r>(s, state);
+  sum_powers<r>(s, state, [](float x) { return x; });
+  return moves;
 }
 
 // ---- Softcap ------------------------------------------------------------------------------------

@@ -104,9 +104,9 @@ struct Wanted {
   int32_t block_q = 0;      // of a list, which is a multiple of the tile's rows
 };
 
-/// Whether calls of a head dim follow maxima lazily (softmax.cuh), whatever their kernel, since
-/// bits depend on it. Where consumers take turns, below, the vote that it takes is waited for;
-/// above it was not faster.
+/// Whether calls whose plain kernel has this head dim follow maxima lazily (softmax.cuh): with any
+/// features but biases and scales that take_maxima_off() is for, since bits depend on it. Where
+/// consumers take turns, below, the vote that it takes is waited for; above it was not faster.
 constexpr int32_t kMostEager = 96, kMostLazy = 192;
 constexpr bool is_lazy(int32_t head_dim) { return head_dim > kMostEager && head_dim <= kMostLazy; }
 

@@ -12,6 +12,12 @@
 
 namespace sparse_attn::cuda::hopper {
 
+/// Whether scores may be so large that maxima come off them.
+template <class C, bool kTransforms>
+__device__ __forceinline__ bool are_large(const Arguments& args) {
+  return kTransforms && args.transform && (!args.capped || (C::kBiased && args.biased));
+}
+
 /// Those of a consumer's thread. `work` is the plan of the query tile, `info` and `slot` are those
 /// of the step.
 template <class C>
@@ -87,16 +93,12 @@ class TileScores {
     mask_scores<C::kListed, C::kPartial>(s, masks_.visible());
   }
 
-  /// Whether maxima come off the scores, which are large.
-  template <bool kTransforms>
-  __device__ __forceinline__ bool takes_maxima_off() const {
-    return kTransforms && args_.transform && (!args_.capped || (C::kBiased && args_.biased));
-  }
-
   /// Updates the rows' maxima.
   template <bool kFirst, bool kMasked, bool kTransforms>
   __device__ __forceinline__ void find_maxima(ScoreFragment& s, SoftmaxState& state) const {
-    if (takes_maxima_off<kTransforms>()) return take_maxima_off<kFirst>(s, state, scale_log2());
+    if (are_large<C, kTransforms>(args_)) {
+      return take_maxima_off<kFirst>(s, state, scale_log2());
+    }
     constexpr int kBitChains = kFirst || kMasked ? 0 : C::kBitChains;
     update_maxima<kFirst, kMasked, !C::kHalf, kBitChains>(s, state, scale_log2());
   }

@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     transform_scores<Config>(scores, params, work);
     hopper::take_maxima_off<true>(scores, rows, scale_log2);
   }
-  hopper::exponentiate(scores, rows, scale_log2);
+  hopper::exponentiate<0>(scores, rows, hopper::PlainScores{scale_log2});
+  hopper::exponentiate<1>(scores, rows, hopper::PlainScores{scale_log2});
   float rO[Config::DT][4];
   multiply_values<Config>(rO, scores, sK + key_bytes, work.keys);
 
