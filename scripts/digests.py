@@ -14,13 +14,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What the recorded GPU run depends on. The program in cmake/ reads the compiler's messages alone.
+# What the recorded GPU run depends on.
 EVIDENCE_GROUPS = {
     "device sources": [
         "csrc/cuda/**/*",
         "csrc/ops/*",
         "csrc/*",
-        "cmake/*.cmake",
+        "cmake/*",
         "CMakeLists.txt",
     ],
     "Python package": ["sparse_attn/**/*.py"],
