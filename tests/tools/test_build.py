@@ -97,6 +97,7 @@ def test_the_namespace_of_the_ops_is_named_once_in_each_language():
 
 REGISTERS = "ptxas info    : Used 168 registers, used 2 barriers"
 SERIALISED = "ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized"
+NAMED = "ptxas info    : Compiling '_GLOBAL__N__fdac7503_8_merge_cu_cbeba8f3'"
 IGNORED = "ptxas info    : setmaxnreg ignored to maintain minimum register requirement"
 NO_LOCAL = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 SPILLED = "    16 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads"
@@ -108,6 +109,7 @@ INDEXED = "    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
     [
         ([], REGISTERS, 0),
         ([], SERIALISED, 1),
+        ([], NAMED, 0),
         ([], IGNORED, 1),
         ([], SPILLED, 0),
         (["--local-memory=0"], NO_LOCAL, 0),
@@ -119,6 +121,7 @@ INDEXED = "    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
     ids=[
         "routine",
         "serialised wgmma",
+        "a name like its note",
         "setmaxnreg ignored",
         "spills where they may",
         "no local memory",
