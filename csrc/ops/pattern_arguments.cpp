@@ -9,6 +9,7 @@
 #include "../capability.h"
 #include "allocate.h"
 #include "checks.h"
+#include "sequence_contents.h"
 
 namespace sparse_attn {
 namespace {
@@ -151,11 +152,13 @@ void fill_list(const std::string& op, const CallArguments& args, CheckedCall* ca
   list.num_q = ceil_div(params->problem.seq_q, list.block_q);
   list.num_kv = ceil_div(params->problem.seq_kv, list.block_kv);
   if (!params->sequences.same_lengths()) {
-    // Of sequences that differ in length, each sees what the layout has of its blocks.
+    // Of sequences that differ in length, each sees what the layout has of its blocks: all of them,
+    // where the host can tell.
     list.num_kv = imin(check_at_least(op, "num_kv_blocks", args.num_kv_blocks, 0), list.num_kv);
     if (args.counts && args.counts->dim() == 3) {
       list.num_q = static_cast<int32_t>(std::min<int64_t>(args.counts->size(2), kMaxLength));
     }
+    check_blocks_on_host(op, params->problem, params->sequences, list, args);
   } else if (args.num_kv_blocks != list.num_kv) {
     std::string got = std::to_string(args.num_kv_blocks);
     if (args.num_kv_blocks == params->problem.seq_kv) {

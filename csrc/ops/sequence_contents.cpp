@@ -36,6 +36,17 @@ void check_longest(const std::string& op, const char* name, const MaybeInt& boun
   }
 }
 
+void check_blocks(const std::string& op, const char* of, int64_t blocks, int32_t block,
+                  int32_t longest) {
+  const int32_t wanted = ceil_div(longest, block);
+  if (blocks < wanted) {
+    fail_expected(op,
+                  text("a layout of at least ", wanted, " ", of,
+                       " blocks for the longest sequence's ", longest, " in blocks of ", block),
+                  std::to_string(blocks));
+  }
+}
+
 }  // namespace
 
 void check_lengths_on_host(const std::string& op, const Problem& problem,
@@ -65,6 +76,21 @@ void check_lengths_on_host(const std::string& op, const Problem& problem,
     }
   }
   check_longest(op, "max_k", args.max_k, longest, "keys");
+}
+
+void check_blocks_on_host(const std::string& op, const Problem& problem, const Sequences& sequences,
+                          const BlockList& list, const CallArguments& args) {
+  if (!args.query->is_cpu()) return;
+  int32_t queries = 0, keys = 0;
+  for (int32_t b = 0; b < problem.batch; ++b) {
+    const Sequence sequence = sequences.of(b);
+    queries = std::max(queries, sequence.rows);
+    keys = std::max(keys, sequence.keys);
+  }
+  check_blocks(op, "key", args.num_kv_blocks, list.block_kv, keys);
+  if (args.counts && args.counts->dim() == 3) {
+    check_blocks(op, "query", args.counts->size(2), list.block_q, queries);
+  }
 }
 
 void check_pages_on_host(const std::string& op, const Problem& problem, const KeySource& keys,

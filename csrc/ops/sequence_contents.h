@@ -10,6 +10,11 @@ namespace sparse_attn {
 void check_lengths_on_host(const std::string& op, const Problem& problem,
                            const Sequences& sequences, const CallArguments& args);
 
+/// Checks that a layout has the blocks of the longest sequence, on the CPU: rows past it would see
+/// no key.
+void check_blocks_on_host(const std::string& op, const Problem& problem, const Sequences& sequences,
+                          const BlockList& list, const CallArguments& args);
+
 /// Checks the table's entries of the pages that sequences use, on the CPU.
 void check_pages_on_host(const std::string& op, const Problem& problem, const KeySource& keys,
                          const CallArguments& args);

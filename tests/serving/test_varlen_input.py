@@ -200,3 +200,31 @@ def test_numbers_beyond_int32_are_told_truly(wrong, sentence, pattern):
         sa.paged_attention(query, cache, cache, **tensors, max_q=3, pattern=pattern)
     with pytest.raises(ValueError, match=rf"^sparse_attn::\w+: expected .*{sentence}$"):
         sa.select_blocks(query, cache, sa.BlockTopK(16), **tensors, max_q=3)
+
+
+@pytest.mark.parametrize("blocks", [(5, 9), (9, 5)])
+def test_layout_too_small_for_a_sequence(blocks):
+    """Rows past it would see no key. Lengths on a GPU are not looked at."""
+    kind = "query" if blocks[0] < blocks[1] else "key"
+    sentence = (
+        rf"expected a layout of at least 9 {kind} blocks for the longest sequence's 130 in blocks "
+        r"of 16, got 5$"
+    )
+    pattern = sa.BlockSparse(
+        sa.BlockLayout.from_mask(torch.ones(*blocks, dtype=torch.bool), 16, 16)
+    )
+    starts = torch.tensor([0, 40, 170], dtype=torch.int32)
+    query, key, value = torch.randn(3, 170, 2, 16)
+    with pytest.raises(ValueError, match=rf"^sparse_attn::varlen: {sentence}"):
+        sa.varlen_attention(query, key, value, starts, starts, 200, 200, pattern=pattern)
+    cache = torch.randn(20, 16, 2, 16)
+    call = (
+        cache,
+        cache,
+        torch.arange(20, dtype=torch.int32).view(2, 10),
+        starts[1:].clamp(max=130),
+    )
+    with pytest.raises(ValueError, match=rf"^sparse_attn::paged: {sentence}"):
+        sa.paged_attention(
+            query[:130].transpose(0, 1)[None].repeat(2, 1, 1, 1), *call, pattern=pattern
+        )
