@@ -22,8 +22,8 @@ class AtLength:
     ----------
     length : int
     whole, without : float
-        The model's forward, and the same with attention replaced by a copy. Both take turns: the
-        medians of the rounds' times, and of their ratios.
+        The model's forward with our dense attention, and the same with attention replaced by a
+        copy. Both take turns: the medians of the rounds' times, and of their ratios.
     layers : dict of int to float
         Dense attention alone, by layer: all calls of a layer together.
     patterns : dict of str to float
@@ -65,7 +65,7 @@ class Profile:
     pays_from : dict of str to int or None
         By pattern: the least length from which on it is faster than dense attention on this device,
         with the model's heads; None where it is not at any length that was tried. Measured once on
-        random tensors and kept in a file; patterns that depend on the data are left out.
+        random tensors and kept in a file; block lists and block top-k are left out.
     is_causal : bool
         Whether the model's calls are; those of `pays_from` are alike.
 
@@ -154,7 +154,7 @@ class Profile:
         >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
         >>> inputs = {"src": torch.randn(1, 256, 64)}
         >>> found = sa.profile(model, inputs, [256], patterns={"band": sa.Band(31)}, progress=False)
-        >>> found.summary().startswith("At 256 positions attention takes")
+        >>> found.summary().startswith("At 256 positions our dense attention takes")
         True
         """
         longest = max(self.rows, key=lambda row: row.length)
@@ -190,12 +190,12 @@ def _verdict(row: AtLength) -> list[str]:
     share, noise = f"{row.share:.0%}", _percent(row.noise)
     # Of a share that is within noise, what it may still be.
     most = 1 / max(1e-9, 1 - row.share - (2 * row.noise if row.within_noise else 0))
-    takes = f"At {row.length} positions attention takes {share} of the forward"
+    takes = f"At {row.length} positions our dense attention takes {share} of the forward"
     if row.within_noise:
         takes += f", which is within the noise of the measurement ({noise})"
         if most >= _WORTH:
             return [f"{takes}: measure longer texts, or on a quieter machine."]
-    lines = [f"{takes}: no attention, however fast, makes it more than {most:.2f} times as fast."]
+    lines = [f"{takes}: no pattern, however fast, makes that more than {most:.2f} times as fast."]
     if most < _WORTH:
         lines.append(
             "Sparse attention is not worth it at these lengths, even where it is faster than dense."

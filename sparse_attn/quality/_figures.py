@@ -175,6 +175,7 @@ class Sums:
         self.error += _sum((own - dense).abs_())
         self.size += _sum(dense.abs())
         cosine = torch.cosine_similarity(own, dense, -1).double()
+        cosine[(own == dense).all(-1)] = 1.0  # rows of zeros too
         self.cosine += cosine.sum().item()
         if not is_logits:
             self.agreement.append(cosine.cpu())

@@ -85,6 +85,15 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(device
     assert whole["kl"] == pytest.approx(kl.item(), rel=1e-6) and whole["rows"] == 20
 
 
+def test_rows_of_zeros_are_like_themselves(device):
+    values = torch.randn(1, 6, 8, device=device)
+    values[0, :3] = 0
+    sums = _figures.Sums()
+    output = _figures.Output(values, False)
+    sums.add(output, output, {}, predicts=False)
+    assert sums.cosine == pytest.approx(6) and sums.rows == 6
+
+
 def test_dense_policies_change_nothing_and_see_all_pairs(on_device, llama):
     ids, _ = text()
     got = judge(llama, ids, {"full": sa.Full()})

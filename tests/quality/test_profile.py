@@ -27,7 +27,7 @@ def test_profile_measures_and_leaves_the_model(llama, ids):
     for row in measured.rows:
         assert 0 <= row.share < 1 and sorted(row.layers) == [0, 1]
         assert set(row.patterns) == set(PATTERNS) and min(row.patterns.values()) > 0
-    assert "positions attention takes" in str(measured)
+    assert "positions our dense attention takes" in str(measured)
     assert measured._repr_html_().startswith("<pre>length")
     usual = sa.profile(llama, ids, progress=False)
     assert [row.length for row in usual.rows] == [64, 128, 256] and str(usual)
@@ -178,7 +178,7 @@ def test_times_of_a_column_have_the_same_decimals():
         ),
         (0.10, 0.20, r"takes 10% .* noise of the measurement \(20%\): measure longer texts"),
         (0.00, 0.001, r"takes 0% .* noise .* \(1%\): .* 1.00 times .*not worth"),
-        (0.50, 0.20, r"takes 50% of the forward: no attention.* 2.00 times as fast\.$"),
+        (0.50, 0.20, r"takes 50% of the forward: no pattern.* 2.00 times as fast\.$"),
     ],
     ids=["small", "not known", "none", "clear"],
 )

@@ -114,7 +114,7 @@ def test_profile(folder, text, tmp_path, capsys):
     out = tmp_path / "out"
     assert run("profile", folder, "--text", text, "--length", 128, "--out", out) == 0
     table = capsys.readouterr().out
-    assert "128 positions attention takes" in table
+    assert "128 positions our dense attention takes" in table
     assert (out / "profile.txt").read_text() == table
 
 
