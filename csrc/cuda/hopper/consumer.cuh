@@ -161,10 +161,8 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     const auto end_pv = [&] { this->end_pv(); };
-    if constexpr (C::kSmallCaps && kTransforms) {
-      const bool small = scores_.are_small(s_, info_, work());
-      const auto prepare = [&] { prepare_scores<true>(); };
-      softmax_.template add_capped<kMasked>(s_, scores_, info_, small, prepare, end_pv);
+    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work())) {
+      softmax_.add_small(s_, scores_, end_pv);
     } else {
       if constexpr (kMasked) prepare_scores<kTransforms>();
       softmax_.template add<kMasked, kTransforms>(s_, scores_, info_, end_pv);

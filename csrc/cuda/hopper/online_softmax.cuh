@@ -55,34 +55,15 @@ class OnlineSoftmax {
       add_exactly(s, plain(scores), end_pv);
     }
   }
-  /// ... of one whose scores a softcap bounds, where `small` says of a warp that they are small
-  /// beside it, and all seen; `prepare` makes the others what they are. All wait in one place.
-  template <bool kMasked, class Prepare, class EndPv>
-  __device__ __forceinline__ void add_capped(ScoreFragment& s, const TileScores<C>& scores,
-                                             const StepInfo& info, bool small,
-                                             const Prepare& prepare, const EndPv& end_pv) {
-    const bool lazy = follows_lazily<true>();
-    if (small) {
-      if (lazy) {
-        exponentiate_lazily(s, args_.small_cap);
-      } else {
-        update_small_maxima(s, state_, args_.small_cap, scores.scale_log2());
-      }
+  /// ... of one whose scores are small beside a softcap, and all seen, ...
+  template <class EndPv>
+  __device__ __forceinline__ void add_small(ScoreFragment& s, const TileScores<C>& scores,
+                                            const EndPv& end_pv) {
+    if (follows_lazily<true>()) {
+      add_lazily(s, args_.small_cap, end_pv);
     } else {
-      prepare();
-      if (lazy) {
-        exponentiate_lazily(s, plain(scores));
-      } else {
-        scores.template find_maxima<false, kMasked, true>(s, state_);
-      }
-    }
-    end_pv();
-    if (lazy) return;
-    ptx::pin(s);
-    if (small) {
-      exponentiate_rows(s, args_.small_cap);
-    } else {
-      exponentiate_rows(s, plain(scores));
+      update_small_maxima(s, state_, args_.small_cap, scores.scale_log2());
+      add_exactly(s, args_.small_cap, end_pv);
     }
   }
   /// ... and of a narrow one.
@@ -138,13 +119,9 @@ class OnlineSoftmax {
   template <class Factors, class EndPv, int kCount>
   __device__ __forceinline__ void add_lazily(float (&s)[kCount], const Factors& factors,
                                              const EndPv& end_pv) {
-    exponentiate_lazily(s, factors);
+    moved_[0] = exponentiate_lazily<0>(s, state_, factors);
+    moved_[1] = exponentiate_lazily<1>(s, state_, factors);
     end_pv();
-  }
-  template <class Factors, int kCount>
-  __device__ __forceinline__ void exponentiate_lazily(float (&s)[kCount], const Factors& factors) {
-    moved_[0] = hopper::exponentiate_lazily<0>(s, state_, factors);
-    moved_[1] = hopper::exponentiate_lazily<1>(s, state_, factors);
   }
 
   template <class Factors, int kCount>
