@@ -77,7 +77,7 @@ struct SelectParams {
     const int32_t* used = sequences.used_keys;
     return used == nullptr ? problem.seq_kv : imax(0, imin(used[b], problem.seq_kv));
   }
-  /// Keys of a batch entry that the caller's sketch holds; all where there is none.
+  /// Up to which key of a batch entry the caller's sketch may hold them; all where there is none.
   SPARSE_ATTN_HD int32_t held_keys(int64_t b) const {
     return sketch.present() ? sketch.held(b, entry_keys(b)) : entry_keys(b);
   }
@@ -152,11 +152,21 @@ struct SelectParams {
   SPARSE_ATTN_HD static Interval blocks_of(Interval keys, int32_t size) {
     return keys.empty() ? Interval{} : Interval{keys.begin / size, ceil_div(keys.end, size)};
   }
-  /// Blocks with keys that query i may see and a given sketch does not hold, which a list keeps.
-  SPARSE_ATTN_HD Interval blocks_not_held(int64_t b, int64_t head_q, int32_t i) const {
-    Interval keys = keys_of_row(b, head_q, i);
-    keys.begin = imax(keys.begin, held_keys(b));
-    return blocks_of(keys, block_kv);
+  /// Where the keys of a batch entry end that the caller's sketch holds of key j's group.
+  SPARSE_ATTN_HD int32_t held_end(int64_t b, int32_t j) const {
+    if (!sketch.paged) return held_keys(b);
+    const int32_t row = sketch_row(sketch, j);
+    const int32_t held = sketch.lengths[sketch.length_at(sketch_entry(sketch, b, j), row)];
+    return j - row % sketch.group + imax(0, imin(held, sketch.group));
+  }
+  /// Whether it lacks some of the keys, so that a list keeps their block.
+  SPARSE_ATTN_HD bool lacks_some_of(int64_t b, Interval keys) const {
+    for (int32_t j = keys.begin; j < keys.end;) {
+      const int32_t end = imin((j / sketch.group + 1) * sketch.group, keys.end);
+      if (held_end(b, j) < end) return true;
+      j = end;
+    }
+    return false;
   }
 
   /// The forced key blocks around the positions of a query block, the diagonal among them.

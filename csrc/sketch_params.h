@@ -16,7 +16,8 @@ constexpr int32_t kSketchChannels = 64;  // a token's row of codes has a multipl
 struct SketchView {
   uint32_t* codes = nullptr;  // [entries, Hkv, rows, row_words()]
   void* ranges = nullptr;     // [entries, Hkv, rows / group, 2, D], of the keys' type: least first
-  const int32_t* lengths = nullptr;  // [B], tokens held; null: all
+  // [B], tokens held; of pages [entries, rows / group], those of a group from its start; null: all.
+  const int32_t* lengths = nullptr;
   bool paged = false;                // entries are pages
   int32_t bits = 2;
   int32_t rows = 0;  // tokens of an entry, a multiple of the group
@@ -33,9 +34,14 @@ struct SketchView {
   /// mask makes a pair of 16-bit numbers.
   SPARSE_ATTN_HD constexpr int32_t bit_of(int32_t i) const { return i / 2 * bits + i % 2 * 16; }
 
-  /// How many tokens of a batch entry are held, of `keys`.
+  /// Up to which of a batch entry's `keys` tokens may be held; of entries that are no pages, all of
+  /// those are.
   SPARSE_ATTN_HD int32_t held(int64_t b, int32_t keys) const {
-    return lengths == nullptr ? keys : imax(0, imin(lengths[b], imin(keys, rows)));
+    return lengths == nullptr || paged ? keys : imax(0, imin(lengths[b], imin(keys, rows)));
+  }
+  /// Where the length of a page's group stands, that of token `row`.
+  SPARSE_ATTN_HD int64_t length_at(int64_t page, int32_t row) const {
+    return page * (rows / group) + row / group;
   }
   /// A token's codes, and the ranges of its group, in elements.
   SPARSE_ATTN_HD int64_t codes_at(int64_t entry, int64_t head, int32_t row) const {
@@ -78,8 +84,9 @@ struct SketchAppendParams {
 /// The groups of a paged cache that hold the slots are sketched again, from their first row to the
 /// greatest of the slots.
 struct SketchPagesParams {
-  SketchView sketch;  // an entry is a page
-  TensorView cache;   // [pages, Hkv, page_size, D], of `dtype` or float8
+  SketchView sketch;           // an entry is a page
+  int32_t* lengths = nullptr;  // of its groups, that are written
+  TensorView cache;            // [pages, Hkv, page_size, D], of `dtype` or float8
   bool float8 = false;
   ScaleView scale;                 // of float8, [Hkv]
   const int64_t* slots = nullptr;  // [num_slots]; those outside the cache stand for nothing

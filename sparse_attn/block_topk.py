@@ -112,9 +112,8 @@ class BlockTopK(Pattern):
         Of selector ``antidiagonal`` alone: rows and keys of a square.
     sketch : KeySketch, optional
         Of the keys at hand, for selectors ``sketch``, ``minmax`` and ``mean``. Blocks with keys
-        past those that it holds are always kept; one of pages counts none, and ranks a key that
-        it was not given by what its slot holds. Without one, ``sketch`` makes one of 2 bits for
-        the call, and the others read the keys. With one, ``mean`` takes the means of what its codes
+        that it does not hold are always kept. Without one, ``sketch`` makes one of 2 bits for the
+        call, and the others read the keys. With one, ``mean`` takes the means of what its codes
         stand for, and ``minmax`` joins the ranges of a block's groups, each counted whole where a
         key of it that is held may be seen; blocks are then multiples of the groups (64 tokens; 32
         or 16 in pages of no multiple of 64). Ranges are exact in the keys' dtype (`KeySketch`

@@ -90,8 +90,9 @@ class KeySketch:
     ranges : Tensor
         Of `dtype`, ``(B, Hkv, capacity / 64, 2, D)`` or ``(pages, Hkv, groups of a page, 2, D)``:
         least and greatest values.
-    lengths : Tensor or None
-        int32 ``(B,)``: tokens held; None of a paged sketch.
+    lengths : Tensor
+        int32 ``(B,)``: tokens held; of a paged sketch ``(pages, groups of a page)``: tokens of each
+        group that are held, from its start.
 
     Raises
     ------
@@ -139,7 +140,7 @@ class KeySketch:
         dtype = _dtype_of_ranges(key, dtype)
         self._fixed = capacity is not None
         self._tokens = 0
-        self.lengths: torch.Tensor | None = None
+        self.lengths: torch.Tensor
         self._open: torch.Tensor | None = None
         if paged:
             if capacity is not None:
@@ -181,6 +182,7 @@ class KeySketch:
         pages, page_size, heads, _ = key.shape
         group = next(size for size in (64, 32, 16, max(page_size, 1)) if page_size % size == 0)
         self._allocate(key, dtype, (pages, heads), page_size, group)
+        self.lengths = key.new_zeros(pages, page_size // group, dtype=torch.int32)
         if block_table is None and seqused_k is None:
             self.append(key, key.new_empty(0, dtype=torch.int64), key_scale)
             return
@@ -260,7 +262,7 @@ class KeySketch:
             if not is_compiling() and slots.device.type == "cpu" and slots.numel() > _FEW_SLOTS:
                 # Of one dimension torch sorts on all threads, which wait for each other at length.
                 slots = slots[None].sort().values[0]
-            stored = (self.codes, self.ranges)
+            stored = (self.codes, self.ranges, self.lengths)
             ops.call("sketch_pages", (key, slots, *stored, key_scale), {}, written=stored)
             return
         if slot_mapping is not None:
@@ -314,7 +316,6 @@ class KeySketch:
         whole = key.shape[2] // GROUP * GROUP  # tokens of groups that stay as they are
         # Refuses other keys while nothing has changed.
         self.append(key[:, :, :0], key_scale=key_scale)
-        assert self.lengths is not None
         with torch.inference_mode():  # wherever the sketch was made
             self.lengths.clamp_(max=whole)
         self._tokens = whole

@@ -46,7 +46,7 @@ void append_to_cache(const Tensor& key, const Tensor& value, Tensor key_cache, T
 void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor open_keys,
                       Tensor lengths);
 void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges,
-                  MaybeTensor key_scale);
+                  Tensor lengths, MaybeTensor key_scale);
 
 /// Registers every kernel with a library of dispatch key CPU or CUDA.
 void register_kernels(torch::stable::detail::StableLibrary& library);

@@ -23,5 +23,5 @@ SPARSE_ATTN_OPS(library) {
       "Tensor(d!) lengths) -> ()");
   library.def(
       "sketch_pages(Tensor key_cache, Tensor slots, Tensor(a!) codes, Tensor(b!) ranges, "
-      "Tensor? key_scale=None) -> ()");
+      "Tensor(c!) lengths, Tensor? key_scale=None) -> ()");
 }

@@ -107,7 +107,8 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
   if (!args.sketch_ranges) fail_expected(op, "sketch_ranges", "None");
   const Tensor& key = *args.key;
   SketchShape shape = {params->problem.batch, params->problem.heads_kv, params->problem.head_dim};
-  if (args.block_table.has_value() == args.sketch_lengths.has_value()) {
+  if (!args.sketch_lengths) fail_expected(op, "sketch_lengths", "None");
+  if (args.block_table.has_value() != (args.sketch_lengths->dim() == 2)) {
     const char* paged = "a paged sketch";
     const char* plain = "a sketch that is not paged";
     fail_expected(op, args.block_table ? paged : plain, args.block_table ? plain : paged);
@@ -121,10 +122,8 @@ void fill_sketch(const std::string& op, const CallArguments& args, SelectParams*
     fail_expected(op, text("a sketch of query's dtype ", dtype_of(*args.query)),
                   dtype_of(*args.sketch_ranges));
   }
-  if (args.sketch_lengths) {
-    params->sketch.lengths =
-        check_sketch_lengths(op, params->problem.batch, *args.sketch_lengths, key, "key");
-  }
+  params->sketch.lengths =
+      check_sketch_lengths(op, params->sketch, shape.entries, *args.sketch_lengths, key, "key");
   if (by_ranges && params->block_kv % params->sketch.group != 0) {
     fail_expected(op,
                   text("a block_size of keys that is a multiple of ", params->sketch.group,

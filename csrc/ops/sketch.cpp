@@ -80,11 +80,15 @@ SketchView check_sketch(const std::string& op, const SketchShape& shape, const T
   return view;
 }
 
-int32_t* check_sketch_lengths(const std::string& op, int64_t batch, const Tensor& lengths,
-                              const Tensor& key, const char* name) {
+int32_t* check_sketch_lengths(const std::string& op, const SketchView& view, int64_t entries,
+                              const Tensor& lengths, const Tensor& key, const char* name) {
   check_same_device(op, "sketch", lengths, key, name);
   check_dtype(op, "sketch's lengths", lengths, ScalarType::Int, "int32");
-  check_shape(op, "sketch's lengths", lengths, {batch});
+  if (view.paged) {
+    check_shape(op, "sketch's lengths", lengths, {entries, view.rows / view.group});
+  } else {
+    check_shape(op, "sketch's lengths", lengths, {entries});
+  }
   check_contiguous(op, "sketch's lengths", lengths);
   return static_cast<int32_t*>(const_cast<void*>(lengths.const_data_ptr()));
 }
@@ -96,7 +100,7 @@ void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor ope
   const int64_t batch = key.size(0), heads = key.size(1), head_dim = key.size(3);
   SketchAppendParams params;
   params.sketch = check_sketch(op, {batch, heads, head_dim}, codes, ranges, key, "key");
-  params.lengths = check_sketch_lengths(op, batch, lengths, key, "key");
+  params.lengths = check_sketch_lengths(op, params.sketch, batch, lengths, key, "key");
   params.sketch.lengths = params.lengths;
   check_same_device(op, "open_keys", open_keys, key, "key");
   check_shape(op, "open_keys", open_keys, {batch, heads, kSketchGroup, head_dim});
@@ -124,7 +128,7 @@ void append_to_sketch(const Tensor& key, Tensor codes, Tensor ranges, Tensor ope
 }
 
 void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Tensor ranges,
-                  MaybeTensor key_scale) {
+                  Tensor lengths, MaybeTensor key_scale) {
   const std::string op = "sketch_pages";
   check_sketched_keys(op, "key_cache", key_cache, "(pages, page_size, heads, head_dim)", true);
   const int64_t page_size = key_cache.size(1);
@@ -133,15 +137,19 @@ void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Te
   params.sketch =
       check_sketch(op, {key_cache.size(0), key_cache.size(2), key_cache.size(3), page_size}, codes,
                    ranges, key_cache, "key_cache");
+  params.lengths = check_sketch_lengths(op, params.sketch, key_cache.size(0), lengths, key_cache,
+                                        "key_cache");
   check_same_device(op, "slots", slots, key_cache, "key_cache");
   check_dtype(op, "slots", slots, ScalarType::Long, "int64");
   if (slots.dim() != 1) fail_expected(op, "slots of shape (slots)", shape_of(slots));
   params.scale = check_cache_scale(op, "key_scale", key_scale, key_cache, "key_cache");
   std::vector<NamedTensor> others = {{"key_cache", &key_cache}, {"slots", &slots}};
   if (key_scale) others.push_back({"key_scale", &*key_scale});
-  check_no_overlap(op, "codes", codes, others);
-  others.push_back({"codes", &codes});
-  check_no_overlap(op, "ranges", ranges, others);
+  for (const auto& [name, tensor] : {NamedTensor("codes", &codes), NamedTensor("ranges", &ranges),
+                                     NamedTensor("lengths", &lengths)}) {
+    check_no_overlap(op, name, *tensor, others);
+    others.push_back({name, tensor});
+  }
   params.cache = {const_cast<void*>(key_cache.const_data_ptr()), key_cache.stride(0),
                   key_cache.stride(2), key_cache.stride(1)};
   params.num_slots = slots.numel();

@@ -15,9 +15,9 @@ struct SketchShape {
 SketchView check_sketch(const std::string& op, const SketchShape& shape, const Tensor& codes,
                         const Tensor& ranges, const Tensor& key, const char* name);
 
-/// The tokens that a sketch of batch entries holds: int32 (batch).
-int32_t* check_sketch_lengths(const std::string& op, int64_t batch, const Tensor& lengths,
-                              const Tensor& key, const char* name);
+/// The tokens that a sketch holds, int32: (batch), of pages (entries, groups of a page).
+int32_t* check_sketch_lengths(const std::string& op, const SketchView& view, int64_t entries,
+                              const Tensor& lengths, const Tensor& key, const char* name);
 
 /// How many tokens a group of a page has.
 int32_t sketch_group_of(int64_t page_size);

@@ -231,6 +231,7 @@ def test_wrong_calls(device):
         torch.ops.sparse_attn.select_blocks(
             query, key, selector="sketch", budget_count=1,
             sketch_codes=pattern.sketch.codes, sketch_ranges=pattern.sketch.ranges,
+            sketch_lengths=pattern.sketch.lengths[:, None],
         )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ def whole(device, page_size, dtype=torch.float32):
 def assert_same(left, right):
     assert torch.equal(left.codes, right.codes)
     assert torch.equal(left.ranges, right.ranges)
+    assert torch.equal(left.lengths, right.lengths)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
@@ -98,9 +99,72 @@ def test_many_slots_in_any_order(device, page_size):
     slots = slots[torch.randperm(len(slots), device=device)]
     sketch, want = (sa.KeySketch(cache, paged=True) for _ in range(2))
     sketch.append(cache, slots)
-    torch.ops.sparse_attn.sketch_pages(cache, slots, want.codes, want.ranges)
+    torch.ops.sparse_attn.sketch_pages(cache, slots, want.codes, want.ranges, want.lengths)
     assert_same(sketch, want)
     assert sketch.codes.any()
+
+
+def chosen(query, cache, table, used, sketch, selector, group="q"):
+    """The blocks of 16 (of pages of more 64) keys that decode keeps, few of which are forced."""
+    block = 16 if selector == "sketch" or cache.shape[1] == 16 else 64
+    pattern = sa.BlockTopK(
+        (64, block), selector=selector, budget_blocks=2, sink_blocks=0, local_blocks=0,
+        group=group, sketch=sketch,
+    )  # fmt: skip
+    pages = {"block_table": table, "seqused_k": used}
+    return sa.select_blocks(query, cache, pattern, is_causal=True, **pages).to_mask(), block
+
+
+@pytest.mark.parametrize("selector", ["sketch", "minmax", "mean"])
+@pytest.mark.parametrize("group", ["q", "kv"])
+@pytest.mark.parametrize("Sq", [1, 3])
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+def test_keys_that_were_never_appended_are_kept(device, page_size, Sq, group, selector):
+    """Those of whole groups, and those past what a group holds; the others have their budget."""
+    key_cache, _, table, _ = whole(device, page_size)[:4]
+    used = used_of(device)
+    held = (used - torch.tensor([77, 0, 64, 9], device=device)).int()
+    sketch = sa.KeySketch(key_cache, paged=True, block_table=table, seqused_k=held)
+    late = 279  # appended where those before it in its group are too
+    sketch.append(key_cache, slots_of(table, 0, [late], page_size))
+    group_size = min(64, page_size)
+    known = torch.arange(table.shape[1] * page_size, device=device) < held[:, None]
+    known[0, late // group_size * group_size : late + 1] = True
+    query = torch.randn(len(LENGTHS), 4, Sq, DIM, device=device)
+    kept, block = chosen(query, key_cache, table, used, sketch, selector, group)
+    exists = torch.arange(known.shape[1], device=device) < used[:, None]
+    lacks = (exists & ~known)[:, : kept.shape[-1] * block].unflatten(1, (-1, block)).any(-1)
+    assert kept[lacks[:, None, None].expand_as(kept)].all()
+    # The diagonal's block is forced inside the budget.
+    others = (kept & ~lacks[:, None, None]).sum(-1)
+    assert (others <= 2).all() and lacks[[0, 2, 3]].any(-1).all() and not lacks[1].any()
+
+
+def test_a_key_that_was_never_appended_is_found(device):
+    """One that outweighs all others: the attention of a cache that grew behind the sketch."""
+    key_cache, value_cache, table, news = whole(device, 16)[:4]
+    used = used_of(device)
+    query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
+    sketch = sa.KeySketch(key_cache, paged=True, block_table=table, seqused_k=used // 2)
+    slot = slots_of(table, 0, [200], 16)
+    key_cache.flatten(0, 1)[slot] = 9 * query[0, ::2, 0]
+    value_cache.flatten(0, 1)[slot] = 5
+    for selector in ("sketch", "minmax", "mean"):
+        pattern = sa.BlockTopK(16, selector=selector, budget_blocks=2, sketch=sketch)
+        out = sa.paged_attention(query, key_cache, value_cache, table, used, pattern=pattern)
+        assert (out[0, ::2] > 4.9).all()
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("selector", ["sketch", "minmax", "mean"])
+def test_any_lengths_give_lists(device, selector):
+    key_cache, _, table, _, sketch = whole(device, 64)
+    lengths = torch.tensor([-(2**31), 0, 65, 2**31 - 1], dtype=torch.int32, device=device)
+    sketch.lengths[table[:, :4].flatten().long(), 0] = lengths.repeat(len(LENGTHS))
+    query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
+    kept, _ = chosen(query, key_cache, table, used_of(device), sketch, selector)
+    blocks = 4 if selector == "sketch" else 1
+    assert kept[0, ..., : 2 * blocks].all()  # of the groups that hold nothing
 
 
 @pytest.mark.parametrize("group", ["q", "kv"])
@@ -284,7 +348,8 @@ def test_opcheck(device):
     key_cache, value_cache, table, _, sketch = whole(device, 64)
     slots = slots_of(table, 0, range(290, 300), 64)
     op = torch.ops.sparse_attn.sketch_pages.default
-    torch.library.opcheck(op, (key_cache.nan_to_num(0), slots, sketch.codes, sketch.ranges))
+    stored = sketch.codes, sketch.ranges, sketch.lengths
+    torch.library.opcheck(op, (key_cache.nan_to_num(0), slots, *stored))
     query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)
     given = sa.BlockTopK(16, selector="sketch", group="kv", sketch=sketch)._arguments()
     given |= {"block_table": table, "seqused_k": used_of(device)}

@@ -12,9 +12,15 @@ namespace sparse_attn::cpu {
 void BlockEstimator::keep_not_held(const QueryBlock& block, double* values) const {
   if (params_.sketch.lengths == nullptr) return;
   const Interval rows = params_.rows_of_block(block.batch, block.index);
-  for (int32_t i = rows.begin; i < rows.end; ++i) {
-    const Interval kept = params_.blocks_not_held(block.batch, block.head_q, i);
-    std::fill(values + kept.begin, values + kept.end, std::nan(""));
+  // Without bounds the last row sees what the others do.
+  int32_t i = imax(rows.begin, params_.scores.bounds.data == nullptr ? rows.end - 1 : 0);
+  for (; i < rows.end; ++i) {
+    const Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
+    const Interval blocks = SelectParams::blocks_of(keys, params_.block_kv);
+    for (int32_t j = blocks.begin; j < blocks.end; ++j) {
+      const Interval own = {j * params_.block_kv, (j + 1) * params_.block_kv};
+      if (params_.lacks_some_of(block.batch, intersect(keys, own))) values[j] = std::nan("");
+    }
   }
 }
 

@@ -172,6 +172,7 @@ Status sketch_pages(const SketchPagesParams& params) {
     const int64_t page = slot / sketch.rows;
     const int32_t row = static_cast<int32_t>(slot % sketch.rows);
     const int32_t first = row / sketch.group * sketch.group;
+    params.lengths[sketch.length_at(page, row)] = row + 1 - first;
     for (int64_t head = 0; head < sketch.heads; ++head) {
       if (!params.float8) {
         const Rows keys = rows_of(params.cache, params.dtype, page, head);

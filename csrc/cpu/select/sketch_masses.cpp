@@ -101,6 +101,20 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
   }
 }
 
+/// Hides the keys of pages that the caller's sketch does not hold; whether it holds some.
+bool SketchMasses::hide_not_held(const Run& run, Interval seen, float* scores) const {
+  if (!params_.sketch.present()) return true;
+  bool some = false;
+  for (int32_t j = seen.begin; j < seen.end;) {
+    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, seen.end);
+    const int32_t held = imin(imax(params_.held_end(run.batch, j), j), end);
+    std::fill(scores + held, scores + end, kMinusInfinity);
+    some |= held > j;
+    j = end;
+  }
+  return some;
+}
+
 /// Masses of the keys that a row sees of a run; scores[j] is that of key j.
 void SketchMasses::add_masses(const Run& run, const QueryRow& row, Interval seen,
                               float* scores) const {
@@ -112,6 +126,12 @@ void SketchMasses::add_masses(const Run& run, const QueryRow& row, Interval seen
   std::fill(scores + seen.end, scores + units.end * kMassKeys, kMinusInfinity);
   float* masses = masses_ + row.number * units_ + units.begin;
   const int64_t at = row.number * runs_ + run.keys.begin / kRunKeys;
+  if (!hide_not_held(run, seen, scores)) {
+    highest_[at] = kMinusInfinity;
+    totals_[at] = 0;
+    std::fill(masses, masses + units.size(), 0.0f);
+    return;
+  }
   highest_[at] = math.sketch.masses(scores + units.begin * kMassKeys, units.size(), kLog2E, masses);
   double total = 0;
   for (int32_t unit = 0; unit < units.size(); ++unit) total += masses[unit];

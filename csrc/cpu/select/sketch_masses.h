@@ -43,6 +43,7 @@ class SketchMasses {
   Run run_at(int64_t run) const;
   QueryRow row_of(const Run& run, int32_t row) const;
   void score_rows(const Run& run, Interval rows, float* queries, float* scores) const;
+  bool hide_not_held(const Run& run, Interval seen, float* scores) const;
   void add_masses(const Run& run, const QueryRow& row, Interval seen, float* scores) const;
 
   const SelectParams& params_;

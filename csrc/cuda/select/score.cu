@@ -78,17 +78,25 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
+/// A thread for a key block of a query head.
 __global__ void __launch_bounds__(kCopyThreads)
     mark_not_held(const SelectParams params, float* scores) {
-  const int64_t row = blockIdx.x, head = row / params.num_q;
-  const int64_t batch = head / params.problem.heads_q;
-  const Interval rows = params.rows_of_block(batch, static_cast<int32_t>(row % params.num_q));
-  // Without bounds the last row sees what the others do.
-  int32_t i = params.scores.bounds.data == nullptr ? rows.end - 1 : rows.begin;
-  for (; i < rows.end; ++i) {
-    const Interval kept = params.blocks_not_held(batch, head % params.problem.heads_q, i);
-    for (int32_t j = kept.begin + threadIdx.x; j < kept.end; j += kCopyThreads) {
-      scores[row * params.num_kv + j] = NAN;
+  const int32_t parts = ceil_div(params.num_kv, kCopyThreads);
+  const int64_t head = blockIdx.x / parts, batch = head / params.problem.heads_q;
+  const auto block = static_cast<int32_t>(blockIdx.x % parts * kCopyThreads + threadIdx.x);
+  if (block >= params.num_kv) return;
+  const Interval own = intersect({0, params.num_keys(batch)},
+                                 {block * params.block_kv, (block + 1) * params.block_kv});
+  if (!params.lacks_some_of(batch, own)) return;
+  for (int32_t query_block = 0; query_block < params.num_q; ++query_block) {
+    const Interval rows = params.rows_of_block(batch, query_block);
+    // Without bounds the last row sees what the others do.
+    int32_t i = imax(rows.begin, params.scores.bounds.data == nullptr ? rows.end - 1 : 0);
+    for (; i < rows.end; ++i) {
+      const Interval seen = params.keys_of_row(batch, head % params.problem.heads_q, i);
+      if (params.lacks_some_of(batch, intersect(seen, own))) {
+        scores[(head * params.num_q + query_block) * params.num_kv + block] = NAN;
+      }
     }
   }
 }
@@ -104,8 +112,9 @@ Status launch_given_scores(const SelectParams& params, const SelectWorkspace& wo
 
 Status launch_not_held(const SelectParams& params, const SelectWorkspace& workspace) {
   if (params.sketch.lengths == nullptr) return {};
-  int64_t rows = int64_t{params.problem.batch} * params.problem.heads_q * params.num_q;
-  mark_not_held<<<static_cast<uint32_t>(rows), kCopyThreads, 0, to_stream(params.stream)>>>(
+  const int64_t blocks = int64_t{params.problem.batch} * params.problem.heads_q *
+                         ceil_div(params.num_kv, kCopyThreads);
+  mark_not_held<<<static_cast<uint32_t>(blocks), kCopyThreads, 0, to_stream(params.stream)>>>(
       params, workspace.scores);
   return launched();
 }

@@ -154,6 +154,9 @@ __global__ void __launch_bounds__(kEncodeThreads) encode_pages(const SketchPages
     }
   };
   encode_group<T>(sketch, page, head, row / sketch.group * sketch.group, row + 1, row_of, ranges);
+  if (head == 0 && threadIdx.x == 0) {
+    params.lengths[sketch.length_at(page, row)] = row % sketch.group + 1;
+  }
 }
 
 }  // namespace

@@ -73,14 +73,14 @@ struct GroupRing {
   __device__ __forceinline__ void load(int32_t first, int to_slot) const {
     const uint32_t to = ptx::shared_address(slot(to_slot));
     if (joined && is_visible(first) && first + Config::kGroups <= end) {
-      const int64_t at = place(first);
+      const int64_t at = place(first).of_head(*this);
       copy_all<Config::kGroups * Config::kCodeBytes>(to, codes + at * code_bytes);
       copy_all<Config::kGroups * Config::kRangeBytes>(to + kRanges, ranges + at * range_bytes);
     } else {
 #pragma unroll 1
       for (int i = 0; i < Config::kGroups; ++i) {
         if (!is_visible(first + i)) continue;
-        const int64_t at = place(first + i);
+        const int64_t at = place(first + i).of_head(*this);
         copy_bytes<Config::kCodeBytes>(to + i * Config::kCodeBytes, codes + at * code_bytes,
                                        code_bytes);
         copy_bytes<Config::kRangeBytes>(to + kRanges + i * Config::kRangeBytes,
@@ -89,16 +89,44 @@ struct GroupRing {
     }
     ptx::cp_async_commit();
   }
+  /// Where the keys end that the sketch holds of a page's group.
+  __device__ __forceinline__ int32_t held_end(int32_t group) const {
+    const Place own = place(group);
+    const int32_t held = __ldg(sketch.lengths + own.page * entry_groups + own.group);
+    return group * sketch.group + imax(0, imin(held, sketch.group));
+  }
+  /// Whether it lacks some of the keys below `end` that are seen of pages, in the groups of slots
+  /// that begin with `first`, first + step, ...; the lanes share them.
+  __device__ __forceinline__ bool lacks_some(int32_t first, int32_t step, int32_t end) const {
+    if (!sketch.paged) return false;
+    bool lacks = false;
+    for (int32_t at = static_cast<int32_t>(threadIdx.x) % 32;; at += 32) {
+      const int32_t group = first + at / Config::kGroups * step + at % Config::kGroups;
+      if (group >= this->end) break;
+      const bool own = is_visible(group) && held_end(group) < imin((group + 1) * sketch.group, end);
+      lacks |= own;
+    }
+    return __any_sync(~0u, lacks);
+  }
   /// Where the ranges of a slot's groups begin.
   static constexpr int kRanges = Config::kGroups * Config::kCodeBytes;
 
  private:
-  /// Groups from the key head's first one to where `group` lies.
-  __device__ __forceinline__ int64_t place(int32_t group) const {
-    if (!sketch.paged) return group;
+  /// A page and a group there; or entry 0 and a group.
+  struct Place {
+    int64_t page;
+    int32_t group;
+
+    /// Groups from the key head's first one.
+    __device__ __forceinline__ int64_t of_head(const GroupRing& ring) const {
+      return page * ring.sketch.heads * ring.entry_groups + group;
+    }
+  };
+  __device__ __forceinline__ Place place(int32_t group) const {
+    if (!sketch.paged) return {0, group};
     const int32_t entry = entry_shift >= 0 ? group >> entry_shift : group / entry_groups;
-    const int64_t page = params.keys.existing_page(params.keys.entry_of(batch, entry));
-    return page * sketch.heads * entry_groups + (group - entry * entry_groups);
+    return {params.keys.existing_page(params.keys.entry_of(batch, entry)),
+            group - entry * entry_groups};
   }
 };
 

@@ -75,16 +75,16 @@ __device__ __forceinline__ void multiply_codes(const char* codes,
   }
 }
 
-/// Hides the keys that a row does not see, or that the sketch does not hold; the group begins with
-/// key `begin`.
+/// Hides the keys that a row does not see, or that the sketch does not hold, those from `held` on;
+/// the group begins with key `begin`.
 template <typename Config>
 __device__ __forceinline__ void hide_unseen(const QueryTile<Config>& queries, int32_t begin,
-                                            int32_t group_tiles, ScoreFragment& scores) {
+                                            int32_t held, int32_t group_tiles,
+                                            ScoreFragment& scores) {
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
     const int32_t j = begin + i / 4 * kSketchTile + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
-    const bool seen =
-        i / 4 < group_tiles && queries.rows[i % 2].keys.contains(j) && j < queries.held;
+    const bool seen = i / 4 < group_tiles && queries.rows[i % 2].keys.contains(j) && j < held;
     if (!seen) scores[i / 4][i % 4] = -INFINITY;
   }
 }
@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float scale = params.scores.scale * (kCaps ? 1.0f : kLog2e);
   LaneQuery<Config> query;
   float factor[2];
+  bool lacks_some = false;
   int slot = 0;
 #pragma unroll 1
   for (int32_t loaded = first;; loaded += step) {
@@ -161,6 +162,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       // While the first groups are on their way.
       query.load(params, batch, queries.own, aligned);
       query.find_factors(scale, factor);
+      lacks_some = ring.lacks_some(first, step, held);
       continue;
     }
     if (oldest >= groups) break;
@@ -168,6 +170,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     __syncwarp();  // the oldest groups have landed
     const int32_t group = oldest + queries.group_of_sums;
     const bool visible = ring.is_visible(group);
+    const int32_t group_held = lacks_some && visible ? imin(ring.held_end(group), held) : held;
     float mass = -INFINITY;
     if (__any_sync(~0u, visible)) {
       char* ranges = ring.slot(slot) + ring.kRanges;
@@ -185,9 +188,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         score = fmaf(score, factor[i % 2], bases[i % 2] * scale);
         if constexpr (kCaps) score = capped(score, params.scores.softcap) * kLog2e;
       }
-      if (group_tiles < kTiles || oldest * sketch.group < queries.all.begin ||
+      if (group_tiles < kTiles || lacks_some || oldest * sketch.group < queries.all.begin ||
           (oldest + Config::kGroups) * sketch.group > queries.all.end) {
-        hide_unseen(queries, group * sketch.group, group_tiles, scores);
+        hide_unseen(queries, group * sketch.group, group_held, group_tiles, scores);
       }
       const float sum = sum_tiles(scores);
       if (visible) mass = sum;
@@ -197,7 +200,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (written.head < 0 || written_tile >= group_tiles || tile >= num_tiles) continue;
     const Interval keys = {tile * kSketchTile, (tile + 1) * kSketchTile};
     const Interval unknown =
-        intersect(intersect(keys, written.keys), {held, params.problem.seq_kv});
+        intersect(intersect(keys, written.keys), {group_held, params.problem.seq_kv});
     target[tile] = !unknown.empty() || mass == INFINITY ? NAN : mass;
   }
 }
