@@ -100,7 +100,8 @@ struct Config {
   // registers for it. Ragged kernels of 128 also serve head dims 65 to 96, whose own kernels are
   // not lazy.
   static constexpr bool kLazy = is_lazy(HEAD_DIM) && !kBiased;
-  static constexpr bool kLazyByCall = kRagged && kOwn.head_dim_from(kMostEager) == HEAD_DIM;
+  static constexpr bool kLazyByCall =
+      kRagged && find_kernel(kMostEager, {kOwn.accepts, kOwn.splits}).head_dim == HEAD_DIM;
   static_assert(!kLazy || !kEarlyRescale, "O is rescaled between steps, where a maximum moved");
   // Others find maxima by the bits of scores, in so many chains, where that is faster.
   static constexpr int kBitChains = HEAD_DIM == 64 && (!kListed || kHalf) && !kNarrows ? 2 : 0;

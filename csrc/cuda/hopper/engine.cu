@@ -39,9 +39,16 @@ bool prefers_three(const AttentionParams& params, int32_t multiprocessors) {
   const Problem& problem = params.problem;
   if (params.pattern.causal && problem.seq_kv <= kShortCausal) return false;
   const int32_t classes = params.pattern.classes(problem.seq_q);
+  const Sequences& sequences = params.sequences;
+  const int64_t most_rows = int64_t{problem.batch} * problem.seq_q;
   auto turns = [&](int32_t consumers) {  // of a multiprocessor
-    const int32_t of_class = ceil_div(ceil_div(problem.seq_q, classes), consumers * kConsumerRows);
-    const int64_t tiles = int64_t{problem.batch} * problem.heads_q * classes * of_class;
+    const int32_t rows = consumers * kConsumerRows;
+    int64_t row_blocks = problem.batch * ceil_div(ceil_div(problem.seq_q, classes), rows);
+    if (sequences.packed() && sequences.packed_rows < most_rows) {
+      // Of lengths that differ the last tile of each is half full.
+      row_blocks = sequences.packed_rows / (classes * rows) + problem.batch / 2;
+    }
+    const int64_t tiles = row_blocks * problem.heads_q * classes;
     return static_cast<float>(tiles) / static_cast<float>(multiprocessors);
   };
   const float of_three = turns(3), of_two = turns(2);
@@ -62,7 +69,10 @@ bool has_raw_values(const AttentionParams& params) {
 Entry choose(const AttentionParams& params, int32_t multiprocessors) {
   const KeySplit plan = plan_key_split(params, split_tile(params), multiprocessors);
   const bool all = plan.chunks > 0 ? plan.all : may_deal(params, multiprocessors);
-  const Split split = all ? Split::kAll : plan.chunks > 0 ? Split::kGlobalRows : Split::kNone;
+  const Split split = all                 ? Split::kAll
+                      : plan.chunks > 0   ? Split::kGlobalRows
+                      : may_split(params) ? Split::kSequences
+                                          : Split::kNone;
   const Wanted wanted = {params.features, split, has_raw_values(params),
                          params.pattern.list.block_q};
   const Entry entry = find_kernel(params.problem.widest_dim(), wanted);

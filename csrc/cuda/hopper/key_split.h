@@ -26,7 +26,7 @@ struct KernelTile {
 constexpr KernelTile tile_of(Entry entry) {
   const Kernel& kernel = kKernels[entry.kernel];
   return {kernel.rows(),  entry.keys(),
-          entry.head_dim, entry.exists() && kernel.splits != Split::kNone,
+          entry.head_dim, entry.exists() && kernel.splits > Split::kSequences,
           kernel.packs(), kernel.folds(entry.head_dim)};
 }
 

@@ -256,29 +256,30 @@ class Loader {
   /// full.
   __device__ __forceinline__ void load_cleared(const Keys& keys, const MappedView& mapped,
                                                const Step& step, int32_t entry, Interval there) {
-    const uint32_t full = ptx::shared_address(&smem_.value_full[ring_.index]);
     const uint32_t stage = ptx::shared_address(smem_.value[ring_.index]);
     const uint32_t raw = ptx::shared_address(&smem_.event[kRawValue]);
     copy_stage(keys, mapped, step, entry, raw);
     ptx::mbarrier_wait(raw, raw_parity_);
     raw_parity_ ^= 1;
-    const int32_t rows = args_.copy_rows, own_key = copy_key(step);
+    auto clear = [&](int32_t begin, int32_t end) {  // rows, which the lanes share as they lie
 #pragma unroll 1
-    for (int32_t first = 0; first < C::BLOCK_KV; first += kWarp) {
-      const int32_t row = first + lane_;
-      const int32_t key = __shfl_sync(~0u, own_key, row / rows);
-      if (row >= C::BLOCK_KV || there.contains(key + row % rows)) continue;
-#pragma unroll 1
-      for (int32_t at = row * C::kRowBytes; at < C::kKeyBytes; at += C::BLOCK_KV * C::kRowBytes) {
-#pragma unroll
-        for (int32_t chunk = 0; chunk < C::kRowBytes; chunk += 16) {
-          ptx::store_shared_16(stage + at + chunk, {0, 0, 0, 0});
+      for (int32_t at = begin * C::kRowBytes + lane_ * 16; at < end * C::kRowBytes; at += 512) {
+        for (int32_t slab = 0; slab < C::kKeyBytes; slab += C::BLOCK_KV * C::kRowBytes) {
+          ptx::store_shared_16(stage + slab + at, {0, 0, 0, 0});
         }
       }
+    };
+    // A list's boxes hold keys of their own, other tiles consecutive ones.
+    const int32_t rows = C::kListed ? args_.copy_rows : C::BLOCK_KV, own_key = copy_key(step);
+#pragma unroll 1
+    for (int32_t first = 0; first < C::BLOCK_KV; first += rows) {
+      const int32_t key = C::kListed ? __shfl_sync(~0u, own_key, first / rows) : step.key;
+      clear(first, first + imax(0, imin(there.begin - key, rows)));
+      clear(first + imax(0, imin(there.end - key, rows)), first + rows);
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(full);
+    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.value_full[ring_.index]));
     ring_.advance();
   }
 

@@ -68,9 +68,10 @@ constexpr Features kPlainRaggedListedCalls = kPlainListedCalls.with(kLengths);
 constexpr Features kRaggedListedCalls =
     kScoredListedCalls.without(Features::of(Feature::kKeyBounds)).with(kLengths);
 
-/// Which query tiles have their keys cut into chunks (key_split.h): none, those with global rows,
-/// or all.
-enum class Split : int32_t { kNone, kGlobalRows, kAll };
+/// Which query tiles have their keys cut into chunks (key_split.h): none; of sequences that differ
+/// in length those whose own calls would be cut, whose chunks a thread block takes in turn; those
+/// with global rows; or all.
+enum class Split : int32_t { kNone, kSequences, kGlobalRows, kAll };
 
 // ---- The list -----------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ struct Kernel {
   /// for it.
   constexpr bool folds(int32_t head_dim) const {
     const bool cut = accepts.within(kCutCalls) && !is_wide(head_dim);
-    return !is_listed() && (is_ragged() || (packs() && (is_plain() || cut)));
+    return !is_listed() && (is_ragged() ? splits != Split::kNone : packs() && (is_plain() || cut));
   }
 
   /// Keys of a tile of a built kernel; 0 where there is none.
@@ -195,10 +196,13 @@ constexpr Kernel kKernels[] = {
     {1, kScoredHalfListedCalls, Split::kNone, {0, 0, 128, 0, 128, 0, 128, 0, 64, 0, 0}},
     {1, kBiasedListedCalls, Split::kNone, {0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 0}},
     {2, kTopCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
+    // Code that sums chunks costs 2 to 9 %, and leaves no registers for three consumers.
+    {3, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0}},
+    {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
     // With the tiles of plain calls. At 192 and 256 they win 0 to 2 %; at 160 none was timed.
-    {2, kPlainRaggedCalls, Split::kNone, {0, 0, 128, 112, 112, 0, 128, 0, 0, 96, 0}},
-    {2, kRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
-    {2, kScoredRaggedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
+    {2, kPlainRaggedCalls, Split::kSequences, {0, 0, 128, 112, 112, 0, 128, 0, 0, 96, 0}},
+    {2, kRaggedCalls, Split::kSequences, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
+    {2, kScoredRaggedCalls, Split::kSequences, {0, 0, 128, 0, 0, 0, 128, 128, 112, 0, 80}},
     // Few query tiles, or those of several heads, which are dealt.
     {2, kFewRaggedCalls, Split::kAll, {0, 0, 128, 112, 112, 0, 128, 128, 112, 96, 80}},
     {2, kPlainRaggedListedCalls, Split::kNone, {0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 0}},
@@ -274,7 +278,7 @@ constexpr Entry find_chunked(int32_t head_dim, Features features) {
 /// keys are dealt at the head dims at which another kernel takes their whole tiles (may_deal).
 constexpr bool chunks_are_alike() {
   for (const Kernel& kernel : kKernels) {
-    if (kernel.splits == Split::kNone) continue;
+    if (kernel.splits <= Split::kSequences) continue;
     for (int32_t head_dim : kHeadDims) {
       const int32_t keys = kernel.keys_at(head_dim);
       if (keys == 0) continue;
