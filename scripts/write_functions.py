@@ -83,7 +83,9 @@ COMMON = (
         TENSOR,
         "None",
         """key_bounds : Tensor, optional
-    int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.""",
+    int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only. Documents that are packed
+    into a row by bounds have one origin: sinks and the first global tokens are the row's. In
+    `varlen_attention` each document has its own.""",
     ),
     Argument(
         "query_offset",

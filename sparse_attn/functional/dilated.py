@@ -156,7 +156,9 @@ def dilated_attention(
     enable_gqa : bool
         Accepted and never needed: fewer key heads are always shared.
     key_bounds : Tensor, optional
-        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only.
+        int32 ``(B, 1 or Hq, Sq, 2)``: row i sees keys ``[lo, hi)`` only. Documents that are packed
+        into a row by bounds have one origin: sinks and the first global tokens are the row's. In
+        `varlen_attention` each document has its own.
     query_offset : int or Tensor, optional
         Key position of query 0, ``p = i + query_offset``; or int32 ``(B,)`` on the device. By
         default ``Skv - Sq``. Beyond ``2**29 - 1`` to either side it counts as that.

@@ -46,6 +46,12 @@ def test_a_template_without_common_arguments_stays_as_it_is():
     assert expanded(text) == text
 
 
+def test_bounds_say_that_packed_documents_have_one_origin():
+    doc = inspect.getdoc(sa.band_attention)
+    words = " ".join(doc.partition("\nkey_bounds :")[2].partition("\nquery_offset :")[0].split())
+    assert "one origin" in words and "`varlen_attention`" in words
+
+
 def test_calls_of_sequences_tell_their_own_shapes():
     packed, paged = map(inspect.getdoc, (sa.varlen_attention, sa.paged_attention))
     assert "Sq, Dv)" not in packed and "Hq, Sq)" not in packed
