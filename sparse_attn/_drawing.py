@@ -36,7 +36,7 @@ _BELOW = 34
 #: Inches above and below a legend beside a picture.
 _AROUND = 0.8
 #: Inches of a picture of many layers, and labels of many heads, at most.
-_TALLEST, _LABELS = 24, 32
+_TALLEST, _LABELS = 24, 16
 
 
 def need_matplotlib() -> None:

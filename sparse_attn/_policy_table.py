@@ -165,11 +165,11 @@ def _draw(
     cells: list[list[str | None]] = [
         [_cell(row[part], head) for part in parts for head in range(heads or 1)] for row in rows
     ]
-    labels = [str(head) for head in range(heads)] if heads else ["prefill"]
-    columns = [*labels, *(f"{label}\ndecode" if heads else "decode" for label in labels)]
-    ax = draw_cells(ax, cells, columns[: len(cells[0])] if cells else columns)
+    numbers = [str(head) for head in range(heads or 0)]
+    columns = numbers * len(parts) or ["prefill", "decode"][: len(parts)]
+    ax = draw_cells(ax, cells, columns)
     if heads:
-        ax.set_xlabel("key head")
+        ax.set_xlabel("key head" if len(parts) == 1 else "key head in prefill, then in decode")
     if count is None:
         some = range(0, known, 1 + known // 16)
         ax.set_yticks([*some, known], [*map(str, some), f"from {known}" if known else "all"])

@@ -1,6 +1,7 @@
 """Pictures of patterns, tiles, layouts and policies, and their HTML in notebooks."""
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,11 @@ def assert_nothing_is_cut_off(ax):
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
 
 
+def assert_labels_stand_apart(ax):
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
+
+
 DRAWN = {
     "mask": lambda: sa.Band((1234567, 0), sinks=4, global_tokens=torch.arange(40)).plot(64),
     "mask-of-a-layout": lambda: sa.BlockSparse(LAYOUT).plot(130, 200),
@@ -49,6 +55,9 @@ DRAWN = {
     "layout-heads": lambda: HEADS.plot(1, 2),
     "policy": lambda: POLICY.plot(),
     "policy-of-30": lambda: POLICY.plot(30),
+    "policy-of-16-heads": lambda: sa.Policy(
+        sa.Band((9, 0)), heads={1: {15: sa.Full()}}, decode=sa.Full()
+    ).plot(4),
     "policy-bare": lambda: sa.Policy(sa.Band(5)).plot(),
     "policy-of-many": lambda: sa.Policy(sa.Band(5), heads={1: {99: sa.Full()}}).plot(900),
     "policy-of-patterns": lambda: sa.Policy(
@@ -75,6 +84,7 @@ def test_nothing_is_cut_off(name):
     ax = DRAWN[name]()
     assert isinstance(ax, pyplot.Axes)
     assert_nothing_is_cut_off(ax)
+    assert_labels_stand_apart(ax)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +195,8 @@ def test_policies_show_layers_by_heads_and_decode():
     picture = torch.as_tensor(ax.images[0].get_array().data)
     assert picture.shape == (8, 6)  # three heads, and the same at decode
     assert len(set(picture[5].tolist())) == 4
-    assert ax.get_xticklabels()[3].get_text() == "0\ndecode"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "2"] * 2
+    assert ax.get_xlabel() == "key head in prefill, then in decode"
     assert sa.Policy(sa.Band(5)).plot(4).images[0].get_array().shape == (4, 1)
     with pytest.raises(ValueError, match="layers below the model's 4 layers, got 5|heads below"):
         POLICY.plot(4)
