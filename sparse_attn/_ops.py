@@ -12,12 +12,15 @@ from . import _load
 
 __all__ = ["add_op_namespace_prefix", "ops"]
 
+#: As the libraries were built: SPARSE_ATTN_NAMESPACE of csrc/ops/namespace.h.
+NAMESPACE = "sparse_attn"
+
 _load.load()
 
 #: The ops by name.
-ops = torch.ops.sparse_attn
+ops = getattr(torch.ops, NAMESPACE)
 
 
 def add_op_namespace_prefix(op_name: str) -> str:
     """Return the name under which torch knows an op."""
-    return f"sparse_attn::{op_name}"
+    return f"{NAMESPACE}::{op_name}"
