@@ -20,12 +20,11 @@ from .patterns import Full, Pattern, TopK
 from .tools import with_lists
 
 __all__ = [
+    "PlainCall",
     "allowed_keys",
     "check_call",
     "choice_of",
     "math_attention",
-    "reference_and_math",
-    "reference_and_sizes",
     "reference_attention",
     "repeated",
 ]
@@ -197,26 +196,74 @@ def _softmax(
     return weights.masked_fill(~allowed, 0)
 
 
-def _keys_and_scale(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern | None,
-    common: Common,
-    choice: torch.Tensor | None,
-) -> tuple[torch.Tensor, float]:
-    """Find the keys of every row and the scale of a call."""
-    check_call(query, key, value, pattern, common)
-    scale = common.get("scale")
-    scale = query.shape[3] ** -0.5 if scale is None else scale
-    placing = ("is_causal", "key_bounds", "query_offset", "key_origin")
-    given: Any = {name: argument for name, argument in common.items() if name in placing}
-    if pattern is not None:
-        pattern = with_lists(pattern, query, key, common)
-    allowed = allowed_keys(query, key, pattern, attn_mask=common.get("attn_mask"), **given)
-    if isinstance(pattern, TopK):
-        allowed = _top_keys(pattern, query, key, allowed, scale, choice)
-    return allowed, scale
+class PlainCall:
+    """A call whose keys are known, which plain torch can then compute.
+
+    Parameters
+    ----------
+    tensors : (Tensor, Tensor, Tensor)
+        Query, key and value.
+    pattern : Pattern, optional
+    common : dict
+        The call's keywords.
+    choice : Tensor, optional
+        As in `reference_attention`.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        pattern: Pattern | None,
+        common: Common,
+        choice: torch.Tensor | None = None,
+    ) -> None:
+        check_call(*tensors, pattern, common)
+        query, key, _ = self._tensors = tensors
+        self._common = common
+        scale = common.get("scale")
+        self._scale = query.shape[3] ** -0.5 if scale is None else scale
+        placing = ("is_causal", "key_bounds", "query_offset", "key_origin")
+        given: Any = {name: argument for name, argument in common.items() if name in placing}
+        if pattern is not None:
+            pattern = with_lists(pattern, query, key, common)
+        allowed = allowed_keys(query, key, pattern, attn_mask=common.get("attn_mask"), **given)
+        if isinstance(pattern, TopK):
+            allowed = _top_keys(pattern, query, key, allowed, self._scale, choice)
+        self._allowed = allowed
+
+    def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return output and lse in float64."""
+        query, key, value = self._tensors
+        k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
+        scores = _scores(query.double(), k, self._scale, self._common)
+        scores = scores.masked_fill_(~self._allowed, -torch.inf)
+        weights = _softmax(scores, self._allowed, self._common.get("sink_logits"))
+        return weights @ v, scores.logsumexp(-1)
+
+    def math(self) -> torch.Tensor:
+        """Return the output as plain torch computes it in the input's dtype."""
+        query, key, value = self._tensors
+        k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
+        scores = _scores(query, k, self._scale, self._common).float()
+        scores = scores.masked_fill_(~self._allowed, -torch.inf)
+        weights = _softmax(scores, self._allowed, self._common.get("sink_logits"))
+        return _product(weights.to(value.dtype), v)
+
+    def sizes(self) -> torch.Tensor:
+        """Return the size of what the scores of each row are sums of, ``(B, Hq, Sq)``.
+
+        A score keeps the rounding of its terms, however small their sum is: sizes are the mean over
+        the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
+        """
+        query, key, _ = self._tensors
+        q, k = query.double(), repeated(key, query.shape[1]).double()
+        scores = _scores(q, k, self._scale, self._common)
+        scores = scores.masked_fill_(~self._allowed, -torch.inf)
+        terms = (q.abs() @ k.abs().mT) * abs(self._scale)
+        for bias in _biases(q, k, self._common):
+            terms = terms + bias.double().abs()
+        sizes = (_softmax(scores, self._allowed) * terms).masked_fill(~self._allowed, 0).sum(-1)
+        return sizes.nan_to_num(0, 0, 0)
 
 
 def reference_attention(
@@ -252,85 +299,7 @@ def reference_attention(
     >>> reference_attention(q, k, v)[0].dtype
     torch.float64
     """
-    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
-    return _reference(query, key, value, allowed, scale, common)
-
-
-def reference_and_sizes(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern | None = None,
-    *,
-    choice: torch.Tensor | None = None,
-    **common: Unpack[Common],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `reference_attention`, and the size of what the scores of each row are sums of.
-
-    A score keeps the rounding of its terms, however small their sum is: `sizes` ``(B, Hq, Sq)`` is
-    the mean over the softmax of ``|scale| sum |q_d k_d|`` and the sizes of the biases.
-    """
-    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
-    sizes = _sizes(query, key, allowed, scale, common)
-    return (*_reference(query, key, value, allowed, scale, common), sizes)
-
-
-def reference_and_math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern | None = None,
-    *,
-    choice: torch.Tensor | None = None,
-    **common: Unpack[Common],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `reference_attention` and `math_attention` of one call, whose keys are found once."""
-    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
-    out, lse = _reference(query, key, value, allowed, scale, common)
-    return out, lse, _math(query, key, value, allowed, scale, common)
-
-
-def _reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    allowed: torch.Tensor,
-    scale: float,
-    common: Common,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and lse in float64, of the allowed keys."""
-    k, v = (repeated(tensor, query.shape[1]).double() for tensor in (key, value))
-    scores = _scores(query.double(), k, scale, common).masked_fill_(~allowed, -torch.inf)
-    weights = _softmax(scores, allowed, common.get("sink_logits"))
-    return weights @ v, scores.logsumexp(-1)
-
-
-def _sizes(
-    query: torch.Tensor, key: torch.Tensor, allowed: torch.Tensor, scale: float, common: Common
-) -> torch.Tensor:
-    """Return the sizes of `reference_and_sizes`."""
-    q, k = query.double(), repeated(key, query.shape[1]).double()
-    scores = _scores(q, k, scale, common).masked_fill(~allowed, -torch.inf)
-    terms = (q.abs() @ k.abs().mT) * abs(scale)
-    for bias in _biases(q, k, common):
-        terms = terms + bias.double().abs()
-    sizes = (_softmax(scores, allowed) * terms).masked_fill(~allowed, 0).sum(-1)
-    return sizes.nan_to_num(0, 0, 0)
-
-
-def _math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    allowed: torch.Tensor,
-    scale: float,
-    common: Common,
-) -> torch.Tensor:
-    """Return the output in the input's dtype, of the allowed keys."""
-    k, v = (repeated(tensor, query.shape[1]) for tensor in (key, value))
-    scores = _scores(query, k, scale, common).float().masked_fill_(~allowed, -torch.inf)
-    weights = _softmax(scores, allowed, common.get("sink_logits"))
-    return _product(weights.to(value.dtype), v)
+    return PlainCall((query, key, value), pattern, common, choice).reference()
 
 
 def math_attention(
@@ -364,5 +333,4 @@ def math_attention(
     >>> math_attention(q, k, v).dtype
     torch.bfloat16
     """
-    allowed, scale = _keys_and_scale(query, key, value, pattern, common, choice)
-    return _math(query, key, value, allowed, scale, common)
+    return PlainCall((query, key, value), pattern, common, choice).math()

@@ -20,12 +20,11 @@ from typing_extensions import Unpack
 from ._checks import check_kind, check_tensors, kind_of
 from ._common import Common
 from ._reference import (
+    PlainCall,
     allowed_keys,
     check_call,
     choice_of,
     math_attention,
-    reference_and_math,
-    reference_and_sizes,
     reference_attention,
     repeated,
 )
@@ -80,7 +79,7 @@ def _assert_output(out: torch.Tensor, want: torch.Tensor, math: torch.Tensor) ->
 
 
 def _assert_lse(lse: torch.Tensor, want: torch.Tensor, sizes: Callable[[], torch.Tensor]) -> None:
-    """Assert the rule of the lse; `sizes()`, which few calls need, as `reference_and_sizes` has."""
+    """Assert the rule of the lse; `sizes()`, which few calls need, is that of `PlainCall`."""
     finite = want.masked_fill(~torch.isfinite(want), 0)
     limit = LSE_TERM * finite.abs().clamp(min=1)
     if bool(((lse.double() - finite).abs() <= limit)[torch.isfinite(want)].all()):
@@ -148,14 +147,11 @@ def assert_close_to_reference(
         _assert_kind("lse", lse, query.shape[:3], torch.float32)
 
     def compare(choice: torch.Tensor | None) -> None:
-        out64, lse64, math = reference_and_math(query, key, value, pattern, choice=choice, **common)
-        _assert_output(out, out64, math)
+        call = PlainCall((query, key, value), pattern, common, choice)
+        out64, lse64 = call.reference()
+        _assert_output(out, out64, call.math())
         if lse is not None:
-            _assert_lse(
-                lse,
-                lse64,
-                lambda: reference_and_sizes(query, key, value, pattern, choice=choice, **common)[2],
-            )
+            _assert_lse(lse, lse64, call.sizes)
 
     try:
         compare(None)

@@ -24,6 +24,7 @@ def attend_any(
     key: torch.Tensor,
     value: torch.Tensor,
     common: dict[str, Any],
+    *,
     op: str | None = None,
 ) -> Result:
     """Call the pattern's op, or `op`, for the function `owner`; by head where the pattern is so."""
@@ -35,7 +36,7 @@ def attend_any(
         check_tensors(owner, query, key, value)
 
         def of_heads(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
-            return attend_any(owner, own, q, k, v, part, op)
+            return attend_any(owner, own, q, k, v, part, op=op)
 
         return attend_by_head(
             pattern, query, key, value, common, of_heads, op="fused" if op is None else op

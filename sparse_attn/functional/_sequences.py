@@ -126,16 +126,16 @@ def _attend_by_head(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    sequences: dict[str, Any],
+    placing: dict[str, Any],
     common: dict[str, Any],
 ) -> Result:
     """Call the op for every run of equal heads."""
 
     def attend(q: Any, k: Any, v: Any, own: Pattern, **part: Any) -> Result:
-        return attend_sequences(op, own, q, k, v, sequences, part)
+        return attend_sequences(op, own, q, k, v, placing, part)
 
-    dims = dims_of(op, sequences)
-    return attend_by_head(pattern, query, key, value, common, attend, False, dims, op, sequences)
+    dims = dims_of(op, placing)
+    return attend_by_head(pattern, query, key, value, common, attend, False, dims, op, placing)
 
 
 def dims_of(op: str, placing: dict[str, Any]) -> HeadDims:

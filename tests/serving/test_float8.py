@@ -6,7 +6,7 @@ from ragged import RAGGED_PATTERNS, Serving, make_pages
 from reference import Shape
 
 import sparse_attn as sa
-from sparse_attn._reference import math_attention, reference_and_sizes
+from sparse_attn._reference import PlainCall, math_attention
 from sparse_attn.testing import _assert_lse, _assert_output
 
 SHAPE = Shape(2, 4, 2, 33, 150, 64)
@@ -42,10 +42,11 @@ def dequantized(tensor, scale):
 def assert_close(result, query, key, value, scales, pattern, **common):
     """The error rule against float64, with plain attention on keys of query's dtype beside it."""
     key, value = (dequantized(t, s) for t, s in zip((key, value), scales, strict=True))
-    want, want_lse, sizes = reference_and_sizes(query, key, value, pattern, **common)
+    exact = PlainCall((query, key, value), pattern, common)
+    want, want_lse = exact.reference()
     rounded = (tensor.to(query.dtype) for tensor in (key, value))
     _assert_output(result[0], want, math_attention(query, *rounded, pattern, **common))
-    _assert_lse(result[1], want_lse, lambda: sizes)
+    _assert_lse(result[1], want_lse, exact.sizes)
 
 
 @pytest.mark.parametrize(
