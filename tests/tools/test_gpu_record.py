@@ -1,10 +1,11 @@
 """The record of a GPU run: what is read from a sanitizer's log, and when a tool has passed."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from scripts import sanitizers
+from scripts import fuzz, sanitizers
 
 READ = """\
 ========= COMPUTE-SANITIZER
@@ -90,3 +91,19 @@ def test_one_engines_failure_is_the_tools():
     assert (both["status"], both["errors"], both["seconds"]) == ("failed", 7, 3.0)
     assert [finding["engine"] for finding in both["findings"]] == ["hopper"]
     assert sanitizers.merged([passed, passed])["status"] == "passed"
+
+
+def test_random_cases_of_hopper_have_the_time_for_thousands(monkeypatch):
+    seconds = {}
+
+    def run(command, **_):
+        engine = command[command.index("--engine") + 1] if "--engine" in command else ""
+        (given,) = (word for word in command if word.startswith("--fuzz-seconds="))
+        seconds[engine] = float(given.partition("=")[2])
+        return SimpleNamespace(returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
+
+    monkeypatch.setattr(fuzz.subprocess, "run", run)
+    found = fuzz.run()
+    assert found["exit_status"] == 0
+    assert seconds["hopper"] == found["seconds_of_each"]["hopper"] == 4 * fuzz.SECONDS
+    assert seconds["portable"] == found["seconds_of_each"]["portable"] == fuzz.SECONDS
