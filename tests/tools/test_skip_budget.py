@@ -1,12 +1,14 @@
 """The budget of skips fails a run that skips for new reasons, or more often than it may."""
 
+import json
 from pathlib import Path
 
 import pytest
 from skip_budget import BUDGET, over_budget
 
 pytest_plugins = ["pytester"]
-CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+ROOT = Path(__file__).resolve().parents[2]
+CONFTEST = ROOT / "tests" / "conftest.py"
 MASKS = ("hopper", "Skipped: sparse_attn::band: not served: hopper takes no attn_mask")
 
 
@@ -23,6 +25,14 @@ def test_a_reason_that_is_not_listed_fails():
 def test_a_reason_of_another_engine_fails():
     assert over_budget("cuda", [("portable", MASKS[1])])
     assert over_budget("cpu", [("tiled", MASKS[1])])
+
+
+def test_every_reason_on_a_gpu_has_a_number_that_the_recorded_run_keeps():
+    assert None not in BUDGET["cuda"].values()
+    record = json.loads((ROOT / "benchmarks/results/gpu_suite.json").read_text())
+    kinds = record["tests"]["skips"]
+    skips = [(kind["engine"], kind["reason"]) for kind in kinds for _ in range(kind["count"])]
+    assert skips and over_budget("cuda", skips) == []
 
 
 def test_too_many_skips_fail():
