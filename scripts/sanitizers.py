@@ -42,6 +42,7 @@ UNSUPPORTED = ("Device not supported", "Unable to find", "not supported on this"
 #: How tests are marked: all cases of one, or those that tests/ragged.py's `watched` names.
 _MARKS = re.compile(r"mark\.sanitizer|\bwatched\(")
 _BANNERS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Target application")
+_CLOSING = re.compile(r"\d+ (passed|failed|skipped|deselected)\b.* in \d")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)s?\b(?! were)")
 
 
@@ -111,7 +112,7 @@ def read(log: str, tests: str, exit_status: int | None) -> dict[str, Any]:
     """
     if unsupported := [line for line in log.splitlines() if any(w in line for w in UNSUPPORTED)]:
         return {"status": "not available", "why": unsupported[0].strip("= ")}
-    closing = [line for line in tests.splitlines() if " in " in line and "passed" in line]
+    closing = [line for line in tests.splitlines() if _CLOSING.search(line)]
     summaries = [int(number) for number in _SUMMARY.findall(log)]
     run: dict[str, Any] = {
         "tests": closing[-1].strip("= ") if closing else "none",

@@ -70,6 +70,11 @@ def test_a_tool_passes_only_with_a_clean_summary(log, tests, exit_status, status
     assert (found["status"], found["errors"]) == (status, errors)
 
 
+def test_a_run_that_skipped_all_tests_says_so():
+    skipped = "33 skipped, 2567 deselected in 50.00s\n"
+    assert sanitizers.read(CLEAN, skipped, 0)["tests"] == skipped.strip()
+
+
 def test_a_command_is_ended_with_its_children(tmp_path):
     alive = tmp_path / "alive"
     command = ["sh", "-c", f"(sleep 2; touch {alive}) & wait"]
