@@ -29,7 +29,7 @@ from .older_code import outcomes
 
 TESTS = ROOT / "tests" / "semantics"
 DTYPES = ("fp32", "fp16", "bf16")
-HEAD_DIMS = (8, 40, 64, 72, 96, 128, 192, 256)
+HEAD_DIMS = (8, 40, 64, 72, 96, 112, 128, 160, 192, 224, 256)
 #: What the record names beside the engines.
 SELECTION = "selection"
 SELECTORS = ("mixed", "mean", "antidiagonal", "minmax", "vertical_slash", "scores")

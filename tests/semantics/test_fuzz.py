@@ -105,7 +105,7 @@ def commons(draw, shape, device, dtype, masked):
     return common
 
 
-@pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 96, 112, 128, 160, 192, 224, 256])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_fuzz(attend, device, dtype, head_dim, request, record_property):
     one = Shape(1, 1, 1, 1, 1, head_dim).make(device, dtype)

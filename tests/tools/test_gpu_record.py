@@ -1,12 +1,15 @@
 """The record of a GPU run: what is read from a sanitizer's log, and when a tool has passed."""
 
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from scripts import fuzz, sanitizers
 
+ROOT = Path(__file__).resolve().parents[2]
 READ = """\
 ========= COMPUTE-SANITIZER
 ========= Uninitialized __global__ memory read of size 4 bytes
@@ -96,6 +99,14 @@ def test_one_engines_failure_is_the_tools():
     assert (both["status"], both["errors"], both["seconds"]) == ("failed", 7, 3.0)
     assert [finding["engine"] for finding in both["findings"]] == ["hopper"]
     assert sanitizers.merged([passed, passed])["status"] == "passed"
+
+
+def test_random_cases_meet_each_head_dim_of_hoppers_kernels():
+    table = (ROOT / "csrc/cuda/hopper/table.h").read_text()
+    kernels = [int(n) for n in re.search(r"kHeadDims\[\] = \{(.*?)\}", table)[1].split(",")]
+    met = {min(n for n in kernels if n >= head_dim) for head_dim in fuzz.HEAD_DIMS}
+    assert met == set(kernels)
+    assert str(list(fuzz.HEAD_DIMS)) in (ROOT / "tests/semantics/test_fuzz.py").read_text()
 
 
 def test_random_cases_of_hopper_have_the_time_for_thousands(monkeypatch):
