@@ -18,7 +18,8 @@ few = st.integers(0, 9)
 @st.composite
 def shapes(draw, head_dim):
     heads_kv, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    lengths = st.one_of(st.integers(1, 100), st.sampled_from([0, 1, 16, 63, 64, 65, 128, 129]))
+    edges, long = [0, 1, 16, 63, 64, 65, 128, 129], st.integers(130, 700)  # several tiles
+    lengths = st.one_of(st.integers(1, 100), st.sampled_from(edges), long)
     batch = draw(st.integers(1, 2))
     shape = Shape(batch, heads_kv * group, heads_kv, draw(lengths), draw(lengths), head_dim)
     return replace(shape, Dv=draw(st.sampled_from([None, None, None, 8, 64, 72, 128, 256])))
