@@ -95,6 +95,13 @@ def filled_output(query, value):
     return empty_output(query, value).fill_(torch.nan)
 
 
+def leave_out(error):
+    """Leave out a case that an engine refuses: skip its test, or draw another one of a property."""
+    if hypothesis.currently_in_test_context():
+        hypothesis.reject()  # a skip would end the whole property
+    pytest.skip(str(error))
+
+
 class Attend:
     """Calls `sparse_attention` with one engine."""
 
@@ -117,6 +124,4 @@ class Attend:
         try:
             return sa.sparse_attention(query, key, value, pattern, engine=self.engine, **common)
         except NotImplementedError as error:
-            if hypothesis.currently_in_test_context():
-                hypothesis.reject()  # a skip would end the whole property
-            pytest.skip(str(error))
+            leave_out(error)

@@ -57,7 +57,11 @@ def serving(device, engine):
     max_examples=60,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
 )
 def test_fuzz(serving, device, engine, data):
     torch.manual_seed(data.draw(st.integers(0, 2**16), label="seed"))
@@ -85,10 +89,7 @@ def test_fuzz(serving, device, engine, data):
         names = ("key_scale", "value_scale")
         scales = [dict(zip(names, made[:, b], strict=True)) for b in range(len(sequences))]
         common |= dict(zip(names, made, strict=True))
-    try:
-        out, lse = call(serving, ragged, sequences, pattern, page_size, layout, common)
-    except pytest.skip.Exception:
-        return  # a case that the engine refuses; each has its own test
+    out, lse = call(serving, ragged, sequences, pattern, page_size, layout, common)
     parts = zip(split(out, ragged.rows), split_lse(lse, ragged.rows), strict=True)
     for b, (part, sequence) in enumerate(zip(parts, sequences, strict=True)):
         own = alone(pattern, b, ragged.rows[b], ragged.keys[b])

@@ -4,7 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from engines import Attend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged import Serving
 from skip_budget import BUDGET, over_budget
+
+import sparse_attn as sa
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +39,33 @@ def test_every_reason_on_a_gpu_has_a_number_that_the_recorded_run_keeps():
     kinds = record["tests"]["skips"]
     skips = [(kind["engine"], kind["reason"]) for kind in kinds for _ in range(kind["count"])]
     assert skips and over_budget("cuda", skips) == []
+
+
+@pytest.mark.parametrize("calls", [Attend, Serving])
+def test_a_refused_case_of_a_property_is_drawn_again(calls, monkeypatch):
+    """A skip would end the property, and a return would count the case."""
+    ran = []
+
+    def refuses_odd(number, **_):
+        if number % 2:
+            raise NotImplementedError("not served: odd")
+        ran.append(number)
+
+    monkeypatch.setattr(sa, "sparse_attention", lambda q, k, v, number, **_: refuses_odd(number))
+
+    @settings(max_examples=20, database=None)
+    @given(number=st.integers(0, 100))
+    def check(number):
+        if calls is Attend:
+            Attend("cuda", "small")(number, None, None, None)
+        else:
+            Serving("cuda", "small")(refuses_odd, number)
+
+    try:
+        check()
+    except pytest.skip.Exception:
+        pytest.fail("the property ended")
+    assert len(ran) == 20
 
 
 def test_too_many_skips_fail():
