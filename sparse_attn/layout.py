@@ -30,10 +30,10 @@ from .layout_entries import OWNER as _OWNER
 from .layout_entries import (
     check_bits,
     check_entries,
+    checked_mask,
     entries_of_csr,
     is_listed,
     sorted_entries,
-    with_rank,
 )
 from .layout_flex import block_mask_from
 from .layout_makers import ReadyLayouts
@@ -214,7 +214,7 @@ class BlockLayout(TokenLayouts, GridLayouts, ReadyLayouts, DrawnLayouts):
         """
         check_dense(_OWNER, "mask", mask)
         check_blocks(_OWNER, block_q, block_kv)
-        mask = with_rank(mask, 4, "mask", "(NQ, NKV), (H, NQ, NKV) or (B, H, NQ, NKV)")
+        mask = checked_mask(mask, "(NQ, NKV), (H, NQ, NKV) or (B, H, NQ, NKV)")
         counts, indices = ops.call("list_from_mask", (mask,), {})
         return cls._trusted(counts, indices, block_q, block_kv, mask.shape[-1])
 

@@ -28,10 +28,10 @@ __all__ = [
     "Layout",
     "check_bits",
     "check_entries",
+    "checked_mask",
     "entries_of_csr",
     "is_listed",
     "sorted_entries",
-    "with_rank",
 ]
 
 OWNER = "BlockLayout"
@@ -83,6 +83,14 @@ def with_rank(tensor: torch.Tensor, rank: int, name: str, shape: str) -> torch.T
     if not rank - 2 <= tensor.dim() <= rank:
         raise refuse(OWNER, f"{name} of shape {shape}", f"shape {tuple(tensor.shape)}")
     return tensor[(None,) * (rank - tensor.dim())]
+
+
+def checked_mask(mask: torch.Tensor, shape: str) -> torch.Tensor:
+    """Return a mask of four dimensions; refuse other ranks, and what is not bool."""
+    mask = with_rank(mask, 4, "mask", shape)
+    if mask.dtype != torch.bool:
+        raise refuse(OWNER, "mask of dtype bool", dtype_name(mask.dtype))
+    return mask
 
 
 def check_bits(

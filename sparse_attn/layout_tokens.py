@@ -13,7 +13,6 @@ from ._checks import (
     check_dense,
     check_kind,
     check_length,
-    dtype_name,
     refuse,
 )
 from ._part_of import part_of
@@ -26,7 +25,7 @@ from .layout_bits import (
     judged,
     pairs_of_mod,
 )
-from .layout_entries import OWNER, Device, Layout, with_rank
+from .layout_entries import OWNER, Device, Layout, checked_mask
 
 __all__ = ["TokenLayouts"]
 
@@ -74,9 +73,7 @@ class TokenLayouts:
         check_dense(OWNER, "mask", mask)
         check_blocks(OWNER, block_q, block_kv)
         check_kind(OWNER, "whole", whole, bool, "a bool")
-        mask = with_rank(mask, 4, "mask", "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
-        if mask.dtype != torch.bool:
-            raise refuse(OWNER, "mask of dtype bool", dtype_name(mask.dtype))
+        mask = checked_mask(mask, "(Sq, Skv), (H, Sq, Skv) or (B, H, Sq, Skv)")
         if mask.is_meta:
             raise refuse(OWNER, "mask with contents", "a meta tensor")
         batch, heads, Sq, Skv = mask.shape

@@ -259,7 +259,7 @@ REFUSED = {
     ),
     "mask-dtype": (
         lambda: BlockLayout.from_mask(ONE[None], 16, 16),
-        "mask of dtype bool, got int32",
+        r"sparse_attn\.BlockLayout: expected mask of dtype bool, got int32",
     ),
     "mask-block": (lambda: BlockLayout.from_mask(ONE[None].bool(), 16, 0), "block_kv .* got 0"),
     "crow": (lambda: BlockLayout.from_csr(ONE, ONE, (2, 3), 16, 16), r"crow of shape \(3,\)"),
