@@ -1,6 +1,6 @@
 """A model's modules: those that `only` names, those of cross attention, by name or lengths.
 
-And its key heads, which its configuration names.
+And its key heads, which its configuration names, and encoders under a pattern of decoders.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from ._checks import check_kind, refuse
 from ._policy_parts import widened
 from ._warn import warn_once
-from .patterns import Pattern
+from .patterns import Band, Pattern
 
-__all__ = ["CROSS_ATTENTION", "ask_about_keys", "key_heads_of", "named_by"]
+__all__ = ["CROSS_ATTENTION", "ask_about_keys", "ask_about_sides", "key_heads_of", "named_by"]
 
 #: Names that a sentence lists.
 _SHOWN = 3
@@ -59,6 +59,24 @@ def ask_about_keys(what: str, pattern: Pattern, seq_q: int, seq_kv: int, functio
         "last tokens of the keys; is this cross attention? Then leave it out, by only= of "
         f"{function}",
     )
+
+
+def ask_about_sides(what: str, pattern: Pattern, seq_q: int) -> None:
+    """Warn once where a layer that looks both ways, an encoder's, runs a pattern that does not."""
+    if torch.compiler.is_compiling() or seq_q == 1:
+        return
+    if all(map(_looks_back, pattern._head_patterns)):
+        warn_once(
+            "looks back",
+            f"{what} runs {pattern}, whose window never looks ahead, in a model that does, as "
+            "encoders do; is this meant? One of two sides, such as Band(64), looks both ways",
+        )
+
+
+def _looks_back(pattern: Pattern) -> bool:
+    """Whether a pattern's own definition leaves out the keys after the query's."""
+    dense = widened(pattern)
+    return isinstance(dense, Band) and dense.sides[1] == 0
 
 
 def key_heads_of(config: Any) -> int | None:

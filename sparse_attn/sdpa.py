@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from ._checks import check_kind, is_causal_bias, kind_of, refuse
+from ._module_names import ask_about_sides
 from ._observe import attend_in
 from ._warn import warn_once
 from .patterns import Pattern
@@ -250,13 +251,17 @@ def _attend(policy: Policy, layer: int, call: dict[str, Any]) -> torch.Tensor:
     query, key = call["query"], call["key"]
     length, scale, mask = query.shape[-2], call.get("scale"), call.get("attn_mask")
     by_bias = is_causal_bias(mask)  # with as many queries as keys both of torch's are the same
+    is_causal = by_bias or bool(call.get("is_causal", False))
+    pattern = policy.choose(layer, length, length)
+    if mask is None and not is_causal:
+        ask_about_sides(f"sparse_attn.patch_sdpa: layer {layer}", pattern, length)
     return attend_in(
         layer,
         query,
         key,
         call["value"],
-        policy.choose(layer, length, length),
+        pattern,
         attn_mask=None if by_bias else mask,
-        is_causal=by_bias or bool(call.get("is_causal", False)),
+        is_causal=is_causal,
         scale=None if scale is None else float(scale),  # torch takes a tensor of one number too
     )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .._head_calls import attend_by_head
-from .._module_names import ask_about_keys
+from .._module_names import ask_about_keys, ask_about_sides
 from .._observe import attend_in
 from ..by_head import ByHead
 from ..patterns import Full, Pattern
@@ -159,6 +159,8 @@ def attention(
     pattern = Full() if layer is None else layer.policy.choose(layer.number, *lengths)
     if not is_causal and (note is None or note.causal is False):  # None: a mask that may be causal
         ask_about_keys(f"sparse_attn: {place(module)}", pattern, *lengths, "apply")
+        if note is not None or attention_mask is None:  # without a note a mask may be causal
+            ask_about_sides(f"sparse_attn: {place(module)}", pattern, lengths[0])
     try:
         if isinstance(pattern, ByHead):
             out = attend_by_head(pattern, query, key, value, common, attend, not flattened)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
+from .._module_names import ask_about_sides
 from ..functional import fused_attention, sparse_attention
 from ..patterns import Band, Full
 from ..policy import Policy
 from ..tools import merge_states
-from ._layer import Layer, layer_error
+from ._layer import Layer, layer_error, place
 from ._masks import padding_arguments
 from ._placing import joined
 
@@ -97,7 +98,9 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
     def _window(self, query: torch.Tensor) -> Band:
         """Return the layer's window, narrowed by the policy."""
         layer, length, own = self._sparse_attn, query.shape[2], self.one_sided_attn_window_size
-        window = joined(layer.policy.choose(layer.number, length, length), (own, own))
+        pattern = layer.policy.choose(layer.number, length, length)
+        ask_about_sides(f"sparse_attn: {place(self)}", pattern, length)
+        window = joined(pattern, (own, own))
         assert isinstance(window, Band)  # of all that `check_policy` lets through
         return window
 

@@ -22,7 +22,7 @@ from .._checks import (
     dtype_name,
     refuse,
 )
-from .._module_names import ask_about_keys
+from .._module_names import ask_about_keys, ask_about_sides
 from .._observe import attend_in
 from .._origins import text_arguments
 from ..patterns import Full, Pattern
@@ -295,6 +295,8 @@ class SparseMultiheadAttention(nn.Module):
             pattern = self.policy.choose(self.layer, seq_q, seq_kv)
         what = f"sparse_attn.{_OWNER}: layer {self.layer}"
         ask_about_keys(what, pattern, seq_q, seq_kv, "swap_attention")
+        if mask is None and not is_causal:
+            ask_about_sides(what, pattern, seq_q)
 
         def place(own: Pattern) -> tuple[Pattern, dict[str, Any]]:
             return own, common | text_arguments(own, padding, seq_q)
