@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ._checks import check_kind, refuse
-from .integrations._layer import LAYER
+from .integrations._layer import LAYER, has_policy
 from .nn import SparseMultiheadAttention, swap_attention
 from .nn.swap import NESTED, undo_swap
 from .patterns import Pattern
@@ -36,10 +36,6 @@ def _is_multihead(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, SparseMultiheadAttention))
 
 
-def _has_applied(model: nn.Module) -> bool:
-    return any(LAYER in vars(module) for module in model.modules())
-
-
 @contextmanager
 def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iterator[Any]:
     """Run `model` under `policy` inside, a `PatchedSDPA` where that does it; None is its own."""
@@ -47,7 +43,7 @@ def bound(owner: str, model: nn.Module, policy: Policy | Pattern | None) -> Iter
     if _is_multihead(model):
         raise refuse(owner, "a model that holds its attention", "an nn.MultiheadAttention itself")
     with _unpatched(model):
-        if is_transformers_model(model) or _has_applied(model):
+        if is_transformers_model(model) or has_policy(model):
             context: Any = _applied(model, policy)
         elif any(_is_multihead(module) for module in model.modules()):
             context = _swapped(model, policy)

@@ -20,6 +20,7 @@ from ._checks import check_kind, is_causal_bias, kind_of, refuse
 from ._module_names import ask_about_sides
 from ._observe import attend_in
 from ._warn import warn_once
+from .integrations._layer import has_policy
 from .patterns import Pattern
 from .policy import Policy, as_policy
 
@@ -201,8 +202,8 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     TypeError
         No module, or one of ``torch.jit``; neither a policy nor a pattern.
     ValueError
-        A model that is patched already. In the forward: a policy for another number of layers or
-        key heads (the most of any layer).
+        A model that is patched already, or has a policy of `apply`. In the forward: a policy for
+        another number of layers or key heads (the most of any layer).
 
     Examples
     --------
@@ -224,6 +225,9 @@ def patch_sdpa(model: nn.Module, policy: Policy | Pattern) -> PatchedSDPA:
     if is_patched(model):
         got = f"{type(model).__name__}; model.forward.patch.restore() undoes the first patch"
         raise refuse("patch_sdpa", "a model that is not patched", got)
+    if has_policy(model):
+        got = f"{type(model).__name__} under one; restore it first, or patch a part without one"
+        raise refuse("patch_sdpa", "a model without a policy of apply", got)
     return PatchedSDPA(model, chosen)
 
 

@@ -71,3 +71,17 @@ def test_judging_leaves_what_was_set_after_a_policy():
     sa.quality.model(model, ids, {"band": NARROW}, timed=False, progress=False)
     assert chosen(model) == {"sdpa"} and torch.equal(output(model, input_ids=ids), before)
     assert chosen(restore(model)) == {"sdpa"}
+
+
+def test_patch_sdpa_refuses_a_model_under_a_policy():
+    """Its patch would do nothing now, and run where `restore` gives the own attention back."""
+    ids, _ = text()
+    model = build(CONFIGS["bert"](), "sdpa")
+    own = output(model, input_ids=ids)
+    with pytest.raises(ValueError, match=r"without a policy of apply, got BertModel .*restore it"):
+        sa.patch_sdpa(apply(model, NARROW), NARROW)
+    assert torch.equal(output(restore(model), input_ids=ids), own)
+    with sa.patch_sdpa(model, NARROW) as patched:  # whichever is undone first
+        apply(model, NARROW)
+    assert patched.layers is None
+    assert torch.equal(output(restore(model), input_ids=ids), own)
