@@ -274,6 +274,11 @@ def check_share(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def serves_head_dim(size: int) -> bool:
+    """Whether the ops take heads of that size."""
+    return size % 8 == 0 and size <= 256
+
+
 def check_block(owner: str, name: str, value: Any) -> int:
     """Return `value` when it is a positive multiple of 16."""
     check_kind(owner, name, value, Integer, "an int")

@@ -1,6 +1,6 @@
 """A model's modules: those that `only` names, those of cross attention, by name or lengths.
 
-And its key heads, which its configuration names, and encoders under a pattern of decoders.
+And its heads, their number and their size, and encoders under a pattern of decoders.
 """
 
 from __future__ import annotations
@@ -10,16 +10,27 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch import nn
 
 from ._checks import check_kind, refuse
 from ._policy_parts import widened
 from ._warn import warn_once
 from .patterns import Band, Pattern
 
-__all__ = ["CROSS_ATTENTION", "ask_about_keys", "ask_about_sides", "key_heads_of", "named_by"]
+__all__ = [
+    "CROSS_ATTENTION",
+    "ask_about_keys",
+    "ask_about_sides",
+    "head_dim_of",
+    "key_heads_of",
+    "named_by",
+]
 
 #: Names that a sentence lists.
 _SHOWN = 3
+
+#: What models call the size of their query heads; that of latent attention comes first.
+_HEAD_DIMS = ("qk_head_dim", "head_dim", "attention_head_size", "head_size")
 
 #: Matches the paths of cross attention, as models of many families call it.
 CROSS_ATTENTION = r"cross|encoder_attn|encdec|encoder_decoder|token_to_image"
@@ -87,3 +98,9 @@ def key_heads_of(config: Any) -> int | None:
     except RuntimeError:  # transformers refuses to say what differs from layer to layer
         return None
     return heads if isinstance(heads, int) else None  # a list has a number for each stage
+
+
+def head_dim_of(module: nn.Module) -> int | None:
+    """Return the size of an attention module's query heads, None where it does not say it."""
+    sizes = (getattr(module, name, None) for name in _HEAD_DIMS)
+    return next((size for size in sizes if isinstance(size, int)), None)

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .._checks import check_kind, kind_of
-from .._module_names import CROSS_ATTENTION, key_heads_of, named_by
+from .._checks import check_kind, kind_of, serves_head_dim
+from .._module_names import CROSS_ATTENTION, head_dim_of, key_heads_of, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -106,7 +106,7 @@ def apply(
     ValueError
         The model does not call attention functions, or the policy does not fit its layers.
     NotImplementedError
-        Longformer or BigBird with a pattern that is not served.
+        Longformer or BigBird with a pattern that is not served; a head dim that no kernel has.
 
     Examples
     --------
@@ -132,6 +132,7 @@ def apply(
     layers = [(path, module) for path, module in found if path in paths]
     chosen.check_model(len(layers), _key_heads(model, [module for _, module in layers]), name)
     for path, module in layers:
+        _check_head_dim(path, module)
         _check_policy(path, module, chosen)
     if not all(isinstance(module, _OWN) for _, module in layers):
         _choose_key(model)
@@ -238,6 +239,16 @@ def _self_attention(model: PreTrainedModel) -> list[tuple[str, Any]]:
         for path, module in model.named_modules()
         if _is_layer(module) and not _CROSS.search(f"{path}.{type(module).__name__}")
     ]
+
+
+def _check_head_dim(path: str, module: nn.Module) -> None:
+    """Refuse heads of a size that no kernel has."""
+    size = head_dim_of(module)
+    if size is not None and not serves_head_dim(size):
+        raise NotImplementedError(
+            f"sparse_attn: {path}: not served: head_dim={size}, which is no multiple of 8 up to "
+            "256; no pattern changes that: keep the model's own attention"
+        )
 
 
 def _check_policy(path: str, module: nn.Module, policy: Policy) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .._checks import dtype_name, refuse
+from .._checks import dtype_name, refuse, serves_head_dim
 
 __all__ = ["check_parameters", "unserved_module", "unserved_options"]
 
@@ -24,7 +24,7 @@ def unserved_options(
     """Say which option of ``nn.MultiheadAttention`` the ops do not have, by name."""
     head_dim = embed_dim // num_heads
     extras = {
-        "head_dim": head_dim if head_dim % 8 or head_dim > 256 else None,
+        "head_dim": None if serves_head_dim(head_dim) else head_dim,
         "kdim": kdim if kdim not in (None, embed_dim) else None,
         "vdim": vdim if vdim not in (None, embed_dim) else None,
         "add_bias_kv": add_bias_kv or None,

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("transformers")
 import transformers
 from tiny_models import (
+    COMMON,
     CONFIGS,
     GROUPED,
     assert_same,
@@ -202,7 +203,21 @@ def test_layers_that_append_keys_take_no_pattern(make, number):
 
 @pytest.mark.parametrize("size", [20, 264])
 def test_a_head_dim_that_no_pattern_changes(size):
+    """`apply` knows it before the first call, which a model that is loaded by the name has."""
     config = transformers.LlamaConfig(**{**GROUPED, "head_dim": size})
-    model = apply(build(config), exactly("band"))
+    with pytest.raises(NotImplementedError, match=f"layers.0.self_attn: .* head_dim={size}, .*own"):
+        apply(build(config), exactly("band"))
+    sa.integrations.transformers.register()
     with pytest.raises(ValueError, match=f"got {size}; no pattern changes that: load the model w"):
-        output(model, input_ids=text()[0])
+        output(build(config, "sparse_attn"), input_ids=text()[0])
+
+
+def test_a_head_dim_of_an_encoder_and_of_latent_attention():
+    config = transformers.BertConfig(**{**COMMON, "num_attention_heads": 2, "hidden_size": 60})
+    with pytest.raises(NotImplementedError, match=r"self: not served: head_dim=30, which is no "):
+        apply(build(config), exactly("band"))
+    config = CONFIGS["deepseek_v3"]()
+    apply(build(config), exactly("band"))
+    config.qk_nope_head_dim = 20
+    with pytest.raises(NotImplementedError, match=r"self_attn: not served: head_dim=28, which "):
+        apply(build(config), exactly("band"))
