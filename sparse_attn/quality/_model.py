@@ -8,6 +8,7 @@ beside it.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +23,7 @@ from .._columns import aligned, written
 from .._drawing import as_html
 from .._observe import watching
 from .._progress import Progress
-from ..patterns import Pattern
+from ..patterns import Full, Pattern
 from ..policy import Policy
 from ._calls import as_inputs, call_model, evaluating, stopwatch
 from ._figures import Output, Sums, judged_by
@@ -220,7 +221,9 @@ def model(
         (``AutoModel``) are judged by their cosine; perplexity, top-1 and KL are those of one with a
         head, such as ``AutoModelForCausalLM``.
     policies : Policy or Pattern, list or mapping of these
-        Judged by name; those of a list are named by their pattern, or numbered policies.
+        Judged by name; those of a list are named by their pattern, or numbered policies. Whole
+        texts run, so a policy's `decode` has no part in its figures; where that is a pattern, a
+        warning says so.
     timed : bool
         Run each call once more for its time alone; the first counts pairs.
     progress : bool
@@ -257,6 +260,13 @@ def model(
     check_kind(OWNER, "progress", progress, bool, "a bool")
     judge = Judge(OWNER, model, as_inputs(OWNER, inputs))
     judged = named_policies(OWNER, policies)
+    for name, policy in judged.items():
+        if isinstance(policy, Policy) and policy.decode not in (None, Full(), policy.pattern):
+            warnings.warn(
+                f"sparse_attn.{OWNER}: whole texts run, so the figures of {name!r} say nothing of "
+                f"its decode={policy.decode}",
+                stacklevel=3,  # past the decorator
+            )
     steps = len(judge.calls) * (1 + len(judged)) * (1 + timed)
     with Progress(steps, progress) as bar:
         rows = judge.rows({DENSE_NAME: None, **judged}, timed=timed, step=bar.step)

@@ -34,6 +34,17 @@ def under_mask(model, pattern, ids, mask):
     return output(model, input_ids=ids, attention_mask=additive)
 
 
+def test_a_decode_that_whole_texts_do_not_judge_warns(llama, recwarn):
+    for policy in (BAND, sa.Policy(BAND, decode=sa.Full()), sa.Policy(BAND, decode=BAND)):
+        judge(llama, IDS, policy)
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match=r"figures of 'all' say .* its decode=Band\(.*5, 0"
+    ) as said:
+        judge(llama, IDS, {"all": sa.Policy(sa.Full(), decode=BAND)})
+    assert said[0].filename == __file__
+
+
 def test_rounding_makes_no_distance_negative():
     assert _model._row("dense", _figures.Sums(rows=3, judged=3, kl=-1e-9), 1.0, None).kl == 0
 
