@@ -136,6 +136,7 @@ def texts_of(
         need = parts * options.length
         if ids.shape[1] < need:
             what = f"{need} tokens" if parts == 1 else f"{need} tokens ({parts} x --length)"
-            raise Wrong(f"expected {what} in {path}, got {ids.shape[1]}; lower --length")
+            advice = "lower --length" if ids.shape[1] >= parts else "give a longer text"
+            raise Wrong(f"expected {what} in {path}, got {ids.shape[1]}; {advice}")
         found.append(ids[:, :need])
     return found

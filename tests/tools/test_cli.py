@@ -175,6 +175,14 @@ def test_errors_are_sentences(folder, text, tmp_path, monkeypatch, capsys, chang
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("command", "words"), [("profile", 0), ("advise", 0), ("advise", 1)])
+def test_a_text_that_no_length_fits(folder, tmp_path, capsys, command, words):
+    short = tmp_path / "short.txt"
+    short.write_text(" ".join(WORDS[:words]))
+    assert run(command, folder, "--text", short) == 1
+    assert re.search(rf" tokens .*in .*, got {words}; give a longer t", capsys.readouterr().err)
+
+
 def test_pictures_that_cannot_be_drawn_are_said_before_the_search(
     folder, text, tmp_path, monkeypatch, capsys
 ):
