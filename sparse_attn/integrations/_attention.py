@@ -54,6 +54,13 @@ _HARMLESS = frozenset(
     }
 )
 
+#: Arguments of the ops that are the call's own, and what the call names them.
+_CALLED = {
+    "attn_mask": "attention_mask",
+    "cu_seq_q": "cu_seq_lens_q",
+    "cu_seq_k": "cu_seq_lens_k",
+}
+
 
 def attention(
     module: nn.Module,
@@ -185,6 +192,9 @@ def _is_causal(module: nn.Module, mask: torch.Tensor | None, flattened: bool) ->
 
 def _advice(error: Exception, dtype: torch.dtype) -> str:
     """Say what to do about what the ops refuse."""
+    for of_op, of_call in _CALLED.items():
+        if f"expected {of_op}" in str(error):
+            return f"no pattern changes that: correct the call's {of_call}"
     if dtype == torch.float64:
         return "no pattern changes that: call model.float()"
     if "head_dim" in str(error):

@@ -213,6 +213,22 @@ def test_gradients_are_refused_in_one_sentence():
         ours(input_ids=text()[0]).logits.sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("mask", "sentence"),
+    [
+        (torch.ones(2, 1, 23, 24).bool(), r"that broadcasts to .*, got shape \(2, 1, 23, 24\)"),
+        (torch.zeros(2, 1, 24, 24).double(), "of dtype bool or float32, got float64"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_of_a_wrong_mask_the_call_is_to_be_corrected(mask, sentence):
+    """No other pattern helps, nor `model.float()`."""
+    _, ours = pair("llama")
+    advice = "no pattern changes that: correct the call's attention_mask$"
+    with pytest.raises(ValueError, match=f"expected attn_mask {sentence}; {advice}"):
+        output(ours, input_ids=text()[0], attention_mask=mask.to(ours.device))
+
+
 @pytest.mark.parametrize("asked", ["call", "configuration"])
 def test_attention_weights_are_asked_for_in_vain_with_one_warning(asked, monkeypatch):
     monkeypatch.setattr("sparse_attn._warn._given", set())

@@ -118,3 +118,21 @@ def test_a_window_to_both_sides_is_that_of_the_mask():
         logits = model(**row, use_cache=False).logits
         alone = [model(input_ids=text, use_cache=False).logits for text in texts]
     torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("starts", "sentence"),
+    [
+        ([0, 5, 40], "cu_seq_q up to 39, .* got 40; .* correct the call's cu_seq_lens_q$"),
+        ([0, 39, 5], r"cu_seq_q\[2\] of at least 39, .* got 5; no pattern .* cu_seq_lens_q$"),
+    ],
+    ids=["past the row", "falling"],
+)
+def test_of_wrong_starts_the_call_is_to_be_corrected(device, starts, sentence):
+    if device != "cpu":
+        pytest.skip("contents are read on the CPU alone")
+    row, _ = flattened()
+    starts = torch.tensor(starts, dtype=torch.int32)
+    model = apply(build(CONFIGS["llama"]()), sa.Band((3, 0)))
+    with pytest.raises(ValueError, match=sentence):
+        model(**row | {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}, use_cache=False)
