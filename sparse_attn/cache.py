@@ -133,7 +133,9 @@ def quantize_cache(
         One scale for each key head, or one in all. A scale is the largest finite size divided by
         448, the largest number of the type.
     paged : bool
-        Whether the tensors are paged caches; unused slots count too, so they should hold zeros.
+        Whether the tensors are paged caches, which their shape does not tell: without it a paged
+        cache has a scale for each slot of the pages in place of one for each key head. Unused slots
+        count too, so they should hold zeros.
 
     Returns
     -------
