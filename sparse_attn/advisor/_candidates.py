@@ -39,17 +39,18 @@ def candidates(length: int, by: str, is_causal: bool = True) -> dict[str, Patter
     of few keys keep as much in less of the pairs; by time there are blocks as wide as high, too.
     Dense attention is always among the choices. `by` is what is made small, "pairs" or "time".
     Without `is_causal` bands have half of their window on either side and a first token that sees
-    all keys, as a task that reads the CLS token needs; nothing is strided: that pattern never looks
-    ahead.
+    all keys, as a task that reads the CLS token needs, and are named so; nothing is strided: that
+    pattern never looks ahead.
     """
     found: dict[str, Pattern] = {}
     for share in (32, 8, 4):
         window = max(16, length // share)
         if is_causal:
-            band = Band((window - 1, 0), sinks=_SINKS)
+            found[f"band {window}"] = Band((window - 1, 0), sinks=_SINKS)
         else:
-            band = Band(window // 2, sinks=_SINKS, global_tokens=1)
-        found[f"band {window}"] = band
+            side = window // 2
+            name = f"band {side} + {side}, {_SINKS} sinks, 1 global"
+            found[name] = Band(side, sinks=_SINKS, global_tokens=1)
     if is_causal:
         found["strided"] = Strided(max(16, length // 16), 16)
     rows = _ROWS[by] if length >= 1024 else 16

@@ -19,7 +19,9 @@ def test_usual_candidates_are_served(length, by, is_causal):
 
 
 def test_a_first_token_sees_all_keys_in_the_usual_bands_of_an_encoder():
-    bands = [p for p in candidates(512, "pairs", False).values() if isinstance(p, sa.Band)]
+    found = candidates(512, "pairs", False)
+    bands = [pattern for pattern in found.values() if isinstance(pattern, sa.Band)]
+    assert found["band 32 + 32, 4 sinks, 1 global"] == sa.Band(32, sinks=4, global_tokens=1)
     assert len(bands) == 3
     for band in bands:
         seen = band.mask(512, 512)
