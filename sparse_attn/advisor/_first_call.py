@@ -64,6 +64,9 @@ def first_call(owner: str, model: nn.Module, call: dict[str, Any]) -> FirstCall:
     entries, _, positions, _ = seen[0].query.shape
     if entries != positions and sizes == (positions, entries):
         name = type(model).__name__
-        got = f"{name} that takes (length, batch, ...); batch_first=True turns torch's modules"
+        got = (
+            f"{name} that takes (length, batch, ...); torch's modules take the former where they "
+            "are made with batch_first=True"
+        )
         raise refuse(owner, "a model of inputs (batch, length, ...)", got)
     return FirstCall(seen[0].is_causal, positions)
