@@ -77,7 +77,8 @@ def apply(
     A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
     layer is the model's own attention. Sinks, global tokens and strided columns count from each
     row's first token, past its left padding, also where a sliding cache has dropped keys; blocks
-    lie on key positions. Layers are the self-attention modules in module order;
+    lie on key positions. A pattern whose window never looks ahead makes an encoder causal, of which
+    a warning is given once. Layers are the self-attention modules in module order;
     cross attention, known by name, stays dense. Longformer and BigBird keep their own patterns:
     Longformer takes bands that narrow its window, BigBird only ``Full()``. Of a model with several
     towers pass the one that is meant, as ``model.language_model``. A model that has a policy may be
@@ -241,9 +242,9 @@ def _self_attention(model: PreTrainedModel) -> list[tuple[str, Any]]:
     ]
 
 
-def _check_head_dim(path: str, module: nn.Module) -> None:
+def _check_head_dim(path: str, module: Any) -> None:
     """Refuse heads of a size that no kernel has."""
-    size = head_dim_of(module)
+    size = head_dim_of(module.self if isinstance(module, BigBirdAttention) else module)
     if size is not None and not serves_head_dim(size):
         raise NotImplementedError(
             f"sparse_attn: {path}: not served: head_dim={size}, which is no multiple of 8 up to "

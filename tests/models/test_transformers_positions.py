@@ -212,10 +212,15 @@ def test_a_head_dim_that_no_pattern_changes(size):
         output(build(config, "sparse_attn"), input_ids=text()[0])
 
 
-def test_a_head_dim_of_an_encoder_and_of_latent_attention():
-    config = transformers.BertConfig(**{**COMMON, "num_attention_heads": 2, "hidden_size": 60})
-    with pytest.raises(NotImplementedError, match=r"self: not served: head_dim=30, which is no "):
-        apply(build(config), exactly("band"))
+@pytest.mark.parametrize("name", ["Bert", "BigBird", "Longformer"])
+def test_a_head_dim_of_an_encoder(name):
+    sizes = {**COMMON, "num_attention_heads": 2, "hidden_size": 60}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    with pytest.raises(NotImplementedError, match=r"attention.*: not served: head_dim=30, which"):
+        apply(build(config, cls=transformers.AutoModel))
+
+
+def test_a_head_dim_of_latent_attention():
     config = CONFIGS["deepseek_v3"]()
     apply(build(config), exactly("band"))
     config.qk_nope_head_dim = 20
