@@ -77,12 +77,12 @@ def apply(
     A layer sees the keys that its own mask, window and the policy's pattern all allow, so a dense
     layer is the model's own attention. Sinks, global tokens and strided columns count from each
     row's first token, past its left padding, also where a sliding cache has dropped keys; blocks
-    lie on key positions. A pattern whose window never looks ahead makes an encoder causal, of which
-    a warning is given once. Layers are the self-attention modules in module order;
-    cross attention, known by name, stays dense. Longformer and BigBird keep their own patterns:
-    Longformer takes bands that narrow its window, BigBird only ``Full()``. Of a model with several
-    towers pass the one that is meant, as ``model.language_model``. A model that has a policy may be
-    given another; `restore` undoes it.
+    lie on key positions. A pattern whose window never looks ahead makes an encoder causal, its
+    dense layers too, of which a warning is given once. Layers are the self-attention modules in
+    module order; cross attention, known by name, stays dense. Longformer and BigBird keep their own
+    patterns: Longformer takes bands that narrow its window, BigBird only ``Full()``. Of a model
+    with several towers pass the one that is meant, as ``model.language_model``. A model that has a
+    policy may be given another; `restore` undoes it.
 
     Parameters
     ----------
