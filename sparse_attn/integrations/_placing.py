@@ -43,7 +43,8 @@ def placed(
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
         # The op's index tensors are key positions, alike for all texts.
-        mask = narrowed_mask(mask, note, pattern, origin, is_causal, key.shape[2])
+        lengths = query.shape[2], key.shape[2]
+        mask = narrowed_mask(mask, note, pattern, origin, is_causal, *lengths)
         pattern, note, origin = Full(), None, None
     sides = None if note is None else note.sides
     narrowed = None if sides is None else joined(pattern, sides)

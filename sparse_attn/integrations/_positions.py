@@ -57,10 +57,11 @@ def narrowed_mask(
     pattern: Pattern,
     origin: torch.Tensor,
     is_causal: bool,
+    seq_q: int,
     seq_kv: int,
 ) -> torch.Tensor:
     """Cut a mask, intervals or dense, to what a pattern allows at positions of the texts."""
-    batch, seq_q = origin.shape[0], mask.shape[2]
+    batch = origin.shape[0]
     row = torch.arange(seq_q, device=mask.device)[:, None]
     key = torch.arange(seq_kv, device=mask.device)
     position = row + (seq_kv - seq_q)

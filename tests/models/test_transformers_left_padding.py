@@ -106,6 +106,18 @@ def test_encoders(pattern):
     assert_same(batch[:1, pads:], alone)
 
 
+@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in BY_BLOCKS])
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_a_mask_of_one_row_is_for_all_queries(kind, pattern):
+    model = apply(build(CONFIGS["bert"]()), PATTERNS[pattern]())
+    ids, mask, positions = padded_text(5)
+    own = mask.bool()[:, None, None, :]
+    own = own if kind == "bool" else torch.where(own, 0.0, torch.finfo(torch.float32).min)
+    batch = output(model, input_ids=ids, attention_mask=own, position_ids=positions)
+    assert_same(batch[:1, 5:], output(model, input_ids=ids[:1, 5:]))
+    assert_same(batch[1:], output(model, input_ids=ids[1:]))
+
+
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_a_dense_mask_of_ones_own_tells_where_the_text_begins(kind):
     model = apply(build(CONFIGS["llama"]()), sa.Policy(PATTERNS["sinks"](), dense_below=0))
