@@ -15,7 +15,7 @@ from torch import nn
 from .._checks import dtype_name
 from .._origins import asks_positions, counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
-from ._layer import layer_error
+from ._layer import layer_error, place
 from ._masks import Note, is_intervals
 from ._model_source import appends_keys
 from ._positions import has_origin, narrowed_mask, origin_of, query_positions
@@ -34,7 +34,7 @@ def placed(
 ) -> tuple[Pattern, dict[str, Any]]:
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
     if mask is not None:
-        _check_mask(module, mask)
+        _check_mask(module, mask, query.shape[0])
     if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
         pattern = Full()  # the causal cut says it all
     if not isinstance(pattern, Full) and appends_keys(type(module)):
@@ -56,13 +56,17 @@ def placed(
     return pattern, placing if origin is None else placing | {"key_origin": origin}
 
 
-def _check_mask(module: nn.Module, mask: torch.Tensor) -> None:
-    """Refuse a mask that is neither intervals nor dense."""
+def _check_mask(module: nn.Module, mask: torch.Tensor, batch: int) -> None:
+    """Refuse a mask that is neither intervals nor dense, and one of other texts."""
     dense = mask.dim() == 4 and (mask.dtype == torch.bool or mask.is_floating_point())
     if not dense and not is_intervals(mask):
         got = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
         advice = "give one of dtype bool, true where to attend, in 4 dimensions"
         raise layer_error(module, "attention_mask", got, advice)
+    if mask.shape[0] != 1 and mask.shape[0] != batch:  # sizes of a graph are in no tuple
+        what = f"attention_mask of {batch} rows, one for each text"
+        got = f"shape {tuple(mask.shape)}"
+        raise ValueError(f"sparse_attn: {place(module)}: expected {what}, got {got}")
 
 
 def joined(pattern: Pattern, window: tuple[int | None, int | None]) -> Pattern | None:

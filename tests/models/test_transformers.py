@@ -229,6 +229,15 @@ def test_of_a_wrong_mask_the_call_is_to_be_corrected(mask, sentence):
         output(ours, input_ids=text()[0], attention_mask=mask.to(ours.device))
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32], ids=str)
+def test_a_dense_mask_of_another_batch_is_refused(kind):
+    """Also where the pattern counts from where the mask says that texts begin."""
+    ours = sa.integrations.transformers.apply(build(CONFIGS["llama"]()), sa.Band((3, 0), sinks=1))
+    mask = torch.ones(3, 1, 24, 24, dtype=kind)
+    with pytest.raises(ValueError, match=r"layer 0 \(.* of 2 rows, one for each text, got .*\(3, "):
+        output(ours, input_ids=text()[0], attention_mask=mask)
+
+
 @pytest.mark.parametrize("asked", ["call", "configuration"])
 def test_attention_weights_are_asked_for_in_vain_with_one_warning(asked, monkeypatch):
     monkeypatch.setattr("sparse_attn._warn._given", set())
