@@ -22,7 +22,7 @@ from ..patterns import Full, Pattern
 from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, window_of
 from ._layer import layer_error, layer_of, place, warn_of_weights
 from ._masks import hidden_by_number, is_intervals, missing_keys, note_of, stretched_mask
-from ._model_source import reads_flag
+from ._model_source import reads_flag, takes_cache
 from ._placing import joined, placed
 
 __all__ = ["attention"]
@@ -183,7 +183,9 @@ def attention(
 
 def _is_causal(module: nn.Module, mask: torch.Tensor | None, flattened: bool) -> bool:
     """Whether a call is causal that does not say it, nor its mask's note."""
-    is_causal = bool(getattr(module, "is_causal", True))
+    # LayoutLM and MarkupLM do not say it, whose mask is their own, nor does Doge.
+    default = mask is None or takes_cache(type(module))
+    is_causal = bool(getattr(module, "is_causal", default))
     if mask is None:
         return is_causal and (flattened or reads_flag(type(module)))
     # Some decoders leave it to their mask (PegasusX), whose note a compiled graph does not see.

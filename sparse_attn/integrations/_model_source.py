@@ -3,9 +3,9 @@
 Two questions about a configuration decide which mask a model can be given: whether its attention
 modules call attention functions at all, and whether they or their layers compute with the mask
 before they do (sparse indexers, dynamic masks, a position bias that is added to it), so that an
-interval in place of a mask would be misread. Asked by the mask function. Two more are about an
+interval in place of a mask would be misread. Asked by the mask function. Three more are about an
 attention module: whether it appends keys that are not of its text, among which no pattern has a
-place, and whether its causal flag counts where it has no mask.
+place, whether its causal flag counts where it has no mask, and whether it is a decoder's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ _GIVEN_MASKS = re.compile("Attention|Indexer|TransformerLayer")
 #: Methods that run under eager attention alone.
 _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 
-__all__ = ["appends_keys", "calls_attention", "reads_flag", "reads_mask", "refuse_model"]
+__all__ = [
+    "appends_keys",
+    "calls_attention",
+    "reads_flag",
+    "reads_mask",
+    "refuse_model",
+    "takes_cache",
+]
 
 
 def refuse_model(name: str) -> ValueError:
@@ -71,6 +78,12 @@ def reads_flag(module: type[nn.Module]) -> bool:
     torch's SDPA reads it, eager attention does not, which is all that BridgeTower's models have.
     """
     return _reads_flag(module.__module__)
+
+
+@torch.compiler.assume_constant_result
+def takes_cache(module: type[nn.Module]) -> bool:
+    """Whether attention modules of a class are given a cache of keys, as those of decoders are."""
+    return _takes_cache(module.forward)
 
 
 @lru_cache
@@ -134,6 +147,12 @@ def _appends_keys(forward: Callable[..., object]) -> bool:
     except (OSError, TypeError):
         return False
     return any(map(_lengthens_keys, ast.walk(tree)))
+
+
+@lru_cache
+def _takes_cache(forward: Callable[..., object]) -> bool:
+    # Named `cache` from transformers 5.24 on.
+    return not {"cache", "past_key_values"}.isdisjoint(inspect.signature(forward).parameters)
 
 
 def _lengthens_keys(node: ast.AST) -> bool:

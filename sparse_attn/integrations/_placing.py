@@ -35,7 +35,7 @@ def placed(
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
     if mask is not None:
         _check_mask(module, mask, query.shape[0])
-    if is_causal and isinstance(pattern, Band) and pattern.sides[0] is None:
+    if is_causal and isinstance(pattern, Band) and pattern.sides in ((None, 0), (None, None)):
         pattern = Full()  # the causal cut says it all
     if not isinstance(pattern, Full) and appends_keys(type(module)):
         got = f"{type(pattern).__name__} in a layer that appends keys to those of its text"

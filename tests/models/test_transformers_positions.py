@@ -85,6 +85,24 @@ def test_images_in_a_cache(pattern, padding, cache, calls):
     assert_same(torch.cat(parts, dim=1), whole, mask)
 
 
+def test_a_side_that_looks_ahead_ends_there_in_an_image():
+    model = gemma3()
+    ids = text()[0].clamp(max=90)
+    image = torch.zeros_like(ids)
+    image[:, IMAGES[0]] = 1
+    other = ids.clone()
+    other[:, IMAGES[0].stop - 1] += 1
+    first = IMAGES[0].start
+
+    def changes(policy):
+        apply(model.model.language_model, policy)
+        own, moved = (output(model, input_ids=x, token_type_ids=image) for x in (ids, other))
+        return not torch.equal(own[:, first], moved[:, first])
+
+    assert changes(sa.Full()) and changes(sa.Band((None, 0)))  # the model's own attention
+    assert not changes(sa.Band((None, 1)))
+
+
 def decoder(name):
     config = sequence_to_sequence(name)
     return apply(build(config, cls=transformers.AutoModelForSeq2SeqLM), exactly("sinks"))
@@ -126,6 +144,34 @@ def test_such_decoders_compiled_once_for_all_paddings(name):
     compiled = torch.compile(model, backend="eager")
     for padding in ("none", "left", "holes"):
         assert_parts_equal_the_whole(model, compiled, padding)
+
+
+@pytest.mark.parametrize("pattern", ["all before", "scattered", "all blocks"])
+@pytest.mark.parametrize("name", ["LayoutLM", "MarkupLM"])
+def test_encoders_that_make_their_mask_themselves_are_not_causal(name, pattern):
+    """Their modules do not say what they are, and no note stands on their mask."""
+    config = getattr(transformers, f"{name}Config")(**COMMON)
+    allowed = torch.ones(24, 24).bool()
+    if pattern == "all blocks":
+        own = sa.BlockTopK(16, mass=1.0)
+    else:
+        own = sa.Band((None, 2)) if pattern == "all before" else PATTERNS[pattern]()
+        allowed = own.mask(24, 24)
+    eager, ours = (build(config, cls=transformers.AutoModel) for _ in range(2))
+    apply(ours, own)
+    hidden, mask = torch.randn(2, 24, 64), text("right")[1]
+    padding = (1.0 - mask[:, None, None]) * -10000.0
+    narrow = padding.masked_fill(~allowed, torch.finfo(torch.float32).min)
+    got, want = (
+        output_of(model.encoder.layer[0].attention.self, hidden, seen)
+        for model, seen in ((ours, padding), (eager, narrow))
+    )
+    assert_same(got, want, mask)
+
+
+@torch.no_grad()
+def output_of(module, *args):
+    return module(*args)[0]
 
 
 def test_a_dense_mask_of_one_row_serves_all_texts():
