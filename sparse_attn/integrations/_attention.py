@@ -23,7 +23,7 @@ from ._flattened import FLATTENED, attend_flattened, is_flattened, longest_of, w
 from ._layer import layer_error, layer_of, place, warn_of_weights
 from ._masks import hidden_by_number, is_intervals, missing_keys, note_of, stretched_mask
 from ._model_source import reads_flag, takes_cache
-from ._placing import joined, placed
+from ._placing import joined, placed, without_cut
 
 __all__ = ["attention"]
 
@@ -132,7 +132,7 @@ def attention(
         **common: Any,
     ) -> torch.Tensor:
         window = window_of(module, attention_mask, note, extras, is_causal)
-        inside = joined(pattern, window)
+        inside = joined(without_cut(pattern, bool(is_causal)), window)
         if inside is None:
             got = f"{extras.get('sliding_window', window)} in a flattened batch beside {pattern}"
             advice = "list the layer in the policy's dense_layers, or give a row for each text"

@@ -20,7 +20,7 @@ from ._masks import Note, is_intervals
 from ._model_source import appends_keys
 from ._positions import has_origin, narrowed_mask, origin_of, query_positions
 
-__all__ = ["joined", "placed"]
+__all__ = ["joined", "placed", "without_cut"]
 
 
 def placed(
@@ -35,8 +35,7 @@ def placed(
     """Join pattern and mask: the pattern of the op, and the arguments that place it."""
     if mask is not None:
         _check_mask(module, mask, query.shape[0])
-    if is_causal and isinstance(pattern, Band) and pattern.sides in ((None, 0), (None, None)):
-        pattern = Full()  # the causal cut says it all
+    pattern = without_cut(pattern, is_causal)
     if not isinstance(pattern, Full) and appends_keys(type(module)):
         got = f"{type(pattern).__name__} in a layer that appends keys to those of its text"
         raise layer_error(module, "pattern", got, "list the layer in the policy's dense_layers")
@@ -67,6 +66,12 @@ def _check_mask(module: nn.Module, mask: torch.Tensor, batch: int) -> None:
         what = f"attention_mask of {batch} rows, one for each text"
         got = f"shape {tuple(mask.shape)}"
         raise ValueError(f"sparse_attn: {place(module)}: expected {what}, got {got}")
+
+
+def without_cut(pattern: Pattern, is_causal: bool) -> Pattern:
+    """Return `Full` in place of a band, as of a dense layer, that a causal cut says in full."""
+    is_whole = isinstance(pattern, Band) and pattern.sides in ((None, 0), (None, None))
+    return Full() if is_causal and is_whole else pattern
 
 
 def joined(pattern: Pattern, window: tuple[int | None, int | None]) -> Pattern | None:

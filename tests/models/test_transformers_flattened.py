@@ -78,6 +78,22 @@ def test_a_window_that_no_pattern_joins_is_refused():
         model(**row, use_cache=False)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [sa.Band((3, 0), sinks=1), sa.Band((3, 0), global_tokens=2), sa.Dilated((3, 0), 2, sinks=1)],
+    ids=["sinks", "global tokens", "dilated"],
+)
+def test_dense_layers_join_any_window(pattern):
+    """Also those of a pattern whose dense form has sinks or global tokens."""
+    own, model = build(CONFIGS["mistral"]()), build(CONFIGS["mistral"]())
+    apply(model, sa.Policy(pattern, dense_layers=[0, 1], dense_below=0))
+    row, texts = flattened()
+    with torch.no_grad():
+        logits = model(**row, use_cache=False).logits
+        alone = [own(input_ids=text, use_cache=False).logits for text in texts]
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+
+
 def chunked():
     sizes = dict(num_local_experts=2, intermediate_size_mlp=64, no_rope_layers=[1, 1])
     return transformers.Llama4TextConfig(**GROUPED, **sizes, attention_chunk_size=7)
