@@ -18,7 +18,7 @@ struct SketchView {
   void* ranges = nullptr;     // [entries, Hkv, rows / group, 2, D], of the keys' type: least first
   // [B], tokens held; of pages [entries, rows / group], those of a group from its start; null: all.
   const int32_t* lengths = nullptr;
-  bool paged = false;                // entries are pages
+  bool paged = false;  // entries are pages
   int32_t bits = 2;
   int32_t rows = 0;  // tokens of an entry, a multiple of the group
   int32_t group = kSketchGroup;

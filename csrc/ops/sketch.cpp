@@ -137,8 +137,8 @@ void sketch_pages(const Tensor& key_cache, const Tensor& slots, Tensor codes, Te
   params.sketch =
       check_sketch(op, {key_cache.size(0), key_cache.size(2), key_cache.size(3), page_size}, codes,
                    ranges, key_cache, "key_cache");
-  params.lengths = check_sketch_lengths(op, params.sketch, key_cache.size(0), lengths, key_cache,
-                                        "key_cache");
+  params.lengths =
+      check_sketch_lengths(op, params.sketch, key_cache.size(0), lengths, key_cache, "key_cache");
   check_same_device(op, "slots", slots, key_cache, "key_cache");
   check_dtype(op, "slots", slots, ScalarType::Long, "int64");
   if (slots.dim() != 1) fail_expected(op, "slots of shape (slots)", shape_of(slots));
