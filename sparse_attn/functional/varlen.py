@@ -225,7 +225,10 @@ def varlen_attention(
 
     Notes
     -----
-    The signature is that of ``torch.nn.attention.varlen.varlen_attn``.
+    Called as ``torch.nn.attention.varlen.varlen_attn``, with `scale`, `enable_gqa` and `seqused_k`
+    as there. Of its other arguments `window_size` is a ``Band``, or `is_causal` for ``(-1, 0)``,
+    `return_aux` is `return_lse`, and with a `block_table` it is `paged_attention`. `num_splits` has
+    no counterpart: with one engine a sequence's bits do not depend on others.
     """
     common: dict[str, Any] = {}
     if attn_mask is not None:

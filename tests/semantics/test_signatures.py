@@ -61,6 +61,18 @@ def test_calls_of_sequences_tell_their_own_shapes():
         assert "attn_mask, key_bounds : None" in doc and doc.count("attn_mask") == 1
 
 
+def test_varlen_attention_is_called_as_varlen_attn():
+    """Its help tells what each argument of torch's is here that has another name."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    theirs = inspect.signature(varlen.varlen_attn).parameters
+    ours = inspect.signature(sa.varlen_attention).parameters
+    positional = [name for name, given in ours.items() if given.default is given.empty]
+    assert list(theirs)[: len(positional)] == positional
+    notes = inspect.getdoc(sa.varlen_attention).partition("Notes")[2]
+    others = ("window_size", "return_aux", "block_table", "num_splits")
+    assert all(f"`{name}`" in notes for name in others)
+
+
 @pytest.mark.parametrize("function, own", FUNCTIONS)
 def test_signatures_are_complete(function, own):
     parameters = inspect.signature(function).parameters
