@@ -62,8 +62,9 @@ class BlockTopK(Pattern):
     are always kept and count: the first `sink_blocks`, the diagonal, and the `local_blocks` that
     end at it (without causal, as many after it). Then blocks are kept by falling estimate until
     the kept share reaches `mass`, or as many as the budget allows. Keys that
-    `key_bounds` leaves out have no part in the estimate, those that an `attn_mask` hides do. See
-    `select_blocks` for the list alone.
+    `key_bounds` leaves out have no part in the estimate, those that an `attn_mask` hides do. What a
+    mask or `alibi_slopes` add to scores has none: beside these `mass` is no share of the softmax.
+    See `select_blocks` for the list alone.
 
     ==================  =====================================================================
     selector            the estimate
