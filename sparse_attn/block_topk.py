@@ -102,8 +102,8 @@ class BlockTopK(Pattern):
     sink_blocks : int
         Forced first blocks, at least 0.
     local_blocks : int, optional
-        Forced blocks up to the diagonal, at least 0; by default those of 256 keys, with selector
-        ``sketch`` of 64.
+        Forced blocks up to the diagonal of a query block's last row, at least 0; by default those
+        of 256 keys, with selector ``sketch`` of 64.
     groups : int, optional
         Of selector ``mixed`` alone: parts that a block is cut into. Divides both block sizes; by
         default an eighth of their greatest common divisor.
