@@ -108,7 +108,9 @@ class BlockTopK(Pattern):
         Of selector ``mixed`` alone: parts that a block is cut into. Divides both block sizes; by
         default an eighth of their greatest common divisor.
     row_step : int
-        Of selector ``mixed`` alone: one row in so many is sampled, the last of each step.
+        Of selector ``mixed`` alone: one row in so many is sampled, the last of each step. A block
+        of fewer rows (of a short call, or the end of a long one) may have none, and is then judged
+        by its means alone, which do not see single keys; 1 samples every row.
     stride : {8, 16}
         Of selector ``antidiagonal`` alone: rows and keys of a square.
     sketch : KeySketch, optional

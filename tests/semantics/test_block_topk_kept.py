@@ -92,6 +92,17 @@ def test_a_planted_needle_is_found(device, selector):
     assert layout.counts.double().mean() < 4  # of 8.5
 
 
+def test_few_queries_see_a_needle_by_sampling_every_row(device):
+    """Fewer than `row_step` have no sampled row: means alone, in which one key of eight drowns."""
+    query, key, _ = Shape(1, 32, 32, 8, 1024, 64).make(device)
+    key[:, :, 3 * 64 + 17] = 2.5 * query[:, :, 7]
+    found = []
+    for row_step in (1, 8, 16):
+        pattern = by_budget(64, "mixed", budget_blocks=3, row_step=row_step)
+        found.append(sa.select_blocks(query, key, pattern).to_mask()[..., 3].double().mean().item())
+    assert found[:2] == [1.0, 1.0] and found[2] < 0.6
+
+
 @pytest.mark.parametrize("selector", ["mixed", "antidiagonal", "vertical_slash"])
 def test_a_planted_diagonal_is_found(device, selector):
     """Each row sees the key 300 before it: rotations by a position's angle."""
