@@ -28,6 +28,23 @@ def test_keys_that_do_not_exist_never_count(device, selector):
     assert clean == dirty and int(dirty.counts.max()) <= 3
 
 
+@pytest.mark.parametrize("selector", [*SELECTORS, "sketch"])
+@pytest.mark.parametrize("group", ["q", "kv"])
+def test_a_row_never_loses_all_that_it_sees(device, selector, group):
+    """Few keys or rows may have no pair on an antidiagonal, so that no block has a share."""
+    query, key, _ = Shape(1, 2, 1, 1, 1024, 16).make(device)
+    pattern = pattern_of(selector, 64, 0.9, row_step=1, group=group)
+    bounds = torch.tensor([96, 103], dtype=torch.int32, device=device).view(1, 1, 1, 2)
+    layout = sa.select_blocks(query, key, pattern, key_bounds=bounds)
+    assert (layout.counts == 1).all() and (layout.indices[..., 0] == 1).all()
+    if selector == "sketch":  # takes no more queries
+        return
+    query, key, _ = Shape(1, 2, 1, 100, 1, 16).make(device)
+    pattern = pattern_of(selector, 64, 0.9, row_step=1, group=group, sink_blocks=0, local_blocks=0)
+    layout = sa.select_blocks(query, key, pattern, is_causal=True, query_offset=0)
+    assert (layout.counts == 1).all()
+
+
 def test_a_nan_in_a_key_keeps_what_it_reaches(device):
     query, key, _ = Shape(1, 1, 1, 32, 160, 32).make(device)
     key[:, :, [40, 3 * BLOCK]] = torch.nan  # inside a block, and the first of one

@@ -111,7 +111,9 @@ class BlockSelection {
       }
     }
     const int32_t most = imax(count, params_.budget(visible.size()));
-    const bool by_mass = params_.mass > 0 && params_.mass < 1;
+    // Estimates of 0 alone say nothing, but those that the caller gives do.
+    const bool known = total > 0 || params_.selector == Selector::kScores;
+    const bool by_mass = params_.mass > 0 && params_.mass < 1 && known;
     std::make_heap(candidates, candidates + waiting);
     while (count < most && waiting > 0 && !(by_mass && reached >= params_.mass * total)) {
       std::pop_heap(candidates, candidates + waiting);

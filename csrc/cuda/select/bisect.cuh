@@ -121,9 +121,11 @@ __device__ __forceinline__ Lowest find_lowest(const Reach& reach, int32_t most, 
   return lowest;
 }
 
-/// What of a list's weight is wanted beside its forced blocks.
-__device__ __forceinline__ Weight wanted_weight(double mass, Weight all, Weight forced) {
-  const auto target = static_cast<Weight>(ceil(mass * static_cast<double>(all)));
+/// What of a list's weight is wanted beside its forced blocks; all, where weights say nothing.
+__device__ __forceinline__ Weight wanted_weight(const SelectParams& params, Weight all,
+                                                Weight forced) {
+  if (all == 0 && params.selector != Selector::kScores) return ~Weight{0};
+  const auto target = static_cast<Weight>(ceil(params.mass * static_cast<double>(all)));
   return forced < target ? target - forced : 0;
 }
 

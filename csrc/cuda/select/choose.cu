@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if constexpr (kCached) blocks.fill();
   const Reached forced = reach(blocks, [](uint32_t key) { return key == kForced; }, storage);
   const Reached all = reach(blocks, [](uint32_t) { return true; }, storage);
-  const Weight wanted = wanted_weight(params.mass, all.weight, forced.weight);
+  const Weight wanted = wanted_weight(params, all.weight, forced.weight);
   const int32_t most = params.budget(visible.size()) - forced.count;
   const Threshold threshold = choose(blocks, most, wanted, storage);
   write_kept(params, blocks, threshold, blockIdx.x, storage);

@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32)
   });
   all = sum_of_warp(all);
   of_forced = sum_of_warp(of_forced);
-  const Lowest lowest = find_lowest([&](uint32_t key) { return list.reach(key); },
-                                    params.budget(list.size) - num_forced,
-                                    wanted_weight(params.mass, all, of_forced));
+  const Lowest lowest =
+      find_lowest([&](uint32_t key) { return list.reach(key); },
+                  params.budget(list.size) - num_forced, wanted_weight(params, all, of_forced));
 
   int32_t* indices = params.indices + int64_t{row} * params.num_kv;
   const uint32_t before = (1u << lane) - 1;
