@@ -206,6 +206,15 @@ class KeySketch:
         self.ranges = key.new_zeros(*entries, rows // group, 2, head_dim, dtype=dtype)
 
     @property
+    def _tokens(self) -> int:
+        """Tokens that the host knows of: a size, since traced code takes an int for a constant."""
+        return self._count.shape[0]
+
+    @_tokens.setter
+    def _tokens(self, tokens: int) -> None:
+        self._count = torch.empty(tokens, 0)
+
+    @property
     def capacity(self) -> int:
         """Tokens that each batch entry, or page, has room for."""
         return self.codes.shape[2]

@@ -69,6 +69,33 @@ def test_compiles(device):
         assert torch.equal(left, right)
 
 
+class Decoder(torch.nn.Module):
+    """A step of a module that holds its sketch."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.sketch = sa.KeySketch(key, capacity=512)
+
+    def forward(self, key):
+        self.sketch.append(key)
+
+
+def test_steps_of_a_module_are_compiled_once(device):
+    """The number of tokens is no constant of the graph, which would fail at the ninth step."""
+    key = torch.randn(1, 2, 400, 16, device=device)
+    module, graphs = Decoder(key[:, :, :300]), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(module, fullgraph=True, backend=backend)
+    for at in range(300, 330):
+        step(key[:, :, at : at + 1])
+    assert len(graphs) <= 2  # of one size, then of any
+    assert torch.equal(module.sketch.codes, sa.KeySketch(key[:, :, :330], capacity=512).codes)
+
+
 def test_graph_replay(device):
     """Steps of a static cache replay: the lengths live on the device."""
     if device != "cuda":
