@@ -89,23 +89,28 @@ struct GroupRing {
     }
     ptx::cp_async_commit();
   }
-  /// Where the keys end that the sketch holds of a page's group.
-  __device__ __forceinline__ int32_t held_end(int32_t group) const {
-    const Place own = place(group);
-    const int32_t held = __ldg(sketch.lengths + own.page * entry_groups + own.group);
-    return group * sketch.group + imax(0, imin(held, sketch.group));
-  }
-  /// Whether it lacks some of the keys below `end` that are seen of pages, in the groups of slots
-  /// that begin with `first`, first + step, ...; the lanes share them.
-  __device__ __forceinline__ bool lacks_some(int32_t first, int32_t step, int32_t end) const {
-    if (!sketch.paged) return false;
-    bool lacks = false;
+  /// Calls f(group, where the keys end that the sketch holds of it) for the groups of pages of
+  /// which it lacks some of the keys below `keys` that are seen, among those of slots that begin
+  /// with `first`, first + step, ...; the lanes share them.
+  template <typename F>
+  __device__ __forceinline__ void each_lacking(int32_t first, int32_t step, int32_t keys,
+                                               const F& f) const {
+    if (!sketch.paged) return;
+#pragma unroll 1
     for (int32_t at = static_cast<int32_t>(threadIdx.x) % 32;; at += 32) {
       const int32_t group = first + at / Config::kGroups * step + at % Config::kGroups;
-      if (group >= this->end) break;
-      const bool own = is_visible(group) && held_end(group) < imin((group + 1) * sketch.group, end);
-      lacks |= own;
+      if (group >= end) break;
+      if (!is_visible(group)) continue;
+      const Place own = place(group);
+      const int32_t held = __ldg(sketch.lengths + own.page * entry_groups + own.group);
+      const int32_t held_end = group * sketch.group + imax(0, imin(held, sketch.group));
+      if (held_end < imin((group + 1) * sketch.group, keys)) f(group, held_end);
     }
+  }
+  /// Whether there are such groups.
+  __device__ __forceinline__ bool lacks_some(int32_t first, int32_t step, int32_t keys) const {
+    bool lacks = false;
+    each_lacking(first, step, keys, [&](int32_t, int32_t) { lacks = true; });
     return __any_sync(~0u, lacks);
   }
   /// Where the ranges of a slot's groups begin.

@@ -45,6 +45,7 @@ template <typename Config>
 struct QueryTile {
   int column_group, group_of_sums;  // of the lane's column, and of its accumulators' two columns
   QueryRow own, rows[2];            // of the same columns
+  int32_t held;                     // keys that the sketch holds
   Interval any, all;                // keys that some row sees, and those that all of them see
 
   __device__ __forceinline__ QueryTile(const SelectParams& params, int32_t batch, int32_t head_kv,
@@ -53,6 +54,7 @@ struct QueryTile {
         group_of_sums(2 * (threadIdx.x % 4) / Config::kRows),
         own(row_at(params, batch, head_kv, first_row + threadIdx.x % 32 / 4 % Config::kRows)),
         rows{own.of_lane(threadIdx.x % 4 * 8), own.of_lane(threadIdx.x % 4 * 8 + 4)},
+        held(held),
         any{own.keys.empty() ? params.problem.seq_kv : own.keys.begin, imin(own.keys.end, held)},
         all(intersect(own.keys, {0, held})) {
     for (int step = 4; step < 32; step *= 2) {

@@ -75,16 +75,16 @@ __device__ __forceinline__ void multiply_codes(const char* codes,
   }
 }
 
-/// Hides the keys that a row does not see, or that the sketch does not hold, those from `held` on;
-/// the group begins with key `begin`.
+/// Hides the keys that a row does not see, or that the sketch does not hold; the group begins with
+/// key `begin`.
 template <typename Config>
 __device__ __forceinline__ void hide_unseen(const QueryTile<Config>& queries, int32_t begin,
-                                            int32_t held, int32_t group_tiles,
-                                            ScoreFragment& scores) {
+                                            int32_t group_tiles, ScoreFragment& scores) {
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
     const int32_t j = begin + i / 4 * kSketchTile + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
-    const bool seen = i / 4 < group_tiles && queries.rows[i % 2].keys.contains(j) && j < held;
+    const bool seen =
+        i / 4 < group_tiles && queries.rows[i % 2].keys.contains(j) && j < queries.held;
     if (!seen) scores[i / 4][i % 4] = -INFINITY;
   }
 }
@@ -138,10 +138,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // The tile and the row whose mass this lane writes.
   const int32_t written_tile = lane / 4 % kTiles;
   const QueryRow written = lane < 16 ? queries.rows[0] : queries.rows[1];
-  float* target =
-      masses + ((int64_t{batch} * params.problem.heads_q + written.head) * params.problem.seq_q +
-                written.query) *
-                   num_tiles;
+  auto masses_of = [&](const QueryRow& row) {
+    return masses + ((int64_t{batch} * params.problem.heads_q + row.head) * params.problem.seq_q +
+                     row.query) *
+                        num_tiles;
+  };
+  float* target = masses_of(written);
 
   const GroupRing<Config> ring(params, sketch, batch, head_kv, groups, queries.any,
                                rings + warp * Config::kSlots * Config::kSlotBytes);
@@ -170,7 +172,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     __syncwarp();  // the oldest groups have landed
     const int32_t group = oldest + queries.group_of_sums;
     const bool visible = ring.is_visible(group);
-    const int32_t group_held = lacks_some && visible ? imin(ring.held_end(group), held) : held;
     float mass = -INFINITY;
     if (__any_sync(~0u, visible)) {
       char* ranges = ring.slot(slot) + ring.kRanges;
@@ -188,9 +189,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         score = fmaf(score, factor[i % 2], bases[i % 2] * scale);
         if constexpr (kCaps) score = capped(score, params.scores.softcap) * kLog2e;
       }
-      if (group_tiles < kTiles || lacks_some || oldest * sketch.group < queries.all.begin ||
+      if (group_tiles < kTiles || oldest * sketch.group < queries.all.begin ||
           (oldest + Config::kGroups) * sketch.group > queries.all.end) {
-        hide_unseen(queries, group * sketch.group, group_held, group_tiles, scores);
+        hide_unseen(queries, group * sketch.group, group_tiles, scores);
       }
       const float sum = sum_tiles(scores);
       if (visible) mass = sum;
@@ -200,9 +201,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (written.head < 0 || written_tile >= group_tiles || tile >= num_tiles) continue;
     const Interval keys = {tile * kSketchTile, (tile + 1) * kSketchTile};
     const Interval unknown =
-        intersect(intersect(keys, written.keys), {group_held, params.problem.seq_kv});
+        intersect(intersect(keys, written.keys), {held, params.problem.seq_kv});
     target[tile] = !unknown.empty() || mass == INFINITY ? NAN : mass;
   }
+  if (!lacks_some) return;
+  __syncwarp();  // what is overwritten has been written
+  ring.each_lacking(first, step, held, [&](int32_t group, int32_t held_end) {
+    for (int row = 0; row < Config::kRows; ++row) {
+      const QueryRow own = row_at(params, batch, head_kv, first_row + row);
+      const Interval lacking =
+          intersect(own.keys, {held_end, imin((group + 1) * sketch.group, params.problem.seq_kv)});
+      if (own.head < 0) continue;
+      const Interval tiles = SelectParams::blocks_of(lacking, kSketchTile);
+      for (int32_t tile = tiles.begin; tile < tiles.end; ++tile) masses_of(own)[tile] = NAN;
+    }
+  });
 }
 
 template <typename Config>
