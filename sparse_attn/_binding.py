@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ._checks import check_kind, refuse
-from .integrations._layer import LAYER, has_policy
+from ._module_names import LAYER, has_policy
 from .nn import SparseMultiheadAttention, swap_attention
 from .nn.swap import NESTED, undo_swap
 from .patterns import Pattern

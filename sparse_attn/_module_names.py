@@ -1,6 +1,7 @@
 """A model's modules: those that `only` names, those of cross attention, by name or lengths.
 
-And its heads, their number and their size, and encoders under a pattern of decoders.
+And its heads, their number and their size, encoders under a pattern of decoders, and whether it has
+a policy.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from .patterns import Band, Pattern
 
 __all__ = [
     "CROSS_ATTENTION",
+    "LAYER",
     "ask_about_keys",
     "ask_about_sides",
+    "has_policy",
     "head_dim_of",
     "key_heads_of",
     "named_by",
 ]
+
+#: The attribute of a module that a policy of `apply` is bound to, which holds its `Layer`.
+LAYER = "_sparse_attn"
 
 #: Names that a sentence lists.
 _SHOWN = 3
@@ -88,6 +94,11 @@ def _looks_back(pattern: Pattern) -> bool:
     """Whether a pattern's own definition leaves out the keys after the query's."""
     dense = widened(pattern)
     return isinstance(dense, Band) and dense.sides[1] == 0
+
+
+def has_policy(model: nn.Module) -> bool:
+    """Whether a policy of `apply` is bound to any part of a model."""
+    return any(LAYER in vars(module) for module in model.modules())
 
 
 def key_heads_of(config: Any) -> int | None:

@@ -17,10 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from ._checks import check_kind, is_causal_bias, kind_of, refuse
-from ._module_names import ask_about_sides
+from ._module_names import ask_about_sides, has_policy
 from ._observe import attend_in
 from ._warn import warn_once
-from .integrations._layer import has_policy
 from .patterns import Pattern
 from .policy import Policy, as_policy
 

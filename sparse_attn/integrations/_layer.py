@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from .._module_names import LAYER
 from .._warn import warn_once
 from ..policy import Policy
 
-__all__ = ["LAYER", "Layer", "has_policy", "layer_error", "layer_of", "place", "warn_of_weights"]
+__all__ = ["Layer", "layer_error", "layer_of", "place", "warn_of_weights"]
 
-#: The attribute of a module that holds its `Layer`.
-LAYER = "_sparse_attn"
 
 #: What to do instead, for arguments that come up.
 _ADVICE = {
@@ -50,11 +49,6 @@ def layer_of(module: nn.Module) -> Layer | None:
     """Return what a policy bound to an attention module, None where none did."""
     layer: Layer | None = getattr(module, LAYER, None)
     return layer
-
-
-def has_policy(model: nn.Module) -> bool:
-    """Whether a policy is bound to any part of a model."""
-    return any(LAYER in vars(module) for module in model.modules())
 
 
 def place(module: nn.Module) -> str:

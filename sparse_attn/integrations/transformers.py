@@ -21,13 +21,13 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .._checks import check_kind, kind_of, serves_head_dim
-from .._module_names import CROSS_ATTENTION, head_dim_of, key_heads_of, named_by
+from .._module_names import CROSS_ATTENTION, LAYER, head_dim_of, key_heads_of, named_by
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
 from ._attention import attention
 from ._bigbird import BigBirdAttention, SparseBigBirdAttention
-from ._layer import LAYER, Layer
+from ._layer import Layer
 from ._longformer import LongformerSelfAttention, SparseLongformerSelfAttention
 from ._masks import attention_mask
 from ._model_source import refuse_model

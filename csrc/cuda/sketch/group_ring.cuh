@@ -73,14 +73,14 @@ struct GroupRing {
   __device__ __forceinline__ void load(int32_t first, int to_slot) const {
     const uint32_t to = ptx::shared_address(slot(to_slot));
     if (joined && is_visible(first) && first + Config::kGroups <= end) {
-      const int64_t at = place(first).of_head(*this);
+      const int64_t at = place(first);
       copy_all<Config::kGroups * Config::kCodeBytes>(to, codes + at * code_bytes);
       copy_all<Config::kGroups * Config::kRangeBytes>(to + kRanges, ranges + at * range_bytes);
     } else {
 #pragma unroll 1
       for (int i = 0; i < Config::kGroups; ++i) {
         if (!is_visible(first + i)) continue;
-        const int64_t at = place(first + i).of_head(*this);
+        const int64_t at = place(first + i);
         copy_bytes<Config::kCodeBytes>(to + i * Config::kCodeBytes, codes + at * code_bytes,
                                        code_bytes);
         copy_bytes<Config::kRangeBytes>(to + kRanges + i * Config::kRangeBytes,
@@ -89,49 +89,16 @@ struct GroupRing {
     }
     ptx::cp_async_commit();
   }
-  /// Calls f(group, where the keys end that the sketch holds of it) for the groups of pages of
-  /// which it lacks some of the keys below `keys` that are seen, among those of slots that begin
-  /// with `first`, first + step, ...; the lanes share them.
-  template <typename F>
-  __device__ __forceinline__ void each_lacking(int32_t first, int32_t step, int32_t keys,
-                                               const F& f) const {
-    if (!sketch.paged) return;
-#pragma unroll 1
-    for (int32_t at = static_cast<int32_t>(threadIdx.x) % 32;; at += 32) {
-      const int32_t group = first + at / Config::kGroups * step + at % Config::kGroups;
-      if (group >= end) break;
-      if (!is_visible(group)) continue;
-      const Place own = place(group);
-      const int32_t held = __ldg(sketch.lengths + own.page * entry_groups + own.group);
-      const int32_t held_end = group * sketch.group + imax(0, imin(held, sketch.group));
-      if (held_end < imin((group + 1) * sketch.group, keys)) f(group, held_end);
-    }
-  }
-  /// Whether there are such groups.
-  __device__ __forceinline__ bool lacks_some(int32_t first, int32_t step, int32_t keys) const {
-    bool lacks = false;
-    each_lacking(first, step, keys, [&](int32_t, int32_t) { lacks = true; });
-    return __any_sync(~0u, lacks);
-  }
   /// Where the ranges of a slot's groups begin.
   static constexpr int kRanges = Config::kGroups * Config::kCodeBytes;
 
  private:
-  /// A page and a group there; or entry 0 and a group.
-  struct Place {
-    int64_t page;
-    int32_t group;
-
-    /// Groups from the key head's first one.
-    __device__ __forceinline__ int64_t of_head(const GroupRing& ring) const {
-      return page * ring.sketch.heads * ring.entry_groups + group;
-    }
-  };
-  __device__ __forceinline__ Place place(int32_t group) const {
-    if (!sketch.paged) return {0, group};
+  /// Groups from the key head's first one to where `group` lies.
+  __device__ __forceinline__ int64_t place(int32_t group) const {
+    if (!sketch.paged) return group;
     const int32_t entry = entry_shift >= 0 ? group >> entry_shift : group / entry_groups;
-    return {params.keys.existing_page(params.keys.entry_of(batch, entry)),
-            group - entry * entry_groups};
+    const int64_t page = params.keys.existing_page(params.keys.entry_of(batch, entry));
+    return page * sketch.heads * entry_groups + (group - entry * entry_groups);
   }
 };
 

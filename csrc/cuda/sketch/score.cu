@@ -22,6 +22,8 @@
 namespace sparse_attn::cuda {
 namespace {
 
+constexpr int kMarkThreads = 64;
+
 /// The half of two values that a lane keeps while its partner `step` lanes away keeps the other.
 template <int N>
 __device__ __forceinline__ void fold(float (&values)[N], int lane, int step, int count) {
@@ -138,12 +140,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // The tile and the row whose mass this lane writes.
   const int32_t written_tile = lane / 4 % kTiles;
   const QueryRow written = lane < 16 ? queries.rows[0] : queries.rows[1];
-  auto masses_of = [&](const QueryRow& row) {
-    return masses + ((int64_t{batch} * params.problem.heads_q + row.head) * params.problem.seq_q +
-                     row.query) *
-                        num_tiles;
-  };
-  float* target = masses_of(written);
+  float* target =
+      masses + ((int64_t{batch} * params.problem.heads_q + written.head) * params.problem.seq_q +
+                written.query) *
+                   num_tiles;
 
   const GroupRing<Config> ring(params, sketch, batch, head_kv, groups, queries.any,
                                rings + warp * Config::kSlots * Config::kSlotBytes);
@@ -152,7 +152,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float scale = params.scores.scale * (kCaps ? 1.0f : kLog2e);
   LaneQuery<Config> query;
   float factor[2];
-  bool lacks_some = false;
   int slot = 0;
 #pragma unroll 1
   for (int32_t loaded = first;; loaded += step) {
@@ -164,7 +163,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       // While the first groups are on their way.
       query.load(params, batch, queries.own, aligned);
       query.find_factors(scale, factor);
-      lacks_some = ring.lacks_some(first, step, held);
       continue;
     }
     if (oldest >= groups) break;
@@ -204,18 +202,34 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         intersect(intersect(keys, written.keys), {held, params.problem.seq_kv});
     target[tile] = !unknown.empty() || mass == INFINITY ? NAN : mass;
   }
-  if (!lacks_some) return;
-  __syncwarp();  // what is overwritten has been written
-  ring.each_lacking(first, step, held, [&](int32_t group, int32_t held_end) {
-    for (int row = 0; row < Config::kRows; ++row) {
-      const QueryRow own = row_at(params, batch, head_kv, first_row + row);
-      const Interval lacking =
-          intersect(own.keys, {held_end, imin((group + 1) * sketch.group, params.problem.seq_kv)});
-      if (own.head < 0) continue;
-      const Interval tiles = SelectParams::blocks_of(lacking, kSketchTile);
-      for (int32_t tile = tiles.begin; tile < tiles.end; ++tile) masses_of(own)[tile] = NAN;
+}
+
+/// NaN as the masses of tiles with keys that a row sees and a sketch of pages does not hold. A
+/// thread for a group of a sequence, of which mostly nothing is missing.
+__global__ void __launch_bounds__(kMarkThreads)
+    mark_not_held(const __grid_constant__ SelectParams params, float* masses) {
+  ptx::wait_for_primary();
+  const int32_t parts =
+      ceil_div(ceil_div(params.problem.seq_kv, params.sketch.group), kMarkThreads);
+  const auto batch = static_cast<int32_t>(blockIdx.x / parts);
+  const int32_t begin =
+      static_cast<int32_t>(blockIdx.x % parts * kMarkThreads + threadIdx.x) * params.sketch.group;
+  const Interval group = {begin, imin(begin + params.sketch.group, params.entry_keys(batch))};
+  if (group.empty()) return;
+  const Interval missing = {params.held_end(batch, begin), group.end};
+  if (missing.empty()) return;
+  const int32_t num_tiles = ceil_div(params.problem.seq_kv, kSketchTile);
+  for (int32_t head = 0; head < params.problem.heads_q; ++head) {
+    for (int32_t i = 0; i < params.problem.seq_q; ++i) {
+      const int64_t row =
+          (int64_t{batch} * params.problem.heads_q + head) * params.problem.seq_q + i;
+      const Interval tiles = SelectParams::blocks_of(
+          intersect(params.keys_of_row(batch, head, i), missing), kSketchTile);
+      for (int32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+        masses[row * num_tiles + tile] = NAN;
+      }
     }
-  });
+  }
 }
 
 template <typename Config>
@@ -262,7 +276,7 @@ Status launch_by_bits(const SelectParams& params, const SketchView& sketch, floa
 }  // namespace
 
 Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch, float* masses) {
-  return with_type(params.problem.dtype, [&](auto tag) {
+  const Status status = with_type(params.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     switch (ceil_div(params.problem.head_dim, kSketchChannels)) {
       case 1:
@@ -275,6 +289,12 @@ Status launch_sketch_masses(const SelectParams& params, const SketchView& sketch
         return launch_by_bits<T, 4>(params, sketch, masses);
     }
   });
+  if (!status.ok() || !sketch.paged) return status;
+  const int64_t blocks = int64_t{params.problem.batch} *
+                         ceil_div(ceil_div(params.problem.seq_kv, sketch.group), kMarkThreads);
+  const LaunchShape shape = {static_cast<uint32_t>(blocks), kMarkThreads, 0,
+                             to_stream(params.stream)};
+  return launch_dependent(mark_not_held, shape, params, masses);
 }
 
 }  // namespace sparse_attn::cuda
