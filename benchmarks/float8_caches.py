@@ -7,26 +7,20 @@ benchmarks/results.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
 import sparse_attn as sa
-from sparse_attn.quality._figures import Output, Sums
+from sparse_attn.quality._figures import Output
 
-from . import real_model
-from .machine import describe, slug
+from .model_pages import Page, attending, figures
 from .quality import LENGTH, TEXTS
-from .store import RESULTS
 
-KEY = "sparse_attn_float8"
 #: Which scales the codes have, by row; None is no rounding.
 SCALES = {"16 bits": None, "8 bits, a scale for each head": "head", "8 bits, one scale": "tensor"}
 HEADER = ("cache", "perplexity", "top-1", "KL", "relative L1 of a layer")
@@ -61,13 +55,9 @@ def attention_of(per: str | None, errors: list[float]) -> Callable[..., Any]:
 @contextmanager
 def caches(model: Any, per: str | None) -> Iterator[list[float]]:
     """Run `model` on such caches; gives the relative L1 of each attention call to 16 bits."""
-    before, errors = model.config._attn_implementation, list[float]()
-    AttentionInterface.register(KEY, attention_of(per, errors))
-    model.set_attn_implementation(KEY)
-    try:
+    errors = list[float]()
+    with attending(model, attention_of(per, errors)):
         yield errors
-    finally:
-        model.set_attn_implementation(before)
 
 
 @torch.no_grad()
@@ -87,52 +77,27 @@ def measure(model: Any, ids: torch.Tensor) -> list[tuple[str, ...]]:
 def _row(
     name: str, own: Output, dense: Output, inputs: dict[str, Any], errors: list[float]
 ) -> tuple[str, ...]:
-    sums = Sums()
-    sums.add(own, dense, inputs, True)
     error = f"{fmean(errors):.1%} ({max(errors):.1%})" if errors else ""
-    figures = f"{sums.perplexity():.3f}", f"{sums.same / sums.judged:.1%}"
-    return (name, *figures, f"{max(0.0, sums.kl / sums.judged):.4f}", error)
+    return (name, *figures(own, dense, inputs), error)
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Return rows as a table of Markdown."""
-    lines = [HEADER, ("---",) * len(HEADER), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+PAGE = Page(
+    "float8_caches",
+    "Caches of 8 bits",
+    "{length} tokens of each text; {machine}. The model in bfloat16, its keys and values rounded "
+    "by `quantize_cache` in every layer, beside the model in float32: top-1 and KL are to that "
+    "one. Relative L1 of attention's output is to that of keys and values in 16 bits, mean (and "
+    "highest) of the layers.",
+    TEXTS,
+    LENGTH,
+    HEADER,
+    measure,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write; 1 where the model cannot be had."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.float8_caches", description=__doc__)
-    parser.add_argument("--length", type=int, help="tokens of each text (2048; 8192 on a GPU)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
-    options = parser.parse_args(arguments)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    file = real_model.find()
-    if file is None:
-        package = real_model.PACKAGE
-        print(f"float8_caches: expected the package {package}, got none", file=sys.stderr)
-        return 1
-    length = options.length or LENGTH[device.type]
-    model, tokenizer = real_model.load(file, device, torch.float32)
-    tables = []
-    for name in TEXTS:
-        rows = measure(model, real_model.tokens(tokenizer, name, length))
-        tables.append(f"## {name}\n\n{table(rows)}\n")
-        print(tables[-1], flush=True)
-    machine = describe(device)
-    place = machine.get("gpu", machine["processor"])
-    path = options.output / f"float8-caches-{slug(device)}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"# Caches of 8 bits: {real_model.NAME}\n\n"
-        f"{length} tokens of each text; {place}, torch {machine['torch']}, {machine['date']}. The "
-        "model in bfloat16, its keys and values rounded by `quantize_cache` in every layer, beside "
-        "the model in float32: top-1 and KL are to that one. Relative L1 of attention's output is "
-        "to that of keys and values in 16 bits, mean (and highest) of the layers.\n\n"
-        + "\n".join(tables)
-    )
-    return 0
+    return PAGE.write(arguments, __doc__)
 
 
 if __name__ == "__main__":

