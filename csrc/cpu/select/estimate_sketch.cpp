@@ -15,11 +15,15 @@ void BlockEstimator::keep_not_held(const QueryBlock& block, double* values) cons
   // Without bounds the last row sees what the others do.
   int32_t i = imax(rows.begin, params_.scores.bounds.data == nullptr ? rows.end - 1 : 0);
   for (; i < rows.end; ++i) {
-    const Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
-    const Interval blocks = SelectParams::blocks_of(keys, params_.block_kv);
-    for (int32_t j = blocks.begin; j < blocks.end; ++j) {
-      const Interval own = {j * params_.block_kv, (j + 1) * params_.block_kv};
-      if (params_.lacks_some_of(block.batch, intersect(keys, own))) values[j] = std::nan("");
+    Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
+    if (!params_.sketch.paged) keys.begin = imax(keys.begin, params_.held_keys(block.batch));
+    const int32_t group = params_.sketch.group;
+    for (int32_t j = keys.begin; j < keys.end;) {
+      const int32_t end = imin((j / group + 1) * group, keys.end);
+      const Interval lacking = {imax(params_.held_end(block.batch, j), j), end};
+      const Interval blocks = SelectParams::blocks_of(lacking, params_.block_kv);
+      std::fill(values + blocks.begin, values + blocks.end, std::nan(""));
+      j = end;
     }
   }
 }

@@ -103,7 +103,7 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
 
 /// Hides the keys of pages that the caller's sketch does not hold; whether it holds some.
 bool SketchMasses::hide_not_held(const Run& run, Interval seen, float* scores) const {
-  if (!params_.sketch.present()) return true;
+  if (!params_.sketch.paged) return true;  // runs end where batch entries do
   bool some = false;
   for (int32_t j = seen.begin; j < seen.end;) {
     const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, seen.end);
