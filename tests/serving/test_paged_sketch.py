@@ -140,6 +140,28 @@ def test_keys_that_were_never_appended_are_kept(device, page_size, Sq, group, se
     assert (others <= 2).all() and lacks[[0, 2, 3]].any(-1).all() and not lacks[1].any()
 
 
+@pytest.mark.parametrize("mass", [0.3, 0.8])
+def test_shares_are_of_the_keys_that_are_held(device, mass):
+    """Of each row: what slots have of keys that were never appended weighs nothing in it."""
+    key_cache, _, table, news, stale = whole(device, 64)
+    used = used_of(device)
+    held = used // 2 // 16 * 16
+    sketch = sa.KeySketch(key_cache, paged=True, block_table=table, seqused_k=held)
+    kept_groups = torch.arange(table.shape[1], device=device) * 64 < held[:, None]
+    others = table[~kept_groups].long()
+    sketch.codes[others], sketch.ranges[others] = stale.codes[others], 9 * stale.ranges[others]
+    query = 2 * torch.randn(len(LENGTHS), 4, 16, DIM, device=device)
+    choice = dict(selector="sketch", mass=mass, sink_blocks=0, local_blocks=0)
+    pages = {"block_table": table, "seqused_k": used}
+    layout = sa.select_blocks(query, key_cache, sa.BlockTopK(16, sketch=sketch, **choice), **pages)
+    for b, (key, _) in enumerate(news):
+        own = key.transpose(0, 1)[None]
+        alone = sa.BlockTopK(16, sketch=sa.KeySketch(own[:, :, : int(held[b])]), **choice)
+        want = sa.select_blocks(query[b : b + 1], own, alone).to_mask()
+        kept = layout.to_mask()[b : b + 1, ..., : want.shape[-1]]
+        assert (kept == want).double().mean() > 0.98 and (b > 0 or not kept.all())
+
+
 def test_a_key_that_was_never_appended_is_found(device):
     """One that outweighs all others: the attention of a cache that grew behind the sketch."""
     key_cache, value_cache, table, news = whole(device, 16)[:4]
