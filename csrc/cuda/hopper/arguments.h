@@ -98,7 +98,7 @@ struct Arguments {
                                        // whether some have chunks
   Deal deal;  // where tiles are dealt, whose pieces take the place of section rows
 
-  Divisor by_heads, by_group;  // divide by problem.heads_q and by group
+  Divisor by_heads, by_group, by_section;  // divide by problem.heads_q, group and grid.section
 
   KeySplit split;           // a section of heads a launch, whose items come first
   int32_t split_items = 0;  // of the section

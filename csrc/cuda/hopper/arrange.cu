@@ -225,6 +225,7 @@ void arrange_tiles(KernelTile tile, Arena* arena, Arguments* args) {
     args->num_tiles =
         static_cast<int32_t>(std::min<int64_t>(order.most_rows * order.section, kUnlimited));
     args->most_section_rows = args->num_tiles / grid.section;
+    args->by_section = Divisor(grid.section);
     if (!tile.splits) args->section_rows = arena->take<SectionRow>(order.most_rows);
     args->sequences = arena->take<int32_t>(params.problem.batch);
     args->sequence_ends = arena->take<int32_t>(params.problem.batch + 2);

@@ -63,10 +63,6 @@ struct Config {
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
-  // The next query tile is claimed when one is almost loaded, not when it begins: faster where
-  // tiles differ in length; and else a long piece of a deal would claim another as it begins.
-  // Others have no room for the barrier.
-  static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals);
 
   // A tile in shared memory is a row of slabs, each as wide as a swizzled row of the copy engine.
   static constexpr int kColumns = columns_of(HEAD_DIM);
@@ -89,6 +85,10 @@ struct Config {
   static constexpr bool kPingPong =
       kConsumers > 1 && !kWide &&
       (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries || kColumnsAlone));
+  // The next query tile is claimed when one is almost loaded, not when it begins: faster where
+  // tiles differ in length; and else a long piece of a deal would claim another as it begins.
+  // Half tiles have no room for the barrier; sequences whose consumers take turns gain nothing.
+  static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals || (kPlain && !kPingPong));
   // A list's tile is written while QK of the next one's second step runs; in a turn it would hold
   // up the other consumer, and other tiles lose 1 to 5 % by it.
   static constexpr bool kWritesInStep = kListed && kCrossTile && !kPingPong;

@@ -43,6 +43,23 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& smem) {
   ptx::fence_async_proxy();
 }
 
+/// The arguments of a call whose keys lie in no pages.
+__device__ __forceinline__ Arguments unpaged(const Arguments& args) {
+  Arguments all = args;
+  all.params.keys.table = nullptr;
+  all.copy_rows = all.box_rows;
+  all.copies = all.boxes;
+  return all;
+}
+
+/// Those of a call without dilation.
+__device__ __forceinline__ Arguments undilated(const Arguments& args) {
+  Arguments all = args;
+  all.params.pattern.dilation = 1;
+  all.classes = 1;
+  return all;
+}
+
 /// The arguments, with what follows from the features of the kernel written out, so that the
 /// compiler leaves out the code that none of its calls needs: of a plain one two thirds of all.
 template <class C>
@@ -65,9 +82,7 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
   if (!C::kRagged) {
     all.params.sequences.first_rows = all.params.sequences.first_keys = nullptr;
     all.params.sequences.used_keys = nullptr;
-    all.params.keys.table = nullptr;
-    all.copy_rows = all.box_rows;
-    all.copies = all.boxes;
+    all = unpaged(all);
   }
   if (!C::kScaled) all.params.keys.key_scale = all.params.keys.value_scale = {};
   if (!C::kLeads) pattern.lead = {};
@@ -82,16 +97,35 @@ __device__ __forceinline__ Arguments known(const Arguments& args) {
     all.split.all = true;
     all.partials.tile_rows = 0;
   }
-  if (C::kDeals) {
-    pattern.dilation = 1;
-    all.classes = 1;
-  }
+  if (C::kDeals) all = undilated(all);
   if (!C::kFolds) all.folds = Fold::kNone;
   if (!C::kPacks) all.packing = {1, C::BLOCK_Q};
   if (!C::kBounds) all.params.scores.bounds = {};
   if (!C::kCaps) all.capped = false;
   if (!C::kTransforms) all.transform = false;
   return all;
+}
+
+/// The planner's warp. Calls without dilation have code of their own, of a third of the
+/// instructions, since nothing is divided.
+template <class C>
+__device__ __forceinline__ void plan(const Arguments& args, SharedStorage<C>& smem) {
+  if (args.params.pattern.dilation == 1) {
+    Planner<C>(undilated(args), smem).run();
+  } else {
+    Planner<C>(args, smem).run();
+  }
+}
+
+/// A loader's warp, likewise of calls without pages: of their tiles one lane makes one copy.
+template <class C, Loads kLoads>
+__device__ __forceinline__ void load(const Arguments& args, const TensorMaps& maps,
+                                     SharedStorage<C>& smem) {
+  if (C::kRagged && !args.params.keys.paged()) {
+    Loader<C, kLoads>(unpaged(args), maps, smem).run();
+  } else {
+    Loader<C, kLoads>(args, maps, smem).run();
+  }
 }
 
 /// Fetches the tensor maps that the first tile most often needs, while it is planned.
@@ -117,10 +151,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
   const int warpgroup = warp / (kWarpgroup / kWarp);
   if (warpgroup == 0) {
     ptx::give_registers_back<C::kProducerRegisters>();
-    if (warp == 0) Planner<C>(args, smem).run();
-    if (warp == 1)
-      Loader<C, C::kFewQueries ? Loads::kKey : Loads::kQueryAndKey>(args, maps, smem).run();
-    if (warp == 2) Loader<C, Loads::kValue>(args, maps, smem).run();
+    if (warp == 0) plan<C>(args, smem);
+    if (warp == 1) load<C, C::kFewQueries ? Loads::kKey : Loads::kQueryAndKey>(args, maps, smem);
+    if (warp == 2) load<C, Loads::kValue>(args, maps, smem);
     if constexpr (C::kMaskWriter) {
       if (warp == 3) MaskWriter<C>(args, maps, smem).run();
     } else if constexpr (C::kFewQueries) {

@@ -151,7 +151,8 @@ class Loader {
       const MappedView mapped = step.lead && !paged() ? mapped_lead(maps, work) : main;
       const Interval there = C::kLeads && step.lead ? keys.there.lead : keys.there.main;
       if (kKeys && first) wait_for_inputs();
-      if (kClears && args_.raw && holds_no_keys(step, there)) {
+      // The keys of plain calls end in the tile that is visited first.
+      if (kClears && args_.raw && (first || !C::kPlain) && holds_no_keys(step, there)) {
         load_cleared(keys, mapped, step, entry, there);
       } else {
         load_stage(keys, mapped, step, entry);
@@ -252,8 +253,7 @@ class Loader {
     return __any_sync(~0u, key != kUnlimited && !there.holds({key, key + rows}));
   }
 
-  /// Fills the next stage, of whose rows those outside `there` become zeros before it counts as
-  /// full.
+  /// Fills the next stage; rows outside `there` become zeros before it counts as full.
   __device__ __forceinline__ void load_cleared(const Keys& keys, const MappedView& mapped,
                                                const Step& step, int32_t entry, Interval there) {
     const uint32_t stage = ptx::shared_address(smem_.value[ring_.index]);

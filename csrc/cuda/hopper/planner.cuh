@@ -43,8 +43,7 @@ class Planner {
         continue;
       }
       Bounds bounds = bounds_of(work, rows);
-      if constexpr (C::kRawValues)
-        bounds.cut(args_.params.num_keys(args_.params.sequences.of(work.batch)));
+      if constexpr (C::kRawValues) bounds.cut(num_keys_);
       work.tiles = visited_tiles(args_.params.pattern, work.slice, rows, bounds, C::BLOCK_KV);
       if constexpr (C::kListed) {
         work.runs =
@@ -153,12 +152,12 @@ class Planner {
 
   /// A tile of a section of problems.
   __device__ __forceinline__ Work decode_in_row(int32_t tile) {
-    const int32_t row = tile / args_.grid.section;
+    const int32_t row = args_.by_section.divide(tile);
     const int4 first =
         __ldcg(reinterpret_cast<const int4*>(args_.section_rows + row));  // a SectionRow
     own_.chunks = first.z;
     own_.least = first.w;
-    Work work = place(first.x + tile - row * args_.grid.section);
+    Work work = place(first.x + args_.by_section.remainder(tile));
     work.first_row = first.y * C::BLOCK_Q;
     return work;
   }
@@ -183,6 +182,7 @@ class Planner {
     work.head = problem - work.batch * params.problem.heads_q;
     work.head_kv = args_.by_group.divide(work.head);
     const Sequence sequence = params.sequences.of(work.batch);
+    num_keys_ = params.num_keys(sequence);
     find_slice(class_idx, sequence);
     work.slice = slice_;
     work.query_rows = query_rows_;
@@ -210,9 +210,13 @@ class Planner {
     return (first + view.offset) % view.step < size % view.step ? kLongClass : kShortClass;
   }
 
-  /// Most often the slice is that of the tile before: without dilation it is always the same.
+  /// Without dilation a slice takes few sums; else it is most often that of the tile before.
   __device__ __forceinline__ void find_slice(int32_t class_idx, const Sequence& sequence) {
     const AttentionParams& params = args_.params;
+    if (params.pattern.dilation == 1) {
+      slice_ = make_slice(params.pattern, 0, sequence);
+      return;
+    }
     const bool same_lengths =
         !C::kRagged || (sequence.rows == rows_ && sequence.keys == slice_.num_keys);
     if (class_idx == class_idx_ && sequence.offset == slice_.offset && sequence.origin == origin_ &&
@@ -222,12 +226,6 @@ class Planner {
     class_idx_ = class_idx;
     origin_ = sequence.origin;
     rows_ = sequence.rows;
-    if (params.pattern.dilation == 1) {  // as a constant, which leaves no divisions
-      Pattern pattern = params.pattern;
-      pattern.dilation = 1;
-      slice_ = make_slice(pattern, 0, sequence);
-      return;
-    }
     slice_ = make_slice(params.pattern, class_idx, sequence);
     query_rows_ = class_kind(slice_.rows, params.problem.seq_q);
     key_rows_ = class_kind(slice_.keys, params.problem.seq_kv);
@@ -313,6 +311,7 @@ class Planner {
   int32_t class_idx_ = -1;  // of the slice, none yet
   int32_t origin_ = 0;
   int32_t rows_ = 0;
+  int32_t num_keys_ = 0;  // of the sequence, that may be read
   Slice slice_;
   RowsOf query_rows_ = kShortClass, key_rows_ = kShortClass;
 };
