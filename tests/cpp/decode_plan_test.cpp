@@ -227,6 +227,15 @@ void test_what_lies_on_the_device_is_waited_for() {
   }
 }
 
+void test_a_feature_that_nobody_has_listed_is_not_taken_for_plain() {
+  AttentionParams params = case_of(1, 1, 5000);
+  CHECK(kind_of(params) == Kind::kPlain && has_plain_scores(params), "plain");
+  params.features.add(static_cast<Feature>(60));
+  CHECK(kind_of(params) == Kind::kGeneral, "a kernel that leaves nothing out");
+  CHECK(!has_plain_scores(params), "scores may be transformed");
+  CHECK(!plan_grid(params, DeviceShape()).early, "tiles may depend on tensors");
+}
+
 void test_chunks_have_room_whatever_the_length() {
   for (int32_t head_dim : {8, 64, 72, 256}) {
     for (int32_t seq_q : {1, 4, 16}) {
@@ -264,6 +273,7 @@ int main() {
   test_who_makes_the_output();
   test_large_batches_store_no_partial_results();
   test_what_lies_on_the_device_is_waited_for();
+  test_a_feature_that_nobody_has_listed_is_not_taken_for_plain();
   test_partial_results_have_no_more_room_than_they_need();
   test_windows_fit_a_cluster();
   test_few_heads_of_long_texts_fill_the_device();

@@ -8,6 +8,7 @@
 
 #include "../../params.h"
 #include "../common/chunk_groups.h"
+#include "../common/plain_scores.h"
 
 namespace sparse_attn::cuda::decode {
 
@@ -176,6 +177,7 @@ inline Kind kind_of(const AttentionParams& params) {
   constexpr Features kSequences = kPlain.with(
       Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys));
   constexpr Features kListed = kSequences.with(Features::of(Feature::kList));
+  static_assert(kListed.within(kScaledScores), "lean kernels transform no scores");
   if (params.features.has(Feature::kList)) {
     return params.features.within(kListed) ? Kind::kListed : Kind::kGeneral;
   }
@@ -183,11 +185,12 @@ inline Kind kind_of(const AttentionParams& params) {
   return params.features.within(kSequences) ? Kind::kSequences : Kind::kGeneral;
 }
 
-/// What a kernel reads from tensors to know its tile, or what scores are multiplied by.
-constexpr Features kTilesOnDevice =
-    Features::of(Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins,
-                 Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys,
-                 Feature::kList, Feature::kGlobalIndices);
+/// With these alone a kernel reads nothing from tensors to know its tile and what scores are
+/// multiplied by.
+constexpr Features kTilesOnHost = Features::of(
+    Feature::kUnaligned, Feature::kMask, Feature::kSoftcap, Feature::kOddScale,
+    Feature::kSinkLogits, Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kLead,
+    Feature::kColumns, Feature::kGlobalRows, Feature::kTopK, Feature::kValueDim);
 
 /// Thread blocks that share the `chunks` of each of `blocks` row tiles: as many as take the time of
 /// two waves of them, or of another number whose waves take a tenth less, as a last wave that is
@@ -336,7 +339,7 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.max_chunks += params.sequences.key_origins != nullptr;
   plan.max_chunks = imax(plan.max_chunks, 1);
   plan.places = plan.max_chunks;
-  plan.early = !params.features.any(kTilesOnDevice);
+  plan.early = params.features.within(kTilesOnHost);
   plan.group = group_of(pattern, seq_kv, chunk);
   if (!params.sequences.same_lengths() && reaches_all(pattern)) {
     // A sequence of fewer queries may have more chunks than the longest.

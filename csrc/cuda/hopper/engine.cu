@@ -9,6 +9,7 @@
 #include "../../arena.h"
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
+#include "../common/plain_scores.h"
 #include "../engines.h"
 #include "arrange.h"
 #include "config.h"
@@ -152,17 +153,28 @@ int64_t call_bytes(const AttentionParams& params) {
   return arena.used();
 }
 
+/// Whether kernels that have no code for transforms of scores serve calls without any.
+constexpr bool plain_kernels_take_plain_scores() {
+  for (const Kernel& kernel : kKernels) {
+    const bool transforms = kernel.accepts.has(Feature::kOddScale);  // as Config says
+    if (!transforms && !kernel.accepts.within(kScaledScores)) return false;
+  }
+  return true;
+}
+static_assert(plain_kernels_take_plain_scores());
+
 /// How scores become exponents of 2.
 void prepare_scores(Arguments* args) {
   constexpr float kMostCap = 1e30f;  // leaves every score as it is, and no product overflows
   constexpr float kMostRate = std::numeric_limits<float>::max();
   const Scores& scores = args->params.scores;
   const Features features = args->params.features;
+  constexpr Features kMasked = kScaledScores.with(Features::of(Feature::kMask));  // a boolean one
   args->lazy = is_lazy(find_kernel(args->params.problem.widest_dim(), {}).head_dim);
   args->capped = scores.softcap != 0.0f;
   args->biased = features.has(Feature::kAlibi) ||
                  (features.has(Feature::kMask) && scores.mask.kind != MaskKind::kBool);
-  args->transform = args->capped || args->biased || features.has(Feature::kOddScale);
+  args->transform = args->biased || !features.within(kMasked);
   args->scale_log2 = args->transform ? kLog2e : scores.scale * kLog2e;
   args->score_rate = scores.scale;
   if (args->capped) {

@@ -8,6 +8,7 @@
 
 #include "../../arena.h"
 #include "../common/launch.cuh"
+#include "../common/plain_scores.h"
 #include "../common/radix_select.cuh"
 #include "../engines.h"
 #include "../select/global_tokens.h"
@@ -37,6 +38,7 @@ constexpr Features kPlainTopK =
     Features::of(Feature::kTopK, Feature::kKeyBounds, Feature::kSinkLogits, Feature::kWindow,
                  Feature::kDilation)
         .with(kPlaces);
+static_assert(kDense.with(kPlainTopK).within(kScaledScores), "their kernels transform no scores");
 
 /// The kernel that the call's pattern and features ask for; lengths change nothing, since those of
 /// packed sequences differ.

@@ -47,11 +47,13 @@ __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, con
   return column_bits<Config::KEYS>(query.row.keys);
 }
 
-/// Whether every row sees every key of its sequence.
+/// Whether every row sees every key of its sequence, but for those that attn_mask hides.
 __device__ __forceinline__ bool sees_all(const AttentionParams& params) {
-  constexpr Features kHide =
-      Features::of(Feature::kKeyBounds, Feature::kWindow, Feature::kDilation, Feature::kLead);
-  return !params.pattern.causal && !params.features.any(kHide);
+  constexpr Features kHideNone =
+      Features::of(Feature::kMask, Feature::kQueryOffsets, Feature::kSoftcap, Feature::kOddScale,
+                   Feature::kSinkLogits, Feature::kAlibi, Feature::kValueDim, Feature::kPacked,
+                   Feature::kUsedKeys);
+  return !params.pattern.causal && params.features.within(kHideNone);
 }
 
 /// function(score, h, k) for the lane's scores.
