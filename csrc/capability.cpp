@@ -13,15 +13,27 @@ namespace {
 using F = Feature;
 namespace hopper = cuda::hopper;
 
-/// What calls of (B, H, S, D) tensors bring, whatever their pattern.
-constexpr Features kContiguous =
-    Features::of(F::kFloat32, F::kUnaligned, F::kMask, F::kKeyBounds, F::kQueryOffsets,
-                 F::kKeyOrigins, F::kSoftcap, F::kOddScale, F::kSinkLogits, F::kAlibi, F::kWindow,
-                 F::kDilation, F::kLead, F::kColumns, F::kGlobalRows, F::kGlobalIndices, F::kList,
-                 F::kPartialBlocks, F::kTopK, F::kValueDim);
+// Groups of features that engines serve together. They do not grow: one that comes later is named
+// by each engine that serves it.
 
+/// Windows, and the leading keys and rows beside them.
+constexpr Features kRanges =
+    Features::of(F::kKeyOrigins, F::kWindow, F::kDilation, F::kLead, F::kColumns, F::kGlobalRows);
+constexpr Features kLists = Features::of(F::kList, F::kPartialBlocks);
+/// Rows that stand anywhere and have keys of their own, and scores that are functions of q.k.
+constexpr Features kScored = Features::of(F::kKeyBounds, F::kQueryOffsets, F::kSoftcap,
+                                          F::kOddScale, F::kSinkLogits, F::kValueDim);
+/// Scores that depend on their row and key too.
+constexpr Features kBiased = Features::of(F::kMask, F::kAlibi);
 /// Sequences that differ in length, packed or in pages, and keys of 8 bits.
 constexpr Features kSequences = Features::of(F::kPacked, F::kUsedKeys, F::kPaged, F::kFloat8Keys);
+
+/// What hopper and decode both serve, ...
+constexpr Features kShared =
+    kRanges.with(kLists).with(kScored).with(kBiased).with(kSequences).with(Features::of(F::kTopK));
+/// ... and what engines do that serve whatever others refuse.
+constexpr Features kEverything =
+    kShared.with(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices));
 
 struct EngineLimits {
   const char* name;
@@ -32,19 +44,14 @@ struct EngineLimits {
 
 /// Of each device the fastest engines first.
 constexpr EngineLimits kEngines[] = {
-    {"tiled", false, 0, kContiguous.with(kSequences)},
-    {"naive", false, 0, kContiguous.with(kSequences)},
-    {"hopper", true, 90,
-     kContiguous.without(Features::of(F::kFloat32, F::kUnaligned)).with(kSequences)},
-    {"decode", true, 80,
-     kContiguous.without(Features::of(F::kFloat32, F::kGlobalIndices)).with(kSequences)},
+    {"tiled", false, 0, kEverything},
+    {"naive", false, 0, kEverything},
+    {"hopper", true, 90, kShared.with(Features::of(F::kGlobalIndices))},
+    {"decode", true, 80, kShared.with(Features::of(F::kUnaligned))},
     {"small", true, 80,
-     kContiguous
-         .without(Features::of(F::kFloat32, F::kUnaligned, F::kGlobalIndices, F::kList,
-                               F::kPartialBlocks, F::kTopK))
-         .with(Features::of(F::kPacked, F::kUsedKeys))},
-    {"portable", true, 75, kContiguous.with(kSequences)},
-    {"naive", true, 0, kContiguous.with(kSequences)},
+     kRanges.with(kScored).with(kBiased).with(Features::of(F::kPacked, F::kUsedKeys))},
+    {"portable", true, 75, kEverything},
+    {"naive", true, 0, kEverything},
 };
 
 /// A feature's words in a sentence "<engine> takes no ...".
@@ -153,9 +160,9 @@ std::string ragged_refusal(const Case& c) {
 /// by head.
 std::string float8_refusal(const Case& c) {
   const std::string with = " with keys of float8";
-  const Features served =
-      kContiguous.with(kSequences).without(Features::of(F::kMask, F::kAlibi, F::kTopK));
-  const std::string words = unlisted(c.features, served);
+  constexpr Features kServed =
+      kRanges.with(kLists).with(kScored).with(kSequences).with(Features::of(F::kGlobalIndices));
+  const std::string words = unlisted(c.features, kServed);
   if (!words.empty()) return "hopper takes no " + words + with;
   if (c.block_q % 128 != 0) {
     return "hopper takes no query blocks of " + std::to_string(c.block_q) + " rows" + with;
@@ -204,9 +211,9 @@ std::string hopper_refusal(const Case& c) {
   // Gathered with the sinks, global keys are one lead view for all batch entries, whose positions a
   // bias would need.
   if (c.features.has(F::kGlobalIndices)) {
-    const Features served = kContiguous.with(Features::of(F::kFloat8Keys))
-                                .without(Features::of(F::kMask, F::kAlibi, F::kKeyOrigins));
-    const std::string words = unlisted(c.features, served);
+    constexpr Features kServed = kScored.with(
+        Features::of(F::kWindow, F::kLead, F::kGlobalRows, F::kGlobalIndices, F::kFloat8Keys));
+    const std::string words = unlisted(c.features, kServed);
     if (!words.empty()) return "hopper takes no " + words + " with global_tokens given as indices";
   }
   if (c.block_q % 128 == 0) return "";
@@ -222,9 +229,14 @@ std::string hopper_refusal(const Case& c) {
 
 /// Limits of the decode engine.
 std::string decode_refusal(const Case& c) {
-  const bool strided = c.features.any(Features::of(F::kDilation, F::kColumns));
-  if (c.features.has(F::kFloat8Keys) && strided) {
-    return "decode takes no keys of float8 with dilation or strided columns";
+  if (c.features.has(F::kFloat8Keys)) {  // whose kernels know no strided views
+    constexpr Features kServed = kLists.with(kScored)
+                                     .with(kBiased)
+                                     .with(kSequences)
+                                     .with(Features::of(F::kUnaligned, F::kKeyOrigins, F::kWindow,
+                                                        F::kLead, F::kGlobalRows, F::kTopK));
+    const std::string words = unlisted(c.features, kServed);
+    if (!words.empty()) return "decode takes no keys of float8 with " + words;
   }
   const bool ranks = c.features.has(F::kTopK);
   const int32_t most = ranks ? cuda::decode::kMostRanking : kFewQueries;

@@ -30,7 +30,7 @@ BUDGET = {
         ("hopper", "takes no .* with (packed sequences|paged keys)"): 160,
         ("hopper", "takes no .* with keys of float8"): 40,
         ("hopper", "is built for head dims up to 128, not"): 40,  # lists of packed sequences
-        ("decode", "takes (no keys of float8 with dilation|up to [0-9]+ queries)"): 800,
+        ("decode", "takes (no keys of float8 with (dilation|strided)|up to [0-9]+ queries)"): 800,
         ("decode", "takes no (.* with token top-k|global_tokens given as indices)"): 330,
         ("decode", "takes token top-k of up to"): 20,
         ("hopper", "takes no block lists with token top-k"): 80,
