@@ -100,11 +100,11 @@ TopkRoom topk_room(const AttentionParams& params) {
 /// Columns up to which top-k takes the dense product, and keeps whole rows of scores, if its tiles
 /// visit one run of keys.
 void fit_topk(const AttentionParams& params, Plan* plan) {
-  const Pattern& pattern = params.pattern;
-  bool one_run = !pattern.has_lead() && params.global_tokens == nullptr && !pattern.list.present();
+  const bool one_run = params.features.within(kWindowsAlone);
   if (!one_run || params.problem.seq_q <= few_rows(params)) return;
   const int32_t parts = parts_of(static_cast<Element>(params.problem.dtype));
-  int64_t share = use_bfloat(params) ? kBfloatDenseShare / parts : kDenseShare, k = pattern.topk;
+  int64_t share = use_bfloat(params) ? kBfloatDenseShare / parts : kDenseShare;
+  const int64_t k = params.pattern.topk;
   int64_t whole = std::max((share + 1) * k, kWholeColumns);
   plan->dense_columns = static_cast<int32_t>(std::min(share * k, int64_t{params.problem.seq_kv}));
   plan->whole_columns = static_cast<int32_t>(std::min(whole, int64_t{params.problem.seq_kv}));
