@@ -108,13 +108,13 @@ struct Walk {
   /// The first of the visited intervals that reaches past `at`; they ascend on their axis.
   __device__ __forceinline__ void find_ranged() {
     const Tiles& tiles = plan.tiles;
-    bool shared = pattern.shared_axis();
-    bool left = chunk < plan.left.size();
-    int32_t behind = chunk - plan.left.size();
-    int32_t place = left                        ? plan.left.begin + chunk
-                    : behind < plan.main.size() ? plan.main.begin + behind
-                                                : plan.right.begin + behind - plan.main.size();
-    int32_t first = place * chunk_steps;
+    const bool shared = pattern.shared_axis();
+    const bool left = chunk < plan.left.size();
+    const int32_t past = chunk - plan.left.size();  // the left chunks
+    const int32_t on_axis = left                      ? plan.left.begin + chunk
+                            : past < plan.main.size() ? plan.main.begin + past
+                                                      : plan.right.begin + past - plan.main.size();
+    const int32_t first = on_axis * chunk_steps;
     Interval rest = {first + at, first + chunk_steps};
     Interval steps = {rest.end, rest.end};
     auto take = [&](Interval visited, bool is_lead, bool is_masked) {
