@@ -10,7 +10,6 @@
 #include "../common/radix_select.cuh"
 #include "deal.h"
 #include "key_split.h"
-#include "padding.h"
 #include "partials.cuh"
 #include "small_cap.cuh"
 

@@ -15,6 +15,7 @@
 #include "config.h"
 #include "launch.h"
 #include "lay_out.h"
+#include "padding.h"
 #include "scattered.h"
 #include "sections.h"
 #include "softmax.cuh"

@@ -9,6 +9,7 @@
 #include "../common/types.cuh"
 #include "arguments.h"
 #include "config.h"
+#include "padding.h"
 
 namespace sparse_attn::cuda::hopper {
 
