@@ -162,7 +162,7 @@ struct SelectParams {
   /// Whether it lacks some of the keys, so that a list keeps their block.
   SPARSE_ATTN_HD bool lacks_some_of(int64_t b, Interval keys) const {
     for (int32_t j = keys.begin; j < keys.end;) {
-      const int32_t end = imin((j / sketch.group + 1) * sketch.group, keys.end);
+      const int32_t end = sketch.end_of_group(j, keys.end);
       if (held_end(b, j) < end) return true;
       j = end;
     }

@@ -39,6 +39,10 @@ struct SketchView {
   SPARSE_ATTN_HD int32_t held(int64_t b, int32_t keys) const {
     return lengths == nullptr || paged ? keys : imax(0, imin(lengths[b], imin(keys, rows)));
   }
+  /// Where the group of key j ends, of keys before `end`.
+  SPARSE_ATTN_HD constexpr int32_t end_of_group(int32_t j, int32_t end) const {
+    return imin((j / group + 1) * group, end);
+  }
   /// Where the length of a page's group stands, that of token `row`.
   SPARSE_ATTN_HD int64_t length_at(int64_t page, int32_t row) const {
     return page * (rows / group) + row / group;

@@ -17,14 +17,12 @@ void BlockEstimator::keep_not_held(const QueryBlock& block, double* values) cons
   for (; i < rows.end; ++i) {
     Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
     if (!params_.sketch.paged) keys.begin = imax(keys.begin, params_.held_keys(block.batch));
-    const int32_t group = params_.sketch.group;
-    for (int32_t j = keys.begin; j < keys.end;) {
-      const int32_t end = imin((j / group + 1) * group, keys.end);
-      const Interval lacking = {imax(params_.held_end(block.batch, j), j), end};
+    for_each_group(params_.sketch, keys, [&](Interval group) {
+      const int32_t held = params_.held_end(block.batch, group.begin);
+      const Interval lacking = {imax(held, group.begin), group.end};
       const Interval blocks = SelectParams::blocks_of(lacking, params_.block_kv);
       std::fill(values + blocks.begin, values + blocks.end, std::nan(""));
-      j = end;
-    }
+    });
   }
 }
 

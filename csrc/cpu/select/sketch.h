@@ -8,6 +8,15 @@
 
 namespace sparse_attn::cpu {
 
+/// Calls visit(part) for the part of each group that lies in `keys`.
+template <class Visit>
+void for_each_group(const SketchView& sketch, Interval keys, const Visit& visit) {
+  for (Interval part = {keys.begin, keys.begin}; part.end < keys.end;) {
+    part = {part.end, sketch.end_of_group(part.end, keys.end)};
+    visit(part);
+  }
+}
+
 /// Where the key of a token lies.
 using KeyRow = std::function<const void*(int32_t)>;
 

@@ -53,14 +53,14 @@ SketchMasses::QueryRow SketchMasses::row_of(const Run& run, int32_t row) const {
 void SketchMasses::make_sketch(int64_t at) const {
   const Run run = run_at(at);
   const Interval keys = intersect(params_.keys_of_entry(run.batch), run.keys);
-  for (int32_t j = keys.begin; j < keys.end;) {
-    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, keys.end);
-    sketch_group(sketch_, params_.problem.dtype, run.batch, run.head, j, end, [&](int32_t row) {
-      const char* data = static_cast<const char*>(params_.keys.key.data);
-      return data + params_.key_at(run.batch, run.head, row) * size_of(params_.problem.dtype);
-    });
-    j = end;
-  }
+  const Dtype dtype = params_.problem.dtype;
+  const KeyRow key = [&](int32_t row) {
+    const char* data = static_cast<const char*>(params_.keys.key.data);
+    return data + params_.key_at(run.batch, run.head, row) * size_of(dtype);
+  };
+  for_each_group(sketch_, keys, [&](Interval group) {
+    sketch_group(sketch_, dtype, run.batch, run.head, group.begin, group.end, key);
+  });
 }
 
 void SketchMasses::score(int32_t worker, int64_t at) const {
@@ -86,14 +86,14 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
     vector_math().to_float(query.element, strided(query, row.index, 1).data,
                            queries + r * kMaxHeadDim, params_.problem.head_dim);
   }
-  for (int32_t j = all.begin / kMassKeys * kMassKeys; j < all.end;) {
-    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group,
-                             static_cast<int32_t>(round_up(int64_t{all.end}, kMassKeys)));
+  const Interval whole = {all.begin / kMassKeys * kMassKeys,
+                          static_cast<int32_t>(round_up(int64_t{all.end}, kMassKeys))};
+  for_each_group(sketch_, whole, [&](Interval group) {
+    const int32_t j = group.begin;
     sketch_scores(sketch_, params_.problem.dtype, params_.sketch_entry(sketch_, run.batch, j),
-                  run.head, SelectParams::sketch_row(sketch_, j), end - j, {queries, rows.size()},
-                  scores + j - run.keys.begin, kScoreStride);
-    j = end;
-  }
+                  run.head, SelectParams::sketch_row(sketch_, j), group.size(),
+                  {queries, rows.size()}, scores + j - run.keys.begin, kScoreStride);
+  });
   for (int32_t r = 0; r < rows.size(); ++r) {
     if (seen[r].empty()) continue;
     add_masses(run, row_of(run, rows.begin + r), seen[r],
@@ -105,13 +105,12 @@ void SketchMasses::score_rows(const Run& run, Interval rows, float* queries, flo
 bool SketchMasses::hide_not_held(const Run& run, Interval seen, float* scores) const {
   if (!params_.sketch.paged) return true;  // runs end where batch entries do
   bool some = false;
-  for (int32_t j = seen.begin; j < seen.end;) {
-    const int32_t end = imin((j / sketch_.group + 1) * sketch_.group, seen.end);
-    const int32_t held = imin(imax(params_.held_end(run.batch, j), j), end);
-    std::fill(scores + held, scores + end, kMinusInfinity);
-    some |= held > j;
-    j = end;
-  }
+  for_each_group(sketch_, seen, [&](Interval group) {
+    const int32_t end = params_.held_end(run.batch, group.begin);
+    const int32_t held = imin(imax(end, group.begin), group.end);
+    std::fill(scores + held, scores + group.end, kMinusInfinity);
+    some |= held > group.begin;
+  });
   return some;
 }
 

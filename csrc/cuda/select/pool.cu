@@ -137,7 +137,7 @@ struct PoolPart {
       const int64_t place = sketch.codes_at(params.sketch_entry(sketch, batch, j), head,
                                             SelectParams::sketch_row(sketch, j));
       const uint32_t* from = sketch.codes + place + word;
-      const int32_t end_of_group = imin((j / sketch.group + 1) * sketch.group, end);
+      const int32_t end_of_group = sketch.end_of_group(j, end);
       uint32_t codes[kElements] = {};
       int32_t keys = 0;
 #pragma unroll 8
