@@ -78,4 +78,14 @@ constexpr Features kWindowsAlone = Features::of(
     Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kTopK, Feature::kValueDim,
     Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
 
+/// With these alone the softmax takes q.k times a positive scale of common size: they say where
+/// tensors lie, which keys a row sees and what else the softmax sums. Others, also later ones,
+/// count as a transform of scores.
+constexpr Features kScaledScores = Features::of(
+    Feature::kFloat32, Feature::kUnaligned, Feature::kKeyBounds, Feature::kQueryOffsets,
+    Feature::kKeyOrigins, Feature::kSinkLogits, Feature::kWindow, Feature::kDilation,
+    Feature::kLead, Feature::kColumns, Feature::kGlobalRows, Feature::kGlobalIndices,
+    Feature::kList, Feature::kPartialBlocks, Feature::kTopK, Feature::kValueDim, Feature::kPacked,
+    Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
+
 }  // namespace sparse_attn

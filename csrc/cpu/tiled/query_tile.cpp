@@ -76,7 +76,8 @@ QueryTile::QueryTile(const AttentionParams& params, const Pattern& pattern, cons
       score_stride_(plan.score_stride) {}
 
 bool QueryTile::transforms() const {
-  return mask_.present() || params_.scores.softcap != 0 || !(scale_ > 0);
+  constexpr Features kPlain = kScaledScores.with(Features::of(Feature::kOddScale));
+  return !params_.features.within(kPlain) || !(scale_ > 0);
 }
 
 bool QueryTile::run() {
@@ -201,8 +202,10 @@ bool QueryTile::score(const Chunk& chunk) {
   if (panels_) find_visible(chunk);
   bool ran = multiply_keys(chunk);
   // Hidden columns inside a span are marked in the scores, so after the product.
-  bool has_gaps = chunk.num_runs > 1 || chunk.partial || chunk.axis != Axis::kMain ||
-                  pattern_.has_lead() || pattern_.num_global_tiles != nullptr;
+  constexpr Features kRuns =
+      kWindowsAlone.with(Features::of(Feature::kList, Feature::kPartialBlocks));
+  const bool has_gaps = chunk.num_runs > 1 || chunk.partial || chunk.axis != Axis::kMain ||
+                        !params_.features.within(kRuns);
   if (!panels_ || has_gaps) find_visible(chunk);
   return ran;
 }

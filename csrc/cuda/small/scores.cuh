@@ -26,6 +26,15 @@ __device__ __noinline__ uint32_t bits_of_pattern(const AttentionParams& params, 
   return bits;
 }
 
+/// With these alone every row sees every key of its sequence, but for those that causality and
+/// attn_mask hide, ...
+constexpr Features kHideNone =
+    Features::of(Feature::kMask, Feature::kQueryOffsets, Feature::kSoftcap, Feature::kOddScale,
+                 Feature::kSinkLogits, Feature::kAlibi, Feature::kValueDim, Feature::kPacked,
+                 Feature::kUsedKeys);
+/// ... and with these an interval of them.
+constexpr Features kIntervals = kHideNone.with(Features::of(Feature::kKeyBounds, Feature::kWindow));
+
 /// What a row of the tile sees of the lane's keys.
 template <typename Config>
 __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, const Work& work,
@@ -33,10 +42,10 @@ __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, con
   if (!work.has(r)) return 0;
   const int32_t i = work.query(r);
   const Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
-  Pattern pattern = params.pattern;
-  if (pattern.dilation > 1 || pattern.has_origin()) {
+  if (!params.features.within(kIntervals)) {
     return bits_of_pattern<Config>(params, work.batch, i, bounds);
   }
+  Pattern pattern = params.pattern;
   // Constants for what is not there.
   pattern.dilation = 1;
   pattern.lead = {};
@@ -47,12 +56,8 @@ __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, con
   return column_bits<Config::KEYS>(query.row.keys);
 }
 
-/// Whether every row sees every key of its sequence, but for those that attn_mask hides.
+/// Whether no pattern hides a key of its sequence from a row.
 __device__ __forceinline__ bool sees_all(const AttentionParams& params) {
-  constexpr Features kHideNone =
-      Features::of(Feature::kMask, Feature::kQueryOffsets, Feature::kSoftcap, Feature::kOddScale,
-                   Feature::kSinkLogits, Feature::kAlibi, Feature::kValueDim, Feature::kPacked,
-                   Feature::kUsedKeys);
   return !params.pattern.causal && params.features.within(kHideNone);
 }
 
