@@ -1,4 +1,4 @@
-// What a cache write is told: rows of new keys and values, and the slot of the cache that takes
+// Arguments of a cache write: rows of new keys and values, and the slot of the cache that takes
 // each. Slot s is row s % page_size of page s / page_size. Slots outside the cache take nothing.
 #pragma once
 

@@ -21,7 +21,7 @@ enum class Selector : int32_t {
 };
 
 constexpr int32_t kSketchQueries = 16;  // that the sketch selects for, at most
-constexpr int32_t kLastRows = 64;       // whose columns and diagonals speak for all rows
+constexpr int32_t kLastRows = 64;       // whose columns and diagonals stand for all rows'
 
 /// The caller's scores [B|1, 1|Hkv|Hq, num_q, num_kv], float32: strides of broadcast dimensions are
 /// 0, and `heads_per_score` query heads share one.

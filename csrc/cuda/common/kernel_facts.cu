@@ -1,5 +1,5 @@
-// What the driver said of kernels, and was told: each of its answers takes more than half a
-// microsecond of a launch.
+// What the driver has answered about kernels, and what was set, kept for each kernel and device: a
+// call of the driver takes more than half a microsecond of a launch.
 #include <map>
 #include <mutex>
 #include <utility>

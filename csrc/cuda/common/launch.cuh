@@ -17,7 +17,7 @@ inline Status launched() { return to_status(cudaGetLastError()); }
 
 inline cudaStream_t to_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-namespace driver {  // asked or told when that is new of a kernel and device (kernel_facts.cu)
+namespace driver {  // asks CUDA once for each kernel and device (kernel_facts.cu)
 Status allow_shared_bytes(const void* kernel, int32_t bytes);
 Status allow_large_clusters(const void* kernel);
 int32_t code_level(const void* kernel);
@@ -54,7 +54,7 @@ struct LaunchShape {
   size_t shared_bytes;
   cudaStream_t stream;
   uint32_t cluster = 1;    // thread blocks of a cluster
-  bool knows_all = false;  // the kernel has no code for older devices, so nobody need ask
+  bool knows_all = false;  // the kernel has no code for older devices
 };
 
 /// Launches a kernel that may begin before the one in front of it in the stream has ended, and that

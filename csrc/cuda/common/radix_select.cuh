@@ -1,5 +1,5 @@
 // The k-th highest of n keys by one thread block: four passes over histograms of 8 bits, exact,
-// ties to the lower index. Called by the naive engine's top-k and by block selection.
+// ties to the lower index. Called by token top-k (naive, decode) and by block selection.
 #pragma once
 
 #include <cstdint>

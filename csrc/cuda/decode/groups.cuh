@@ -28,7 +28,7 @@ struct Groups {
 
   /// By which a place becomes that of its small group, of two or four.
   __device__ __forceinline__ int32_t shift() const { return size / 2; }
-  /// What the merge is told.
+  /// Where the merge finds the results.
   __device__ __forceinline__ RowChunks places() const {
     if (shared) return {(before + chunks + size - 1) >> shift(), kInARow};
     return {before + chunks, size};

@@ -9,7 +9,7 @@
 
 namespace sparse_attn::cuda::decode {
 
-/// What a launch is told beside the call: the grid, where partial results go, alignment.
+/// What a launch needs beside the call: the grid, where partial results go, alignment.
 struct LaunchPlan {
   SplitGrid grid;
   PartialRows partials;

@@ -1,8 +1,8 @@
 // The deal: where sequences differ in length, and so few query tiles that they would leave most of
 // a device idle, thread blocks share the chunks of the long ones; of many short ones, whose heads
-// share tiles, all tiles stay whole. Which chunks a tile has says
-// key_split.h, from its own sequence alone; here is decided who takes them, which changes no bit: a
-// thread block that takes several sums them as the merge would, from the last one on.
+// share tiles, all tiles stay whole. key_split.h says which chunks a tile has, from its own
+// sequence alone; this file says which thread block takes them, which changes no bit: one that
+// takes several sums them as the merge would, from the last one on.
 //
 //    chunks of a tile     0   1   2   3   |   4   5   6     in the order of the keys
 //    pieces               0   1   2   3   |       4         the last piece takes what fills a share
@@ -136,10 +136,10 @@ struct Dealt {
   int32_t pieces, merged;
 };
 
-/// Cuts the first `all` of deal.tiles and writes pieces and merged. Called by each of some threads
-/// that look after those of `own`, one stretch after the other; `sums` adds a number over those
-/// before one, and over all.
-/// Long pieces come first, then chunks of cut tiles, which fill the gaps, then short tiles.
+/// Cuts the first `all` of deal.tiles and writes pieces and merged. Several threads call it, each
+/// for the tiles of `own`, one stretch after the other; `sums` adds a number over the threads
+/// before this one, and over all. Long pieces come first, then chunks of cut tiles, which fill the
+/// gaps, then short tiles.
 template <typename SumsOf>
 SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t all, Interval own,
                                  const SumsOf& sums) {

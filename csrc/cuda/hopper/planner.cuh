@@ -1,5 +1,5 @@
 // The planner: one warp that numbers the query tiles, asks pattern.h what each visits, and hands
-// the plans to the loader and the consumers. It runs ahead of both, so that nobody waits for
+// the plans to the loader and the consumers. It runs ahead of both, so that neither waits for
 // divisions.
 #pragma once
 

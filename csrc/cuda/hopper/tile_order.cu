@@ -37,7 +37,7 @@ __device__ __forceinline__ int32_t class_of(const Arguments& args, int32_t block
   return length_class(count, list.max_count);
 }
 
-/// The part of `items` that the thread looks after.
+/// The thread's part of `items`.
 template <int kThreads>
 __device__ __forceinline__ Interval stretch_of(Interval items) {
   const int32_t size = ceil_div(items.size(), kThreads);

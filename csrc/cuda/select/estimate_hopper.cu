@@ -7,7 +7,7 @@
 //   vector shares of its query blocks                 2^(mass - lse), summed over a block's vectors
 //
 // Where there are few items, as of a chunk of a prompt, a cluster shares the keys of each: its
-// thread blocks walk over segments of their own, and tell each other the sums of theirs.
+// thread blocks walk over segments of their own, and exchange their sums.
 #include "../common/launch.cuh"
 #include "../common/log2_units.h"
 #include "../common/ptx/grid.cuh"

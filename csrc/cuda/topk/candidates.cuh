@@ -7,7 +7,7 @@
 
 namespace sparse_attn::cuda::topk {
 
-/// The highest score whose key is `key` at most; the key of -0 is nobody's.
+/// The highest score whose key is `key` at most; no score has the key of -0.
 __device__ inline float highest_score(uint32_t key) {
   constexpr uint32_t kMinusZero = 0x7fffffff;
   return score_of(key == kMinusZero ? key - 1 : key);

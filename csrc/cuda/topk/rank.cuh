@@ -59,7 +59,7 @@ __device__ __forceinline__ void rank_rows(Source& source, RankStorage<Config>& s
   constexpr int32_t kSampleTiles = 1024 / Config::BLOCK_KV;
   const auto& tile = source.tile;
 
-  // A lane looks after one row of its warp.
+  // Each lane ranks one row of its warp.
   const int first_row = threadIdx.x / 32 * Config::kWarpRows;
   const bool has_row = threadIdx.x % 32 < Config::kWarpRows;
   const int own = first_row + threadIdx.x % Config::kWarpRows;
