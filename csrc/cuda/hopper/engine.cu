@@ -59,9 +59,18 @@ bool prefers_three(const AttentionParams& params, int32_t multiprocessors) {
                : 3 * of_three <= kGain * 2 * of_two;
 }
 
+/// With these alone the host knows which keys exist, but for the offsets of causal queries.
+constexpr Features kKeysOnHost =
+    Features::of(Feature::kMask, Feature::kQueryOffsets, Feature::kKeyOrigins, Feature::kSoftcap,
+                 Feature::kOddScale, Feature::kSinkLogits, Feature::kAlibi, Feature::kWindow,
+                 Feature::kDilation, Feature::kLead, Feature::kColumns, Feature::kGlobalRows,
+                 Feature::kGlobalIndices, Feature::kList, Feature::kPartialBlocks, Feature::kTopK,
+                 Feature::kValueDim, Feature::kFloat8Keys);
+
 /// Whether which keys exist is known on the device alone, or for classes of keys of their own.
+/// Bounds may also be those of a mask of padding.
 bool has_raw_values(const AttentionParams& params) {
-  if (params.scores.bounds.data != nullptr || !params.sequences.same_lengths()) return true;
+  if (params.scores.bounds.data != nullptr || !params.features.within(kKeysOnHost)) return true;
   const bool cut = params.sequences.offsets_on_device() ||
                    params.num_keys(params.sequences.common()) < params.problem.seq_kv;
   return params.pattern.causal && cut && !has_short_maps(params);
