@@ -7,10 +7,10 @@ namespace sparse_attn::cuda {
 namespace {
 
 constexpr int kMostThreads = 256;  // the largest head dim
-constexpr int kWide = 4;           // columns of a thread where there are many rows, ...
-constexpr int kManyRows = 1024;    // ... which fill a device so too, or ...
-constexpr int kSomeRows = 128;     // ... some rows of few chunks, ...
-constexpr int kFewChunks = 16;     // ... which a thread goes through in one turn or two
+// A thread has several columns where there are so many rows, which fill a device so too, ...
+constexpr int kManyRows = 1024;
+// ... or some rows of few chunks, which it goes through in one turn or two.
+constexpr int kSomeRows = 128, kFewChunks = 16;
 
 template <typename T, int kColumns, bool kGaps, bool kSmall>
 __global__ void __launch_bounds__(kMostThreads)
@@ -33,10 +33,12 @@ __global__ void __launch_bounds__(kMostThreads)
 template <typename T>
 auto kernel_for(bool wide, bool gaps, bool small_groups) {
   if (small_groups) {
-    return wide ? merge_kernel<T, kWide, true, true> : merge_kernel<T, 1, true, true>;
+    return wide ? merge_kernel<T, kWideColumns, true, true> : merge_kernel<T, 1, true, true>;
   }
-  if (gaps) return wide ? merge_kernel<T, kWide, true, false> : merge_kernel<T, 1, true, false>;
-  return wide ? merge_kernel<T, kWide, false, false> : merge_kernel<T, 1, false, false>;
+  if (gaps) {
+    return wide ? merge_kernel<T, kWideColumns, true, false> : merge_kernel<T, 1, true, false>;
+  }
+  return wide ? merge_kernel<T, kWideColumns, false, false> : merge_kernel<T, 1, false, false>;
 }
 
 }  // namespace
@@ -44,7 +46,7 @@ auto kernel_for(bool wide, bool gaps, bool small_groups) {
 Status merge_chunks(const AttentionParams& params, const PartialRows& partials) {
   const int64_t rows = int64_t{partials.heads} * partials.rows;
   const bool wide = rows >= kManyRows || (rows >= kSomeRows && partials.max_chunks <= kFewChunks);
-  const int32_t threads = wide ? threads_of_row<kWide>(params) : threads_of_row<1>(params);
+  const int32_t threads = wide ? threads_of_row<kWideColumns>(params) : threads_of_row<1>(params);
   const int32_t rows_a_block = wide ? kMostThreads / 2 / threads : 1;
   const bool half = params.problem.dtype == Dtype::kFloat16;
   const bool small_groups = partials.group <= kSmallGroup;

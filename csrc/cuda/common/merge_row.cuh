@@ -14,6 +14,8 @@
 
 namespace sparse_attn::cuda {
 
+constexpr int kWideColumns = 4;  // of a thread where there are many rows
+
 /// Threads of a row, kColumns columns each: whole warps.
 template <int kColumns>
 __host__ __device__ __forceinline__ int32_t threads_of_row(const AttentionParams& params) {

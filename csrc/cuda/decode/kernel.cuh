@@ -280,13 +280,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (!ptx::kHasClusters || grid.merging != Merging::kByCluster) return;
   ptx::sync_cluster();
   // A row of its own for each thread block, or several at once.
-  constexpr int kWide = 4;
   constexpr bool kGaps = !is_lean(kKind);  // keys that begin anywhere
   if (Config::HEAD_DIM <= Config::kThreads &&
       work.rows <= static_cast<int32_t>(ptx::cluster_size())) {
     merge_tile<Config, 1, kGaps>(params, state, partials, groups.places());
   } else {
-    merge_tile<Config, kWide, kGaps>(params, state, partials, groups.places());
+    merge_tile<Config, kWideColumns, kGaps>(params, state, partials, groups.places());
   }
 }
 
