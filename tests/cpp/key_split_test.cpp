@@ -209,6 +209,9 @@ void test_packing() {
     other.scores.bounds.stride_h = 2;
     CHECK(pack_heads(other, kTile, split).heads == 1, "heads that see other keys, " + text);
     other = params;
+    other.features.add(static_cast<Feature>(60));
+    CHECK(pack_heads(other, kTile, split).heads == 1, "a feature that nobody has listed, " + text);
+    other = params;
     other.pattern.dilation = 2;
     CHECK(pack_heads(other, kTile, split).heads == 1, "residue classes, " + text);
     CHECK(pack_heads(params, kTile, {}).heads == 1, "keys that are not split, " + text);
