@@ -79,6 +79,10 @@ struct BlockList {
 
   SPARSE_ATTN_HD bool present() const { return counts != nullptr; }
   SPARSE_ATTN_HD bool has_bits() const { return partial != nullptr; }
+  /// Whether the `group` query heads of a key head have one list, or none.
+  SPARSE_ATTN_HD bool is_shared_by(int32_t group) const {
+    return !present() || heads_per_list >= group || (count_stride_h == 0 && index_stride_h == 0);
+  }
   /// The row of bits of run r's block; -1 where the block is seen whole, or no such row exists.
   SPARSE_ATTN_HD int32_t bits_row(const ListedRuns& runs, int32_t r) const {
     if (!has_bits()) return -1;

@@ -78,6 +78,16 @@ constexpr Features kWindowsAlone = Features::of(
     Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kTopK, Feature::kValueDim,
     Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
 
+/// With these alone all query heads of a key head see the same keys, if they share bounds and lists
+/// and but for those that attn_mask hides.
+constexpr Features kKeysOfAllHeads = Features::of(
+    Feature::kFloat32, Feature::kUnaligned, Feature::kMask, Feature::kKeyBounds,
+    Feature::kQueryOffsets, Feature::kKeyOrigins, Feature::kSoftcap, Feature::kOddScale,
+    Feature::kSinkLogits, Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kLead,
+    Feature::kColumns, Feature::kGlobalRows, Feature::kGlobalIndices, Feature::kList,
+    Feature::kPartialBlocks, Feature::kValueDim, Feature::kPacked, Feature::kUsedKeys,
+    Feature::kPaged, Feature::kFloat8Keys);
+
 /// With these alone the softmax takes q.k times a positive scale of common size: they say where
 /// tensors lie, which keys a row sees and what else the softmax sums. Others, also later ones,
 /// count as a transform of scores.

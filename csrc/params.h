@@ -183,6 +183,11 @@ struct AttentionParams {
   SPARSE_ATTN_HD int32_t num_keys(const Sequence& sequence) const {
     return readable_keys(pattern.causal, sequence);
   }
+  /// Whether the query heads of a key head see the same keys, but for those that attn_mask hides.
+  bool heads_see_alike() const {
+    return features.within(kKeysOfAllHeads) && scores.bounds.stride_h == 0 &&
+           pattern.list.is_shared_by(problem.group());
+  }
 };
 
 /// Arguments of list building: the true entries of a block mask, row by row.

@@ -151,19 +151,11 @@ bool tiles_make_panels(const AttentionParams& params) {
   return (use_panels(params) || use_bfloat(params)) && rows_of_key(params) <= panel_rows();
 }
 
-/// Whether the heads of a group see the same keys.
-bool heads_see_alike(const AttentionParams& params) {
-  const BlockList& list = params.pattern.list;
-  const bool one_list = list.heads_per_list == params.problem.group() ||
-                        (list.count_stride_h == 0 && list.index_stride_h == 0);
-  return (!list.present() || one_list) && params.scores.bounds.stride_h == 0;
-}
-
 /// Heads of a group that share tiles, so that each key is read and packed once: as many as leave
 /// every thread a tile. No bit depends on it: heads whose rows see other keys do not share.
 int32_t heads_per_tile(const AttentionParams& params, int32_t num_workers) {
   const bool worth = class_rows(params) <= few_rows(params) || tiles_make_panels(params);
-  if (!worth || params.pattern.topk > 0 || !heads_see_alike(params)) return 1;
+  if (!worth || !params.heads_see_alike()) return 1;
   const int32_t group = params.problem.group();
   const int64_t tiles = int64_t{params.problem.batch} * params.problem.heads_kv;
   int32_t parts = 1;

@@ -299,12 +299,10 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const Pattern& pattern = params.pattern;
   const BlockList& list = pattern.list;
   SplitGrid plan;
-  bool list_per_head = list.present() && list.heads_per_list < params.problem.group() &&
-                       (list.count_stride_h != 0 || list.index_stride_h != 0);
   // Rows of one list share tiles, as those of a class do.
   plan.classes = list.present() ? ceil_div(params.problem.seq_q, list.block_q)
                                 : pattern.classes(params.problem.seq_q);
-  plan.heads_packed = list_per_head ? 1 : params.problem.group();
+  plan.heads_packed = list.is_shared_by(params.problem.group()) ? params.problem.group() : 1;
   int32_t class_rows = list.present() ? imin(params.problem.seq_q, list.block_q)
                                       : ceil_div(params.problem.seq_q, pattern.dilation);
   int32_t rows = plan.heads_packed * class_rows;

@@ -187,18 +187,6 @@ struct HeadPacking {
   SPARSE_ATTN_HD constexpr int32_t row(int32_t row) const { return row & (rows - 1); }
 };
 
-/// Whether the query heads of a key head see the same keys.
-inline bool heads_see_alike(const AttentionParams& params) {
-  constexpr Features kOfAllHeads =
-      Features::of(Feature::kKeyBounds, Feature::kQueryOffsets, Feature::kKeyOrigins,
-                   Feature::kSoftcap, Feature::kOddScale, Feature::kSinkLogits, Feature::kWindow,
-                   Feature::kDilation, Feature::kLead, Feature::kColumns, Feature::kGlobalRows,
-                   Feature::kGlobalIndices, Feature::kValueDim, Feature::kPacked,
-                   Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
-  const BoundsView& bounds = params.scores.bounds;
-  return params.features.within(kOfAllHeads) && (bounds.data == nullptr || bounds.stride_h == 0);
-}
-
 /// The packing of a call with few query tiles a head, whose keys are then read once for several
 /// heads. A tile has all rows of a head, and warps are of one head each, so that a row's bits are
 /// those of a tile of that head alone.
@@ -206,7 +194,7 @@ inline HeadPacking pack_heads(const AttentionParams& params, KernelTile tile,
                               const KeySplit& split) {
   const HeadPacking alone = {1, tile.block_q};
   const bool packs =
-      tile.packs && split.all && params.pattern.dilation == 1 && heads_see_alike(params);
+      tile.packs && split.all && params.pattern.dilation == 1 && params.heads_see_alike();
   if (!packs || params.problem.group() == 1) return alone;
   int32_t shift = 4;  // whole warps
   while (1 << shift < params.problem.seq_q) ++shift;
