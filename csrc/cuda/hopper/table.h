@@ -58,15 +58,17 @@ constexpr Features kTopCalls =
 /// Sequences that differ in length, whose keys may lie in pages.
 constexpr Features kLengths = Features::of(Feature::kPacked, Feature::kUsedKeys, Feature::kPaged);
 constexpr Features kPlainRaggedCalls = kPlainCalls.with(kLengths);
-constexpr Features kFewRaggedCalls = kPlainRaggedCalls.without(Features::of(Feature::kDilation))
-                                         .with(Features::of(Feature::kFloat8Keys));
+constexpr Features kFewRaggedCalls =
+    kLengths.with(Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow,
+                               Feature::kValueDim, Feature::kFloat8Keys));
 constexpr Features kRaggedCalls = kPlainRaggedCalls.with(
     Features::of(Feature::kKeyOrigins, Feature::kLead, Feature::kOddScale, Feature::kFloat8Keys));
 constexpr Features kScoredRaggedCalls =
     kRaggedCalls.with(Features::of(Feature::kSoftcap, Feature::kColumns, Feature::kGlobalRows));
 constexpr Features kPlainRaggedListedCalls = kPlainListedCalls.with(kLengths);
 constexpr Features kRaggedListedCalls =
-    kScoredListedCalls.without(Features::of(Feature::kKeyBounds)).with(kLengths);
+    kPlainRaggedListedCalls.with(kScoreCalls)
+        .with(Features::of(Feature::kPartialBlocks, Feature::kFloat8Keys));
 
 /// Which query tiles have their keys cut into chunks (key_split.h): none; of sequences that differ
 /// in length those whose own calls would be cut, whose chunks a thread block takes in turn; those
