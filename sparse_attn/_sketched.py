@@ -35,8 +35,10 @@ def dequantized(
         what = f"key_scale of dtype float32 and shape (), ({heads}) or ({batch}, {heads})"
         got = f"{dtype_name(key_scale.dtype)} {tuple(key_scale.shape)}"
         raise refuse(owner, what, got)
-    if _host_sees(key_scale) and not (key_scale > 0).all():
-        raise refuse(owner, "key_scale above 0", key_scale[~(key_scale > 0)][0].item())
+    if _host_sees(key_scale):
+        wrong = key_scale[~((key_scale > 0) & key_scale.isfinite())]
+        if wrong.numel():
+            raise refuse(owner, "key_scale above 0 and finite", wrong[0].item())
     return (key.float() * key_scale[..., None, None]).to(dtype)
 
 

@@ -2,6 +2,7 @@
 #include "sequence_contents.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "checks.h"
 
@@ -116,7 +117,9 @@ void check_scales_on_host(const std::string& op, const char* name, const Tensor&
   const Tensor all = torch::stable::contiguous(scale);
   const auto* values = static_cast<const float*>(all.const_data_ptr());
   for (int64_t i = 0; i < all.numel(); ++i) {
-    if (!(values[i] > 0.0f)) fail_expected(op, text(name, " above 0"), text(values[i]));
+    if (!(values[i] > 0.0f && std::isfinite(values[i]))) {
+      fail_expected(op, text(name, " above 0 and finite"), text(values[i]));
+    }
   }
 }
 

@@ -19,7 +19,7 @@ void check_blocks_on_host(const std::string& op, const Problem& problem, const S
 void check_pages_on_host(const std::string& op, const Problem& problem, const KeySource& keys,
                          const CallArguments& args);
 
-/// Checks that scales of keys, values or caches are above 0, on the CPU.
+/// Checks that scales of keys, values or caches are above 0 and finite, on the CPU.
 void check_scales_on_host(const std::string& op, const char* name, const Tensor& scale);
 
 /// The scale of a cache (pages, page_size, heads, head_dim) of 8 bits, or of each of its heads;

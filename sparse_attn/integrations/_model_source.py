@@ -3,9 +3,10 @@
 Two questions about a configuration decide which mask a model can be given: whether its attention
 modules call attention functions at all, and whether they or their layers compute with the mask
 before they do (sparse indexers, dynamic masks, a position bias that is added to it), so that an
-interval in place of a mask would be misread. Asked by the mask function. Three more are about an
+interval in place of a mask would be misread. Asked by the mask function. Four more are about an
 attention module: whether it appends keys that are not of its text, among which no pattern has a
-place, whether its causal flag counts where it has no mask, and whether it is a decoder's.
+place, whether its causal flag counts where it has no mask, whether it is a decoder's, and whether
+its model makes masks of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 #: Classes that may compute with the mask of their attention.
@@ -32,6 +33,7 @@ _EAGER_ONLY = ("_upcast_and_reordered_attn",)
 __all__ = [
     "appends_keys",
     "calls_attention",
+    "makes_masks",
     "reads_flag",
     "reads_mask",
     "refuse_model",
@@ -69,6 +71,16 @@ def appends_keys(module: type[nn.Module]) -> bool:
     DeepSeek V4 appends summaries, T5Gemma 2 the keys of its encoder.
     """
     return _appends_keys(module.forward)
+
+
+@torch.compiler.assume_constant_result
+def makes_masks(module: type[nn.Module]) -> bool:
+    """Whether the models beside attention modules of a class make their masks themselves.
+
+    Pixtral's vision tower does, which keeps the images of a call apart.
+    """
+    members = vars(sys.modules[module.__module__]).values()
+    return all(getattr(member, "__module__", None) != masking_utils.__name__ for member in members)
 
 
 @torch.compiler.assume_constant_result

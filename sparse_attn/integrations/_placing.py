@@ -18,7 +18,13 @@ from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error, place
 from ._masks import Note, is_intervals
 from ._model_source import appends_keys
-from ._positions import has_origin, narrowed_mask, origin_of, query_positions
+from ._positions import (
+    has_origin,
+    has_texts_apart,
+    narrowed_mask,
+    origin_of,
+    query_positions,
+)
 
 __all__ = ["joined", "placed", "without_cut"]
 
@@ -119,15 +125,17 @@ def _origin(
     by_blocks = isinstance(pattern._region, BlockSparse)  # of key positions, whatever they hold
     if not by_blocks and not counts_from_origin(pattern):
         return None
-    if note is not None and note.packed and not by_blocks:
-        raise layer_error(
-            module,
-            "pattern",
-            f"{name} in texts that position_ids pack into a row: it counts from the first one",
-            "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k too, as "
-            "transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True) does, "
-            "or a row for each text",
-        )
+    if not by_blocks and has_texts_apart(module, note, mask):
+        by, advice = "a mask keeps", "give each text, or image, a row of its own"
+        if note is not None:
+            by = "position_ids keep"
+            advice = (
+                "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k too, as "
+                "transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True) does, "
+                "or a row for each text"
+            )
+        got = f"{name} in texts of one row that {by} apart: it counts from the first one"
+        raise layer_error(module, "pattern", got, advice)
     if not has_origin(module, note, query.shape[2], key.shape[2]):
         raise layer_error(
             module,

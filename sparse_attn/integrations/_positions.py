@@ -13,17 +13,51 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import pad
+from transformers.masking_utils import is_tracing
 
 from .._origins import bool_mask
 from ..patterns import Pattern
-from ._masks import Note, is_intervals
+from ._masks import Note, in_graph, is_intervals
+from ._model_source import makes_masks, takes_cache
 
-__all__ = ["has_origin", "narrowed_mask", "origin_of", "query_positions"]
+__all__ = ["has_origin", "has_texts_apart", "narrowed_mask", "origin_of", "query_positions"]
 
 
 def has_origin(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> bool:
     """Whether anything says where the texts begin."""
     return note is not None or seq_q == seq_kv or not _slides(module)
+
+
+def has_texts_apart(module: nn.Module, note: Note | None, mask: torch.Tensor | None) -> bool:
+    """Whether a mask keeps texts of one row apart, each of which has an origin of its own.
+
+    A mask with a note says it there. Others are read, as long as a call may wait for a GPU; in a
+    graph a mask of many rows may do it that the model of an encoder has made itself.
+    """
+    if note is not None or mask is None or is_intervals(mask) or mask.shape[-2] == 1:
+        return note is not None and note.packed
+    if in_graph() or is_tracing(mask):
+        return makes_masks(type(module)) and not takes_cache(type(module))
+    return _falls_apart(bool_mask(mask))
+
+
+def _falls_apart(allowed: torch.Tensor) -> bool:
+    """Whether keys after the first text, two of them or more, are seen by rows of their own.
+
+    A key alone is one whose row sees itself, as rows of padding may.
+    """
+    keys = allowed.shape[-1]
+    index = torch.arange(keys, device=allowed.device)
+    first = torch.where(allowed, index, keys).amin(-1)
+    last = torch.where(allowed, index, -1).amax(-1)
+    # Keys k - 1 and k are of one text where a row sees no later first key and no earlier last one.
+    steps = torch.zeros((*first.shape[:-1], keys + 2), dtype=torch.int32, device=allowed.device)
+    one = (first < last).int()
+    steps.scatter_add_(-1, first + 1, one).scatter_add_(-1, last + 1, -one)
+    joined = steps.cumsum(-1) > 0
+    seen = allowed.any(-2)
+    later = seen.cumsum(-1) > 1
+    return bool((seen & later & ~joined[..., :keys] & joined[..., 1 : keys + 1]).any())
 
 
 def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch.Tensor | None:

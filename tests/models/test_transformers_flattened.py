@@ -67,8 +67,23 @@ def test_texts_that_positions_alone_tell_apart(name):
     torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
     for pattern in (sa.Band((3, 0), sinks=1), sa.Strided(2, 4), sa.BlockTopK(16)):
         apply(model, pattern)
-        with pytest.raises(NotImplementedError, match=r"layer 0.*position_ids pack.*cu_seq_lens_q"):
+        with pytest.raises(NotImplementedError, match=r"layer 0.*position_ids keep.*cu_seq_lens_q"):
             model(**row, use_cache=False)
+
+
+def test_texts_that_a_mask_of_the_caller_keeps_apart():
+    row, texts = flattened()
+    of_text = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    row = {name: row[name] for name in ("input_ids", "position_ids")}
+    row["attention_mask"] = (of_text[:, None] == of_text).tril()[None, None]
+    model = apply(build(CONFIGS["llama"]()), sa.Policy(sa.Band((3, 0)), dense_below=0))
+    with torch.no_grad():
+        alone = [model(input_ids=text, use_cache=False).logits for text in texts]
+        logits = model(**row, use_cache=False).logits
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+    apply(model, sa.Policy(sa.Band((3, 0), sinks=1), dense_below=0))
+    with pytest.raises(NotImplementedError, match=r"layer 0.*texts of one row.*a row of its own"):
+        model(**row, use_cache=False)
 
 
 def test_a_window_that_no_pattern_joins_is_refused():

@@ -165,3 +165,35 @@ def test_a_part_with_attention_of_its_own_gets_a_dense_mask():
     ids, mask = text("right")
     inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(2, 3, 32, 32))
     assert_same(output(ours, **inputs), output(eager, **inputs), mask)
+
+
+def pixtral():
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.PixtralVisionConfig(**sizes, image_size=32, patch_size=4)
+    return build(config, cls=transformers.PixtralVisionModel)
+
+
+def of_pixtral(model, pixels, sizes):
+    with torch.no_grad():
+        call = dict(pixel_values=pixels, image_sizes=torch.tensor(sizes))
+        return model(**call).last_hidden_state
+
+
+def test_images_that_a_mask_keeps_apart_in_one_row():
+    """Windows stay inside of each; what counts from a beginning has that of the first alone."""
+    pixels, sizes = torch.randn(2, 3, 32, 32), [[32, 24], [16, 32]]
+    model = apply(pixtral(), sa.Band((5, 5)))
+    alone = [
+        of_pixtral(model, pixels[i : i + 1, :, :height, :width], [size])
+        for i, size in enumerate(sizes)
+        for height, width in [size]
+    ]
+    torch.testing.assert_close(of_pixtral(model, pixels, sizes), torch.cat(alone, 1))
+    for pattern in (sa.Band((5, 5), sinks=2), sa.Band((5, 5), global_tokens=1), sa.BlockTopK()):
+        apply(model, sa.Policy(pattern, dense_below=0))
+        of_pixtral(model, pixels[:1], sizes[:1])
+        for attend in (model, torch.compile(model, backend="eager")):
+            with pytest.raises(
+                NotImplementedError, match="layer 0.*texts of one row that a mask keeps apart"
+            ):
+                of_pixtral(attend, pixels, sizes)

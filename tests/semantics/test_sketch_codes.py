@@ -1,5 +1,7 @@
 """The key sketch itself: its codes and ranges, its growth and room, and the keys it refuses."""
 
+import math
+
 import pytest
 import torch
 from reference import DTYPES, Shape
@@ -238,8 +240,8 @@ def test_pages_that_a_cache_lacks(table, used, sentence):
     assert torch.equal(same.codes, whole.codes)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
-def test_scales_are_above_zero(scale):
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_scales_are_above_zero_and_finite(scale):
     key = torch.randn(1, 2, 32, 16).to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"key_scale above 0, got (0|-1|nan)"):
+    with pytest.raises(ValueError, match=r"key_scale above 0 and finite, got (0|-1|inf|nan)"):
         sa.KeySketch(key, key_scale=torch.tensor([1.0, scale]))

@@ -1,5 +1,7 @@
 """Keys and values of float8_e4m3fn: attention on what they stand for, within the error rule."""
 
+import math
+
 import pytest
 import torch
 from ragged import RAGGED_PATTERNS, Serving, make_pages
@@ -211,13 +213,13 @@ def test_pages_without_a_sequence(device):
     assert bool((out == 7).all())
 
 
-@pytest.mark.parametrize("number", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("number", [0.0, -1.0, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["key_scale", "value_scale"])
-def test_scales_that_are_not_above_0_are_refused_on_a_cpu(name, number):
+def test_scales_of_no_use_are_refused_on_a_cpu(name, number):
     """As other contents that the host can see; a GPU's are not looked at."""
     query, key, value = inputs("cpu", torch.float16)
     scale = {name: torch.tensor([1.0, number])}
-    sentence = f"expected {name} above 0, got {number:g}$"
+    sentence = f"expected {name} above 0 and finite, got {number:g}$"
     with pytest.raises(ValueError, match=f"^sparse_attn::fused: {sentence}"):
         sa.fused_attention(query, key, value, **scale)
     caches = [torch.zeros(2, 16, 2, 64).to(FLOAT8) for _ in range(2)]
