@@ -21,6 +21,7 @@ from ._model_source import appends_keys
 from ._positions import (
     has_origin,
     has_texts_apart,
+    intervals_around,
     narrowed_mask,
     origin_of,
     query_positions,
@@ -166,4 +167,6 @@ def _masked(
         common["query_offset"] = query_positions(mask, note, batch, seq_q)
     if isinstance(pattern._region, BlockTopK):
         common["is_causal"] = is_causal
+        if "key_bounds" not in common:  # what a dense mask hides would have a part in the choice
+            common["key_bounds"] = intervals_around(mask).expand(batch, -1, seq_q, -1)
     return common

@@ -20,7 +20,14 @@ from ..patterns import Pattern
 from ._masks import Note, in_graph, is_intervals
 from ._model_source import makes_masks, takes_cache
 
-__all__ = ["has_origin", "has_texts_apart", "narrowed_mask", "origin_of", "query_positions"]
+__all__ = [
+    "has_origin",
+    "has_texts_apart",
+    "intervals_around",
+    "narrowed_mask",
+    "origin_of",
+    "query_positions",
+]
 
 
 def has_origin(module: nn.Module, note: Note | None, seq_q: int, seq_kv: int) -> bool:
@@ -73,6 +80,16 @@ def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch
     else:
         first = bool_mask(mask).any(1).any(1).int().argmax(-1)
     return first.to(torch.int32).expand(batch).contiguous()
+
+
+def intervals_around(mask: torch.Tensor) -> torch.Tensor:
+    """Return the first and the end of what each row of a dense mask sees, int32 (..., Sq, 2)."""
+    allowed = bool_mask(mask)
+    keys = mask.shape[-1]
+    index = torch.arange(keys, device=mask.device, dtype=torch.int32)
+    first = torch.where(allowed, index, keys).amin(-1)
+    end = torch.where(allowed, index + 1, 0).amax(-1)
+    return torch.stack([first, end], dim=-1)
 
 
 def _slides(module: nn.Module) -> bool:

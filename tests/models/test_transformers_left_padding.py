@@ -159,3 +159,28 @@ def test_a_compiled_model_reads_the_mask():
     inputs = dict(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
     compiled = torch.compile(model, backend="eager")
     assert_same(output(compiled, **inputs)[:1, 5:], output(model, **inputs)[:1, 5:])
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "in a graph"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
+def test_blocks_are_chosen_among_the_keys_that_a_dense_mask_leaves(name, kind):
+    config = CONFIGS[name]()
+    config.sliding_window = 40  # Mistral's: of two blocks and a half
+    model = apply(build(config), sa.BlockTopK(16, 0.3, local_blocks=1))
+    length, pads = 128, 64
+    ids = torch.randint(3, VOCABULARY, (1, length))
+    mask = (torch.arange(length) >= pads).long()[None]
+    inputs = dict(input_ids=ids, position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
+    inputs |= {} if name == "bert" else {"use_cache": False}
+    alone = {k: v if v is False else v[:, pads:] for k, v in inputs.items()}
+    want = output(model, **alone, attention_mask=mask[:, pads:])
+    if kind == "in a graph":
+        model, inputs["attention_mask"] = torch.compile(model, backend="eager"), mask
+    else:
+        allowed = mask.bool()[:, None, None]
+        if name != "bert":
+            back = torch.arange(length)[:, None] - torch.arange(length)
+            allowed = allowed & (back >= 0) & ((back < 40) if name == "mistral" else True)
+        least = torch.finfo(torch.float32).min
+        inputs["attention_mask"] = allowed if kind == "bool" else torch.where(allowed, 0.0, least)
+    assert_same(output(model, **inputs)[:, pads:], want)
