@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .._checks import dtype_name
+from .._head_calls import ListsByHead
 from .._origins import asks_positions, counts_from_origin
 from ..patterns import Band, BlockSparse, BlockTopK, Full, Pattern
 from ._layer import layer_error, place
@@ -44,7 +45,7 @@ def placed(
         _check_mask(module, mask, query.shape[0])
     pattern = without_cut(pattern, is_causal)
     if not isinstance(pattern, Full) and appends_keys(type(module)):
-        got = f"{type(pattern).__name__} in a layer that appends keys to those of its text"
+        got = f"{_name_of(pattern)} in a layer that appends keys to those of its text"
         raise layer_error(module, "pattern", got, "list the layer in the policy's dense_layers")
     origin = _origin(module, pattern, mask, note, query, key)
     if isinstance(origin, torch.Tensor) and mask is not None and _scattered(pattern):
@@ -98,6 +99,11 @@ def _narrower(side: int | None, other: int | None) -> int | None:
     return other if side is None else side if other is None else min(side, other)
 
 
+def _name_of(pattern: Pattern) -> str:
+    """Return what a user calls a pattern; several settings of block top-k are a class of ours."""
+    return type(pattern._region if isinstance(pattern, ListsByHead) else pattern).__name__
+
+
 def _scattered(pattern: Pattern) -> bool:
     """Whether a pattern holds an index tensor of global tokens."""
     return isinstance(pattern, Band) and isinstance(pattern.global_tokens, torch.Tensor)
@@ -112,7 +118,7 @@ def _origin(
     key: torch.Tensor,
 ) -> torch.Tensor | None:
     """Return the key of each text's first token for patterns that count from it, else None."""
-    name = type(pattern).__name__
+    name = _name_of(pattern)
     if note is not None and note.dropped and isinstance(pattern._region, (BlockSparse, BlockTopK)):
         advice = "list the layer in the policy's dense_layers"
         if query.shape[2] == 1:

@@ -65,9 +65,12 @@ def test_texts_that_positions_alone_tell_apart(name):
         alone = [model(input_ids=text, use_cache=False).logits for text in texts]
         logits = model(**row, use_cache=False).logits
     torch.testing.assert_close(logits, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
-    for pattern in (sa.Band((3, 0), sinks=1), sa.Strided(2, 4), sa.BlockTopK(16)):
+    by_head = sa.ByHead({0: sa.BlockTopK(16)}, rest=sa.BlockTopK(16, mass=0.5))
+    for pattern in (sa.Band((3, 0), sinks=1), sa.Strided(2, 4), sa.BlockTopK(16), by_head):
         apply(model, pattern)
-        with pytest.raises(NotImplementedError, match=r"layer 0.*position_ids keep.*cu_seq_lens_q"):
+        kind = "BlockTopK" if pattern is by_head else type(pattern).__name__
+        refusal = rf"layer 0.*pattern={kind} .*position_ids keep.*cu_seq_lens_q"
+        with pytest.raises(NotImplementedError, match=refusal):
             model(**row, use_cache=False)
 
 
