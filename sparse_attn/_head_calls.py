@@ -240,7 +240,8 @@ def attend_by_head(
     try:
         results = [attend(*call.tensors, call.pattern, **call.common) for call in calls]
     except ValueError:
-        if op is not None and len(calls) > 1:
+        by_head = len(calls) > 1 or isinstance(calls[0].pattern, ListsByHead)
+        if op is not None and by_head:
             check_whole(op, query, key, value, {**common, **placing})
         raise
     if len(results) == 1:

@@ -56,6 +56,16 @@ def test_tensors_of_other_heads(device, function, wrong):
     assert torch.equal(function(**call), before)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_keys_that_do_not_fit_where_settings_choose_lists_for_one_call(device, function):
+    """The choice sees the heads of one setting; the sentence is of the call's tensors."""
+    pattern = sa.ByHead({0: sa.BlockTopK(16, mass=0.3)}, rest=sa.BlockTopK(16))
+    query, key, value = SHAPE.make(device)
+    sentence = r"expected key of shape \(2, heads, .*, got shape \(1, 4, 20, 16\)$"
+    with pytest.raises(ValueError, match=sentence):
+        function(query, key[:1], value[:1], pattern)
+
+
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, 2), (1, 4)], ids=str)
 def test_scales_of_other_heads(device, shape):
     query, key, value = SHAPE.make(device)
