@@ -40,9 +40,10 @@ class Nearest(NamedTuple):
 def nearest(mask: torch.Tensor, is_causal: bool = False) -> Nearest:
     """Return the pattern of windows and columns that differs from a mask in the fewest pairs.
 
-    Sides, steps, sinks and global tokens are read off the diagonals, columns and rows that are more
-    than half allowed; a side that reaches the edge of the mask has no limit. For a mask that no
-    such pattern is near, `BlockLayout.from_token_mask` is exact.
+    Sides, steps, sinks and the first global tokens are read off the diagonals, columns and rows
+    that are more than half allowed; a side that reaches the edge of the mask has no limit. Global
+    tokens elsewhere are not looked for. For a mask that no such pattern is near,
+    `BlockLayout.from_token_mask` is exact.
 
     Parameters
     ----------
