@@ -43,8 +43,8 @@ class Pairs:
     def __call__(self, call: Attended) -> None:
         """Count a call."""
         visited, allowed = (
-            row_counts(call.query, call.key, judged, call.common)
-            for judged in (call.pattern, Full())
+            row_counts(call.query, call.key, *judged)
+            for judged in ((call.pattern, call.common), call.under(Full()))
         )
         heads, length = call.query.shape[1:3]
         if 1 < length == call.key.shape[2]:

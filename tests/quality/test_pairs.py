@@ -58,3 +58,23 @@ def test_calls_that_stay_with_torch_count_as_dense():
     # 3 heads of 16 under the band, 4 of 12 dense
     want = (3 * share + 4) / 7
     assert judge(Own(16, 12), hidden)["band"].pairs == pytest.approx(want)
+
+
+@pytest.mark.parametrize("padding", [0, 5], ids=["whole", "padded"])
+@pytest.mark.parametrize(("name", "windowed"), [("mistral", 2), ("gemma2", 1), ("llama", 0)])
+def test_allowed_pairs_are_those_of_the_models_own_windows(name, windowed, padding):
+    pytest.importorskip("transformers")
+    from tiny_models import CONFIGS, WINDOW, build
+
+    length, inner = 40, sa.Band((3, 0))
+    ids = torch.randint(3, 97, (1, padding + length))
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(padding + length) >= padding)[None]}
+    policies = {"own": sa.Full(), "band": inner}
+    judged = sa.quality.model(build(CONFIGS[name]()), inputs, policies, timed=False, progress=False)
+    window, whole, visited = (
+        pattern.density(length, length, is_causal=True)
+        for pattern in (sa.Band((WINDOW - 1, 0)), sa.Full(), inner)
+    )
+    allowed = windowed * window + (2 - windowed) * whole  # of two layers
+    assert judged["own"].pairs == 1
+    assert judged["band"].pairs == pytest.approx(2 * visited / allowed)
