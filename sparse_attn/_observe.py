@@ -38,6 +38,8 @@ class Attended:
         Keyword arguments but for ``out``.
     place : callable, optional
         Pattern -> the pattern and keywords of the layer's call under it, where these depend on it.
+    windowed : bool
+        Whether the model's own mask holds a window, which `pattern` or a bound may say.
     """
 
     layer: int
@@ -47,6 +49,7 @@ class Attended:
     pattern: Pattern
     common: dict[str, Any]
     place: Place | None = None
+    windowed: bool = False
 
     def under(self, pattern: Pattern) -> tuple[Pattern, dict[str, Any]]:
         """Return the pattern and keywords of this layer's call under another pattern."""
@@ -100,17 +103,19 @@ def attend_in(
     value: torch.Tensor,
     pattern: Pattern,
     place: Place | None = None,
+    windowed: bool = False,
     **common: Any,
 ) -> torch.Tensor:
     """Call `sparse_attention` for a model's layer; None is a call that no policy numbers.
 
-    Watchers learn by `place` what the call would be under another pattern.
+    Watchers learn by `place` what the call would be under another pattern, and by `windowed`
+    whether the model's own mask holds a window.
     """
     if "attn_mask" in common:
         common["attn_mask"] = rankable(pattern, common["attn_mask"])
     if _watchers and layer is not None:
         given = {name: argument for name, argument in common.items() if name != "out"}
-        call = Attended(layer, query, key, value, pattern, given, place)
+        call = Attended(layer, query, key, value, pattern, given, place, windowed)
         for watcher in _watchers:
             watcher(call)
     if _substitutes:

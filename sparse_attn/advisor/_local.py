@@ -65,7 +65,7 @@ class Local:
     def __call__(self, call: Attended) -> None:
         """Judge all candidates on a layer's tensors."""
         layer, query, key = call.layer, call.query, call.key
-        if call.pattern != Full() or query.shape[2] != key.shape[2]:
+        if call.windowed or query.shape[2] != key.shape[2]:
             self.skipped.add(layer)
             return
         if self.figures and self.late():

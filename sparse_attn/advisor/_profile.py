@@ -53,13 +53,13 @@ class _Layers:
         self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __call__(self, call: Attended) -> None:
-        """Time a layer's call; layers with a pattern of their own keep it."""
+        """Time a layer's call; layers with a window of their own keep it."""
         tensors = call.query, call.key, call.value
         self.seen = call.query[:, :, :1], call.key[:, :, :1]
         self.is_causal = call.is_causal
         calls = {}
         for name, candidate in self.found.items():
-            if call.pattern != Full():
+            if call.windowed:
                 judged = call.pattern
             elif isinstance(candidate, Policy):
                 judged = candidate.choose(call.layer, call.query.shape[2], call.key.shape[2])

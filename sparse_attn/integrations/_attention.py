@@ -153,7 +153,8 @@ def attention(
 
         pattern, arguments = place(pattern)
         number = None if layer is None else layer.number
-        return attend_in(number, query, key, value, pattern, place, **arguments)
+        windowed = note is not None and note.inside is not None and note.inside[0] is not None
+        return attend_in(number, query, key, value, pattern, place, windowed, **arguments)
 
     attend: Callable[..., torch.Tensor]
     common: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sink_logits": s_aux}

@@ -274,6 +274,18 @@ def test_windows_of_the_model_are_left_alone(on_device, ids):
         advise(build(config, "sdpa"), ids)
 
 
+@pytest.mark.parametrize("holes", [False, True], ids=["left", "holes"])
+def test_windows_of_the_model_are_left_alone_in_padded_texts(on_device, ids, holes):
+    config = CONFIGS["qwen3_sliding"]()
+    config.layer_types = ["sliding_attention", "full_attention"]
+    mask = torch.ones_like(ids).repeat(2, 1)
+    mask[:, :20] = 0
+    mask[:, 40] = not holes
+    inputs = {"input_ids": ids.repeat(2, 1), "attention_mask": mask}
+    advice = advise(build(config, "sdpa"), inputs)
+    assert advice.skipped == (0,) and {layer for layer, _ in advice.choice} == {1}
+
+
 class Own(torch.nn.Module):
     """Two layers that call torch's SDPA themselves."""
 
