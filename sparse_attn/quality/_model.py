@@ -44,7 +44,8 @@ class PolicyQuality:
     ----------
     name : str
     pairs : float
-        Visited pairs over allowed pairs, over all layers, heads and inputs.
+        Visited pairs over allowed pairs, over all layers, heads and inputs; NaN where they are not
+        seen: of texts packed by ``cu_seq_lens_q``, of Longformer and of BigBird's blocks.
     perplexity : float or None
         Of the next tokens; None where every layer sees tokens past a row's own, and of an
         encoder-decoder without ``decoder_input_ids``.
@@ -193,7 +194,7 @@ def _cells(row: PolicyQuality, dense: PolicyQuality) -> tuple[str, ...]:
         top1, kl = f"{row.top1:.1%}", f"{row.kl:.4f}"
     return (
         row.name,
-        f"{row.pairs:.1%}",
+        "" if math.isnan(row.pairs) else f"{row.pairs:.1%}",
         perplexity,
         top1,
         kl,

@@ -74,7 +74,10 @@ class Pairs:
         raise refuse(owner, f"a model with attention that {name} reaches", got)
 
     def share(self, counted: bool) -> float:
-        """Return visited over allowed; a model's own attention is not seen and sees all."""
-        if not counted:
+        """Return visited over allowed, NaN where a policy's calls were not seen.
+
+        A model's own attention is not seen and sees all.
+        """
+        if not counted or (self._is_served and not self.allowed):
             return math.nan
         return self.visited / self.allowed if self.allowed else 1.0

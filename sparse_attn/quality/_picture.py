@@ -44,8 +44,12 @@ def draw_frontier(ax: Any, points: Sequence[tuple[float, float]]) -> None:
 
 
 def draw(rows: Sequence[Judged], ax: Any = None) -> Any:
-    """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small."""
+    """Draw one numbered point a row: pairs across, KL (or relative L1) up, both better if small.
+
+    A row whose pairs are not known has none.
+    """
     ax = axes_for(ax, 7, 4.5)
+    rows = [row for row in rows if not math.isnan(row.pairs)]
     has_tokens = all(row.kl is not None for row in rows)
     label = "KL to dense attention" if has_tokens else "relative L1 of the output"
     points = [

@@ -1,5 +1,7 @@
 """quality.model's pairs are those that ran: calls that stay with torch visit all of theirs."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -78,3 +80,23 @@ def test_allowed_pairs_are_those_of_the_models_own_windows(name, windowed, paddi
     allowed = windowed * window + (2 - windowed) * whole  # of two layers
     assert judged["own"].pairs == 1
     assert judged["band"].pairs == pytest.approx(2 * visited / allowed)
+
+
+def test_pairs_that_are_not_seen_are_not_said_to_be_all():
+    """Those of texts packed into one row by ``cu_seq_lens_q``."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("matplotlib")
+    from tiny_models import CONFIGS, build
+
+    starts = torch.tensor([0, 15, 40], dtype=torch.int32)
+    inputs = {"input_ids": torch.randint(3, 97, (1, 40)), "max_length_q": 25, "max_length_k": 25}
+    inputs |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "use_cache": False}
+    inputs["position_ids"] = torch.cat([torch.arange(15), torch.arange(25)])[None]
+    policies = {"band": sa.Band((3, 0))}
+    found = sa.quality.model(
+        build(CONFIGS["llama"]()), inputs, policies, timed=False, progress=False
+    )
+    assert math.isnan(found["band"].pairs) and found["dense"].pairs == 1
+    dense, band = (line.split() for line in found.table().splitlines()[1:])
+    assert "100.0%" in dense and "%" not in band[1]
+    found.plot()
