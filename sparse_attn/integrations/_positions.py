@@ -45,26 +45,20 @@ def has_texts_apart(module: nn.Module, note: Note | None, mask: torch.Tensor | N
         return note is not None and note.packed
     if in_graph() or is_tracing(mask):
         return makes_masks(type(module)) and not takes_cache(type(module))
-    return _falls_apart(bool_mask(mask))
+    return _falls_apart(mask)
 
 
-def _falls_apart(allowed: torch.Tensor) -> bool:
+def _falls_apart(mask: torch.Tensor) -> bool:
     """Whether keys after the first text, two of them or more, are seen by rows of their own.
 
     A key alone is one whose row sees itself, as rows of padding may.
     """
-    keys = allowed.shape[-1]
-    index = torch.arange(keys, device=allowed.device)
-    first = torch.where(allowed, index, keys).amin(-1)
-    last = torch.where(allowed, index, -1).amax(-1)
-    # Keys k - 1 and k are of one text where a row sees no later first key and no earlier last one.
-    steps = torch.zeros((*first.shape[:-1], keys + 2), dtype=torch.int32, device=allowed.device)
-    one = (first < last).int()
-    steps.scatter_add_(-1, first + 1, one).scatter_add_(-1, last + 1, -one)
-    joined = steps.cumsum(-1) > 0
-    seen = allowed.any(-2)
-    later = seen.cumsum(-1) > 1
-    return bool((seen & later & ~joined[..., :keys] & joined[..., 1 : keys + 1]).any())
+    first, end = intervals_around(mask)[..., None].unbind(-2)
+    index = torch.arange(mask.shape[-1], device=mask.device)
+    joined = ((first < index) & (index < end)).any(-2)  # each key to the one before it
+    seen = bool_mask(mask).any(-2)
+    begins = seen & ~joined & (seen.cumsum(-1) > 1)
+    return bool((begins & pad(joined[..., 1:], (0, 1))).any())
 
 
 def origin_of(note: Note | None, mask: torch.Tensor | None, batch: int) -> torch.Tensor | None:
