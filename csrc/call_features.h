@@ -32,30 +32,36 @@ inline bool all_aligned(const AttentionParams& params) {
          is_aligned(keys.value, blocks, p.heads_kv, p.seq_kv, keys.dtype);
 }
 
-/// What a call asks for.
-inline Features features_of(const AttentionParams& params) {
-  const Problem& problem = params.problem;
-  const Sequences& sequences = params.sequences;
-  const Scores& scores = params.scores;
-  const Pattern& pattern = params.pattern;
-  const bool window = pattern.left < kUnlimited || pattern.right < kUnlimited;
+/// Of the parts that attention and selection share.
+inline Features features_of(const Problem& problem, const Sequences& sequences,
+                            const KeySource& keys, const Scores& scores) {
   Features features;
   features.add(Feature::kFloat32, problem.dtype == Dtype::kFloat32);
-  features.add(Feature::kUnaligned, !all_aligned(params));
-  features.add(Feature::kValueDim, problem.value_dim != problem.head_dim);
   features.add(Feature::kQueryOffsets, sequences.query_offsets != nullptr);
-  features.add(Feature::kKeyOrigins, sequences.key_origins != nullptr && pattern.has_origin());
   features.add(Feature::kPacked,
                sequences.first_rows != nullptr || sequences.first_keys != nullptr);
   features.add(Feature::kUsedKeys, sequences.used_keys != nullptr);
-  features.add(Feature::kPaged, params.keys.paged());
-  features.add(Feature::kFloat8Keys, params.keys.dtype == Dtype::kFloat8);
+  features.add(Feature::kPaged, keys.paged());
+  features.add(Feature::kFloat8Keys, keys.dtype == Dtype::kFloat8);
   features.add(Feature::kMask, scores.mask.kind != MaskKind::kNone);
   features.add(Feature::kKeyBounds, scores.bounds.data != nullptr);
   features.add(Feature::kSoftcap, scores.softcap != 0.0f);
   features.add(Feature::kOddScale, !cuda::is_common_scale(scores.scale));
   features.add(Feature::kSinkLogits, scores.sink_logits != nullptr);
   features.add(Feature::kAlibi, scores.alibi.slopes != nullptr);
+  return features;
+}
+
+/// What a call asks for.
+inline Features features_of(const AttentionParams& params) {
+  const Problem& problem = params.problem;
+  const Pattern& pattern = params.pattern;
+  const bool window = pattern.left < kUnlimited || pattern.right < kUnlimited;
+  Features features = features_of(problem, params.sequences, params.keys, params.scores);
+  features.add(Feature::kUnaligned, !all_aligned(params));
+  features.add(Feature::kValueDim, problem.value_dim != problem.head_dim);
+  features.add(Feature::kKeyOrigins,
+               params.sequences.key_origins != nullptr && pattern.has_origin());
   features.add(Feature::kWindow, window);
   features.add(Feature::kDilation, pattern.dilation > 1);
   features.add(Feature::kLead, pattern.has_lead());

@@ -9,7 +9,6 @@
 // Where there are few items, as of a chunk of a prompt, a cluster shares the keys of each: its
 // thread blocks walk over segments of their own, and exchange their sums.
 #include "../common/launch.cuh"
-#include "../common/log2_units.h"
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/tma.cuh"
@@ -158,12 +157,11 @@ using namespace estimates;
 bool serves_estimate_hopper(const SelectParams& params, const Estimate& estimate) {
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  const bool halves = params.problem.dtype != Dtype::kFloat32 && params.problem.head_dim <= 128;
   const int32_t per_block = estimate.per_block;
   const bool whole = per_block >= 8 && per_block <= kKeys && kKeys % per_block == 0;
-  return major == 9 && halves && whole && estimate.slices == 1 &&
-         params.scores.bounds.data == nullptr && is_common_scale(params.scores.scale) &&
-         params.scores.softcap == 0 && ceil_div(params.block_q, estimate.rows) <= kVectors &&
+  return major == 9 && params.problem.head_dim <= 128 && whole && estimate.slices == 1 &&
+         features_of(params).within(kScaledByWgmma) &&
+         ceil_div(params.block_q, estimate.rows) <= kVectors &&
          begins_at_16_bytes(estimate.query, 2) && begins_at_16_bytes(estimate.key, 2);
 }
 

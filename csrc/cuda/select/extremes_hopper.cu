@@ -137,9 +137,8 @@ bool serves_extremes_hopper(const SelectParams& params) {
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
   return major == 9 && params.selector == Selector::kMinMax &&
-         params.problem.dtype != Dtype::kFloat32 && params.problem.head_dim <= 256 &&
-         params.scores.bounds.data == nullptr && begins_at_16_bytes(params.query, 2) &&
-         2 * kRows % params.block_q == 0;
+         features_of(params).within(kScoredByWgmma) && params.problem.head_dim <= 256 &&
+         begins_at_16_bytes(params.query, 2) && 2 * kRows % params.block_q == 0;
 }
 
 Status launch_extremes_hopper(const SelectParams& params, const TensorView& key,

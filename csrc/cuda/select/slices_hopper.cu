@@ -155,9 +155,8 @@ using namespace slices;
 bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) {
   int32_t major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  if (major != 9 || params.problem.dtype == Dtype::kFloat32 ||
-      params.scores.bounds.data != nullptr || !begins_at_16_bytes(estimate.query, 2) ||
-      !begins_at_16_bytes(estimate.key, 2)) {
+  if (major != 9 || !features_of(params).within(kScoredByWgmma) ||
+      !begins_at_16_bytes(estimate.query, 2) || !begins_at_16_bytes(estimate.key, 2)) {
     return false;
   }
   const int32_t per_block = estimate.per_block;

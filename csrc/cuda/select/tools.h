@@ -8,7 +8,7 @@
 
 #include <numeric>
 
-#include "../../select_params.h"
+#include "../../select_features.h"
 
 namespace sparse_attn::cuda {
 
@@ -42,6 +42,14 @@ struct SelectWorkspace {
   SketchView sketch;             // sketch: the caller's, or one for the call
   float* tile_masses = nullptr;  // sketch: [B, Hq, Sq, tiles of kSketchTile keys]
 };
+
+/// What walks by wgmma take: scores that are scaled, whose rows see all keys or those up to their
+/// own position, and ...
+constexpr Features kScaledByWgmma =
+    Features::of(Feature::kQueryOffsets, Feature::kKeyOrigins, Feature::kUsedKeys);
+/// ... capped ones too.
+constexpr Features kScoredByWgmma =
+    kScaledByWgmma.with(Features::of(Feature::kSoftcap, Feature::kOddScale));
 
 /// Whether every row of the view begins at a multiple of so many bytes.
 inline bool begins_at(int64_t bytes, const TensorView& view, int32_t element_size) {
