@@ -113,3 +113,17 @@ def test_softcap_of_small_and_large_scores(attend, device, softcap, head_dim):
         common = {"softcap": softcap, "scale": scale}
         result = attend(sa.Full(), query, key, value, return_lse=True, **common)
         assert_close_to_reference(result, query, key, value, **common)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_softcap_of_scores_that_rise_below_zero(attend, device, head_dim):
+    """Key tiles whose scores all have a sign, and move the maxima of the tiles before."""
+    query, key, value = Shape(1, 2, 1, 300, 7 * 128, head_dim).make(device, attend.dtype)
+    levels = torch.tensor([-1, -10, -5, -0.1, -10, -14, 2], device=device)
+    for order in (levels, levels.flip(0)):
+        level = order.repeat_interleave(128)[:, None] / head_dim
+        query, key = torch.ones_like(query), (level + 0.01 * torch.randn_like(key)).to(key.dtype)
+        for softcap in (25.0, 50.0, 100.0):
+            common = {"softcap": softcap, "scale": 1.0}
+            result = attend(sa.Full(), query, key, value, return_lse=True, **common)
+            assert_close_to_reference(result, query, key, value, **common)

@@ -161,9 +161,7 @@ class Consumer {
     ptx::pin(s_);
     rings_.release_key();
     const auto end_pv = [&] { this->end_pv(); };
-    if (C::kSmallCaps && kTransforms && scores_.are_small(s_, info_, work())) {
-      softmax_.add_small(s_, scores_, end_pv);
-    } else {
+    if (!(C::kSmallCaps && kTransforms && softmax_.add_small(s_, scores_, info_, work(), end_pv))) {
       if constexpr (kMasked) prepare_scores<kTransforms>();
       softmax_.template add<kMasked, kTransforms>(s_, scores_, info_, end_pv);
     }

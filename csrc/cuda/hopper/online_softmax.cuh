@@ -16,6 +16,7 @@ template <class C>
 class OnlineSoftmax {
   using ScoreFragment = float[C::BLOCK_KV / 2];
   using OutFragment = float[C::HEAD_DIM / 2];
+  using Work = hopper::Work;
 
  public:
   __device__ __forceinline__ explicit OnlineSoftmax(const Arguments& args) : args_(args) {}
@@ -55,16 +56,27 @@ class OnlineSoftmax {
       add_exactly(s, plain(scores), end_pv);
     }
   }
-  /// ... of one whose scores are small beside a softcap, and all seen, ...
+  /// ... of one whose scores are small beside a softcap, and all seen; returns false of others, of
+  /// which nothing is made, ...
   template <class EndPv>
-  __device__ __forceinline__ void add_small(ScoreFragment& s, const TileScores<C>& scores,
+  __device__ __forceinline__ bool add_small(ScoreFragment& s, const TileScores<C>& scores,
+                                            const StepInfo& info, const Work& work,
                                             const EndPv& end_pv) {
-    if (follows_lazily<true>()) {
-      add_lazily(s, args_.small_cap, end_pv);
-    } else {
-      update_small_maxima(s, state_, args_.small_cap, scores.scale_log2());
-      add_exactly(s, args_.small_cap, end_pv);
+    const SmallCap& cap = args_.small_cap;
+    const auto rows = scores.rows_that_count(work);
+    const bool lazy = may_follow_lazily();
+    const bool low = lazy && have_low_maxima(state_, rows);
+    const float farthest = scores.farthest(s, info, rows);
+    if (cap.quadratic.serves(farthest) && !low) {
+      lazy ? add_lazily_by_scores(s, cap.quadratic, end_pv)
+           : add_small_exactly(s, scores, cap.quadratic, end_pv);
+      return true;
     }
+    if (cap.cubic.serves(farthest)) {
+      lazy ? add_lazily(s, cap.cubic, end_pv) : add_small_exactly(s, scores, cap.cubic, end_pv);
+      return true;
+    }
+    return false;
   }
   /// ... and of a narrow one.
   template <class EndPv>
@@ -102,7 +114,10 @@ class OnlineSoftmax {
   /// Whether maxima are followed lazily: not where they come off the scores.
   template <bool kTransforms>
   __device__ __forceinline__ bool follows_lazily() const {
-    return C::kLazy && (!C::kLazyByCall || args_.lazy) && !are_large<C, kTransforms>(args_);
+    return may_follow_lazily() && !are_large<C, kTransforms>(args_);
+  }
+  __device__ __forceinline__ bool may_follow_lazily() const {
+    return C::kLazy && (!C::kLazyByCall || args_.lazy);
   }
   static __device__ __forceinline__ PlainScores plain(const TileScores<C>& scores) {
     return {scores.scale_log2()};
@@ -115,12 +130,28 @@ class OnlineSoftmax {
     ptx::pin(s);
     exponentiate_rows(s, factors);
   }
+  template <class Cap, class EndPv>
+  __device__ __forceinline__ void add_small_exactly(ScoreFragment& s, const TileScores<C>& scores,
+                                                    const Cap& cap, const EndPv& end_pv) {
+    update_small_maxima(s, state_, cap, scores.scale_log2());
+    add_exactly(s, cap, end_pv);
+  }
   /// Scores that are being exponentiated need not wait for PV.
   template <class Factors, class EndPv, int kCount>
   __device__ __forceinline__ void add_lazily(float (&s)[kCount], const Factors& factors,
                                              const EndPv& end_pv) {
     moved_[0] = exponentiate_lazily<0>(s, state_, factors);
     moved_[1] = exponentiate_lazily<1>(s, state_, factors);
+    end_pv();
+  }
+  /// The same by the scores' own maxima, which are there.
+  template <class Factors, class EndPv>
+  __device__ __forceinline__ void add_lazily_by_scores(ScoreFragment& s, const Factors& factors,
+                                                       const EndPv& end_pv) {
+    const float high[2] = {highest_by_bits<1>(kLeastBits, s, 0),
+                           highest_by_bits<1>(kLeastBits, s, 1)};
+    moved_[0] = exponentiate_lazily<0>(s, state_, factors, high[0]);
+    moved_[1] = exponentiate_lazily<1>(s, state_, factors, high[1]);
     end_pv();
   }
 

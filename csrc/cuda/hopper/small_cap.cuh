@@ -1,45 +1,67 @@
 // Softcap of key tiles whose scores are all small beside it: a polynomial that ends in the product
-// that the exponential takes anyhow. Other tiles take cap_scores() of softmax.cuh.
+// that the exponential takes anyhow, shorter where scores are smaller. Other tiles take
+// cap_scores() of softmax.cuh.
 #pragma once
 
 #include "softmax.cuh"
 
 namespace sparse_attn::cuda::hopper {
 
-/// Softcap where all scores of a tile are small beside it: cap tanh(s / cap) as s P(s^2), of which
-/// the exponent of 2 is one product more. The highest score's is the highest, since P rises with s.
-struct SmallCap {
-  float terms[4];     // of P, in exponents of 2
-  float limit = 0;    // of |s|
-  float inverse = 0;  // of the exponents' unit
+/// Where scores are small: cap tanh(s / cap) as s P(s^2), P of degree kDegree, of which the
+/// exponent of 2 is one product more. The highest score's is the highest, since P rises with s.
+template <int kDegree>
+struct CapPolynomial {
+  float terms[kDegree + 1];  // of P, in exponents of 2
+  float limit = 0;           // of |s|
+  float inverse = 0;         // of the exponents' unit
 
-  /// That of scores times `rate`, to which the cap is 1: relative error 4e-7 in float32.
-  static SmallCap of(double rate, double scale_log2) {
-    constexpr double kTanh[] = {0.999999757, -0.333294672, 0.132363688, -0.0460281841};
-    constexpr double kEnd = 0.45, kMostRate = 100, kMostScore = 1e9;  // so that nothing overflows
-    SmallCap cap = {};
+  /// That of scores times `rate`, to which the cap is 1, below `end`: `tanh` are the terms for x
+  /// P(x^2) = tanh(x).
+  static CapPolynomial of(const double (&tanh)[kDegree + 1], double end, double rate,
+                          double scale_log2) {
+    constexpr double kMostRate = 100, kMostScore = 1e9;  // so that nothing overflows
+    CapPolynomial cap = {};
     if (rate <= 0 || rate > kMostRate) return cap;
     double power = scale_log2 * rate;
-    for (int i = 0; i < 4; ++i, power *= rate * rate) {
-      cap.terms[i] = static_cast<float>(kTanh[i] * power);
+    for (int i = 0; i <= kDegree; ++i, power *= rate * rate) {
+      cap.terms[i] = static_cast<float>(tanh[i] * power);
     }
-    cap.limit = static_cast<float>(kEnd / rate < kMostScore ? kEnd / rate : kMostScore);
+    cap.limit = static_cast<float>(end / rate < kMostScore ? end / rate : kMostScore);
     cap.inverse = static_cast<float>(1 / scale_log2);
     return cap;
   }
+  /// Whether it serves a warp's scores, of which those that count are so far from 0.
+  __device__ __forceinline__ bool serves(float farthest) const {
+    return !__any_sync(~0u, farthest >= limit);
+  }
   __device__ __forceinline__ float factor(float s) const {
     const float z = s * s;
-    return fmaf(fmaf(fmaf(terms[3], z, terms[2]), z, terms[1]), z, terms[0]);
+    float p = terms[kDegree];
+#pragma unroll
+    for (int i = kDegree - 1; i >= 0; --i) p = fmaf(p, z, terms[i]);
+    return p;
   }
 };
 
-/// Whether all scores of a warp's rows that count are small. By the bits of scores: as integers the
-/// highest one is the highest without a sign or else the lowest of all, and as unsigned ones it is
-/// the lowest with a sign or else the highest of all. By the extremes of rows, since what the
-/// branch needs ptxas does not move past the wait that follows it.
+/// Relative errors of 2e-7 and 3e-7, and those of float32.
+struct SmallCap {
+  CapPolynomial<2> quadratic;
+  CapPolynomial<3> cubic;
+
+  static SmallCap of(double rate, double scale_log2) {
+    constexpr double kQuadratic[] = {0.9999998146, -0.3332642443, 0.1295010845};
+    constexpr double kCubic[] = {0.999999757, -0.333294672, 0.132363688, -0.0460281841};
+    return {CapPolynomial<2>::of(kQuadratic, 0.22, rate, scale_log2),
+            CapPolynomial<3>::of(kCubic, 0.45, rate, scale_log2)};
+  }
+};
+
+/// The greatest |s| of a thread's rows that count. By the bits of scores: as integers the highest
+/// one is the highest without a sign or else the lowest of all, and as unsigned ones it is the
+/// lowest with a sign or else the highest of all. By the extremes of rows, since what the branch
+/// needs ptxas does not move past the wait that follows it.
 template <class Rows, int kCount>
-__device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallCap& cap,
-                                          const Rows& rows) {
+__device__ __forceinline__ float farthest_of(const float (&s)[kCount], const Rows& rows) {
   float farthest = 0.0f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -53,13 +75,21 @@ __device__ __forceinline__ bool are_small(const float (&s)[kCount], const SmallC
     const float extreme = fmaxf(fabsf(high), fabsf(__uint_as_float(low)));
     farthest = fmaxf(farthest, rows.counts(r) ? extreme : 0.0f);
   }
-  return !__any_sync(~0u, farthest >= cap.limit);
+  return farthest;
 }
 
-/// update_maxima() for them.
-template <int kCount>
+/// Whether the maximum of some row of the warp that counts, followed lazily, is so low that a score
+/// with a sign may move it.
+template <class Rows>
+__device__ __forceinline__ bool have_low_maxima(const SoftmaxState& state, const Rows& rows) {
+  return __any_sync(~0u, (rows.counts(0) && state.m[0] < -kMostLag) ||
+                             (rows.counts(1) && state.m[1] < -kMostLag));
+}
+
+/// update_maxima() for small scores.
+template <class Cap, int kCount>
 __device__ __forceinline__ void update_small_maxima(const float (&s)[kCount], SoftmaxState& state,
-                                                    const SmallCap& cap, float scale) {
+                                                    const Cap& cap, float scale) {
   float high[2] = {highest_by_bits<1>(kLeastBits, s, 0), highest_by_bits<1>(kLeastBits, s, 1)};
   if (have_signs(state) && __any_sync(~0u, has_sign(high[0]) || has_sign(high[1]))) {
     high[0] = highest(s, 0);

@@ -187,21 +187,40 @@ __device__ __forceinline__ void begin_maxima(const float (&s)[kCount], SoftmaxSt
   }
 }
 
-/// Makes exponents of 2 of the scores of row r. Returns whether m is to move, of some row of the
-/// warp: as integers only floats above kMostLag, and NaN without a sign, are above it.
-template <int r, class Scores, int kCount>
-__device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
-                                               const Scores& scores) {
-  int top[2] = {__float_as_int(kLeastBits), __float_as_int(kLeastBits)};
+/// Makes exponents of 2 of the scores of row r, and calls visit(i, one, other) for each two.
+template <int r, class Scores, int kCount, class Visit>
+__device__ __forceinline__ void make_exponents(float (&s)[kCount], const SoftmaxState& state,
+                                               const Scores& scores, const Visit& visit) {
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     float& a = s[4 * i + 2 * r];
     float& b = s[4 * i + 2 * r + 1];
     a = fmaf(a, scores.factor(a), -state.shift[r]);
     b = fmaf(b, scores.factor(b), -state.shift[r]);
-    top[i % 2] = __vimax3_s32(top[i % 2], __float_as_int(a), __float_as_int(b));
+    visit(i, a, b);
   }
+}
+
+/// The same; returns whether m is to move, of some row of the warp: as integers only floats above
+/// kMostLag, and NaN without a sign, are above it.
+template <int r, class Scores, int kCount>
+__device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
+                                               const Scores& scores) {
+  int top[2] = {__float_as_int(kLeastBits), __float_as_int(kLeastBits)};
+  make_exponents<r>(s, state, scores, [&](int i, float a, float b) {
+    top[i % 2] = __vimax3_s32(top[i % 2], __float_as_int(a), __float_as_int(b));
+  });
   return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(kMostLag) || state.m[r] == -INFINITY);
+}
+
+/// The same by the lane's highest score, or by any where all have a sign and m is -kMostLag or
+/// more: those do not move it.
+template <int r, class Scores, int kCount>
+__device__ __forceinline__ bool take_exponents(float (&s)[kCount], const SoftmaxState& state,
+                                               const Scores& scores, float high) {
+  const float top = fmaf(high, scores.factor(high), -state.shift[r]);
+  make_exponents<r>(s, state, scores, [](int, float, float) {});
+  return __any_sync(~0u, top > kMostLag || state.m[r] == -INFINITY);
 }
 
 /// Moves m of row r to the highest of its exponents `x`, where that is more than kMostLag above it
@@ -224,11 +243,12 @@ __device__ __forceinline__ void follow_maximum(float (&x)[kCount], SoftmaxState&
 }
 
 /// Replaces the scores of row r by the powers of 2 of what they are above m, and adds those to l.
-/// Returns whether m may have moved, of some row of the warp; then rescale is new.
-template <int r, class Scores, int kCount>
+/// Returns whether m may have moved, of some row of the warp; then rescale is new. `high`: the
+/// lane's highest score, where it is known.
+template <int r, class Scores, int kCount, class... High>
 __device__ __forceinline__ bool exponentiate_lazily(float (&s)[kCount], SoftmaxState& state,
-                                                    const Scores& scores) {
-  const bool moves = take_exponents<r>(s, state, scores);
+                                                    const Scores& scores, High... high) {
+  const bool moves = take_exponents<r>(s, state, scores, high...);
   if (__builtin_expect(moves, 0)) follow_maximum<r>(s, state);
   sum_powers<r>(s, state, [](float x) { return x; });
   return moves;

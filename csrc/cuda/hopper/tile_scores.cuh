@@ -109,11 +109,20 @@ class TileScores {
     if constexpr (C::kTop) kept_.drop_others(s, info.key + 2 * (lane_ % 4));
   }
 
-  /// Whether scores are small beside the softcap, of a tile that is seen whole.
-  __device__ __forceinline__ bool are_small(const ScoreFragment& s, const StepInfo& info,
-                                            const Work& work) const {
-    if (!args_.capped || info.mask != TileMask::kNone) return false;
-    return hopper::are_small(s, args_.small_cap, rows_that_count(work));
+  /// How far from 0 the scores of rows that count are, of a tile that is seen whole under a
+  /// softcap; infinity of others.
+  template <class Rows>
+  __device__ __forceinline__ float farthest(const ScoreFragment& s, const StepInfo& info,
+                                            const Rows& rows) const {
+    return args_.capped && info.mask == TileMask::kNone ? farthest_of(s, rows) : INFINITY;
+  }
+  /// Where sequences are apart zeros follow the last row, whose scores are small.
+  __device__ __forceinline__ auto rows_that_count(const Work& work) const {
+    if constexpr (C::kRagged) {
+      return OwnRows{work.slice.rows.length - work.first_row - tile_row()};
+    } else {
+      return AllRows{};
+    }
   }
 
  private:
@@ -136,15 +145,6 @@ class TileScores {
       const float unit = args_.biased ? args_.cap_unit : 1.0f;
 #pragma unroll
       for (int i = 0; i < C::BLOCK_KV / 2; ++i) s[i] *= unit;
-    }
-  }
-
-  /// Where sequences are apart zeros follow the last row, whose scores are small.
-  __device__ __forceinline__ auto rows_that_count(const Work& work) const {
-    if constexpr (C::kRagged) {
-      return OwnRows{work.slice.rows.length - work.first_row - tile_row()};
-    } else {
-      return AllRows{};
     }
   }
 
