@@ -7,6 +7,7 @@ belongs to the tree when the digests of device sources, Python package and tests
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from .digests import ROOT, evidence_digests
 
@@ -18,17 +19,30 @@ def verdict() -> str:
     if not RECORD.exists():
         return f"GPU evidence: none recorded ({RECORD.relative_to(ROOT)} is missing)"
     record = json.loads(RECORD.read_text())
-    counts = ", ".join(f"{n} {outcome}" for outcome, n in record["tests"]["counts"].items())
-    tools = ", ".join(f"{tool} {run['status']}" for tool, run in record["sanitizers"].items())
-    run = f"{record.get('date')}, {record.get('gpu')}, torch {record.get('torch')}: "
-    run += f"{counts or 'tests not run'}; {tools}"
-    if two := record.get("two_devices"):
-        run += f"; two devices: {two['counts'].get('passed', 0)} passed"
     digests = evidence_digests()
     differing = [name for name in digests if digests[name] != record["digests"].get(name)]
-    if differing:
-        return f"GPU evidence: NOT of this tree, differing in {', '.join(differing)} ({run})"
-    return f"GPU evidence: of this tree ({run})"
+    of = f"NOT of this tree, differing in {', '.join(differing)}" if differing else "of this tree"
+    return f"GPU evidence: {of} ({_described(record)})"
+
+
+def _described(record: dict[str, Any]) -> str:
+    """Say when and where the parts ran, what they counted, and what failed."""
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in record["tests"]["counts"].items())
+    tools = ", ".join(f"{tool} {run['status']}" for tool, run in record["sanitizers"].items())
+    said = [counts or "tests not run", tools]
+    parts = {"two devices": record.get("two_devices")}
+    parts |= {f"code for {name}": part for name, part in record.get("older", {}).items()}
+    for name, part in parts.items():
+        said.append(
+            f"{name} {part['counts'].get('passed', 0)} passed" if part else f"{name} not run"
+        )
+    fuzz = record.get("fuzz", {"cases": {}})
+    cases = [n for kinds in fuzz["cases"].values() for of in kinds.values() for n in of.values()]
+    said.append(f"{sum(cases)} random cases")
+    for run in (record["tests"], *parts.values(), fuzz):
+        said += [f"failed: {failure}" for failure in (run or {}).get("failures", ())]
+    place = f"{record.get('date')}, {record.get('gpu')}, torch {record.get('torch')}"
+    return f"{place}: {'; '.join(said)}"
 
 
 if __name__ == "__main__":
