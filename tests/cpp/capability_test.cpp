@@ -2,6 +2,7 @@
 
 #include "check.h"
 #include "plain_case.h"
+#include "select_features.h"
 
 using namespace sparse_attn;
 
@@ -16,14 +17,34 @@ void test_a_feature_that_nobody_has_listed_is_refused() {
     CHECK(engine_of(c, engine.name) == engine.name, std::string(engine.name) + " serves the case");
     c.features.add(kMadeUp);
     const Choice choice = choose_engine(c, engine.name);
+    const std::string reason = choice.reasons.empty() ? "none" : choice.reasons[0];
     CHECK(choice.engine.empty() && choice.reasons.size() == 1, engine.name);
-    CHECK(
-        choice.reasons[0] == std::string(engine.name) + " takes no feature that it has not listed",
-        choice.reasons[0]);
+    CHECK(reason == std::string(engine.name) + " takes no feature that it has not listed", reason);
   }
   Case c = plain_case(90, 64);
   c.features.add(kMadeUp);
   CHECK(engine_of(c).empty(), "no engine takes it");
+  CHECK(!kSelections.has(kMadeUp), "no selection does");
+}
+
+/// Features are computed from a selection's parts as from a call's, so that a field of these which
+/// selections do not serve shows.
+void test_selections_list_what_they_serve() {
+  SelectParams params;
+  params.keys.dtype = params.problem.dtype;
+  CHECK(features_of(params).within(kSelections), "plain");
+  params.sequences.first_keys = params.sequences.used_keys = params.sequences.key_origins =
+      params.keys.table = params.scores.bounds.data = &params.num_q;
+  params.scores.softcap = 1.0f;
+  CHECK(features_of(params).within(kSelections), "all that is listed");
+  const float number = 1.0f;
+  for (int32_t field = 0; field < 3; ++field) {
+    SelectParams others = params;
+    if (field == 0) others.scores.mask.kind = MaskKind::kBool;
+    if (field == 1) others.scores.sink_logits = &number;
+    if (field == 2) others.scores.alibi.slopes = &number;
+    CHECK(!features_of(others).within(kSelections), std::to_string(field));
+  }
 }
 
 void test_every_feature_has_words() {
@@ -232,6 +253,7 @@ void test_rows_see_more_than_windows_unless_a_list_says() {
 
 int main() {
   test_a_feature_that_nobody_has_listed_is_refused();
+  test_selections_list_what_they_serve();
   test_every_feature_has_words();
   test_cases_are_alike_where_all_fields_are();
   test_hopper_takes_top_k_of_scaled_scores_alone();
