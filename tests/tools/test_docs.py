@@ -86,15 +86,18 @@ def test_names_stand_in_the_files_that_pages_name_beside_them():
     assert missing == []
 
 
-def test_places_of_a_common_argument_are_listed():
-    """One that changes scores, as `alibi_slopes` does; functions that are written aside."""
+@pytest.mark.parametrize(
+    ("section", "like"), [("a common argument", "alibi_slopes"), ("a pattern", "Strided")]
+)
+def test_places_are_listed_where_the_guide_says_how_to_add_something(section, like):
+    """The modules that name what is like it; functions that are written aside."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()
-    listed = guide.partition("## Add a common argument")[2].partition("\n## ")[0]
+    listed = guide.partition(f"## Add {section}\n")[2].partition("\n## ")[0]
     written = {path.stem for path in (ROOT / "scripts/templates/functional").iterdir()}
     places = [
         path.relative_to(ROOT / "sparse_attn").as_posix()
         for path in (ROOT / "sparse_attn").rglob("*.py")
-        if path.name not in written and "alibi_slopes" in path.read_text()
+        if path.name not in written and re.search(rf"\b{like}\b", path.read_text())
     ]
     assert places and [place for place in places if f"{place}`" not in listed] == []
 
