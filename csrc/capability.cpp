@@ -110,16 +110,6 @@ const char* words_of(Feature feature) {
   }
 }
 
-/// The first feature of the case that is not listed, as words; empty when all are.
-std::string unlisted(Features features, Features listed) {
-  if (features.within(listed)) return "";
-  const Features rest = features.without(listed);
-  for (int32_t f = 0; f < static_cast<int32_t>(F::kCount); ++f) {
-    if (rest.has(static_cast<F>(f))) return words_of(static_cast<F>(f));
-  }
-  return words_of(F::kCount);
-}
-
 /// The head dims that have a Hopper kernel of their own, as a sentence lists them.
 std::string head_dims_with(const hopper::Wanted& wanted) {
   std::string list;
@@ -306,6 +296,15 @@ bool operator==(const Case& a, const Case& b) { return fields_of(a) == fields_of
 
 std::string capability_of(int32_t sm) {
   return std::to_string(sm / 10) + "." + std::to_string(sm % 10);
+}
+
+std::string unlisted(Features features, Features listed) {
+  if (features.within(listed)) return "";
+  const Features rest = features.without(listed);
+  for (int32_t f = 0; f < static_cast<int32_t>(F::kCount); ++f) {
+    if (rest.has(static_cast<F>(f))) return words_of(static_cast<F>(f));
+  }
+  return words_of(F::kCount);
 }
 
 const std::vector<std::string>& engine_names(bool cuda) {

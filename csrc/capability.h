@@ -30,6 +30,9 @@ bool operator==(const Case& a, const Case& b);
 /// Names of the device's engines, fastest first.
 const std::vector<std::string>& engine_names(bool cuda);
 
+/// The first feature that is not listed, as the words that follow "takes no"; empty when all are.
+std::string unlisted(Features features, Features listed);
+
 /// Why the engine of that name does not serve the case, a sentence; empty when it does.
 std::string refusal(const std::string& name, const Case& c);
 

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "../capability.h"
+#include "../select_features.h"
 #include "checks.h"
 #include "overlap.h"
 #include "pattern_arguments.h"
@@ -299,6 +301,8 @@ CheckedSelection check_selection(const std::string& op, const CallArguments& arg
   params.causal = args.is_causal;
   if (args.cu_seq_q) params.query.stride_b = 0;
   fill_selection(op, args, &selection);
+  const std::string words = unlisted(features_of(params), kSelections);
+  if (!words.empty()) fail_not_served(op, "block selection takes no " + words);
   return selection;
 }
 

@@ -3,7 +3,6 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "schema.h"
-#include "select_features.h"
 #include "sequence_arguments.h"
 
 namespace sparse_attn {
@@ -40,9 +39,6 @@ std::tuple<Tensor, Tensor> run_selection(const std::string& op, SelectParams par
   if (params.num_kv == 0) {
     torch::stable::zero_(counts);
     return {counts, indices};
-  }
-  if (!features_of(params).within(kSelections)) {
-    fail_expected(op, "arguments that selections serve", "others");
   }
   const Tools& tools = backend().tools();
   Scratch scratch = allocate_scratch(tools.select_workspace_bytes(params), query);

@@ -43,7 +43,9 @@ void test_selections_list_what_they_serve() {
     if (field == 0) others.scores.mask.kind = MaskKind::kBool;
     if (field == 1) others.scores.sink_logits = &number;
     if (field == 2) others.scores.alibi.slopes = &number;
-    CHECK(!features_of(others).within(kSelections), std::to_string(field));
+    const Feature feature[] = {Feature::kMask, Feature::kSinkLogits, Feature::kAlibi};
+    CHECK(unlisted(features_of(others), kSelections) == words_of(feature[field]),
+          std::to_string(field));
   }
 }
 
