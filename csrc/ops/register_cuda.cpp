@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <stdexcept>
+
 #include "../cuda/engines.h"
 #include "dispatch.h"
 #include "namespace.h"
@@ -12,10 +14,11 @@ namespace {
 class CudaBackend : public Backend {
  public:
   const Engine& engine(const std::string& name) const override {
-    for (const Engine* engine : {&cuda::kHopper, &cuda::kDecode, &cuda::kSmall, &cuda::kPortable}) {
+    for (const Engine* engine :
+         {&cuda::kHopper, &cuda::kDecode, &cuda::kSmall, &cuda::kPortable, &cuda::kNaive}) {
       if (name == engine->name) return *engine;
     }
-    return cuda::kNaive;
+    throw std::logic_error("no engine " + name);  // capability.cpp lists one that is not here
   }
   const Tools& tools() const override { return cuda::kTools; }
   std::shared_ptr<void> enter(int32_t device) const override {
