@@ -16,8 +16,9 @@ inline int64_t size_of(MaskKind kind) {
   return kind == MaskKind::kBool ? 1 : kind == MaskKind::kFloat32 ? 4 : 2;
 }
 
-/// Names every field of a call, so that one more does not compile until it is named here, and moved
-/// in part_of() where it differs between batch entries or heads.
+/// Names every field of a call, so that one more does not compile until it is named here, has a
+/// feature where engines must know of it (call_features.h), and is moved in part_of() where it
+/// differs between batch entries or heads.
 inline void name_fields(const AttentionParams& params) {
   [[maybe_unused]] const auto& [problem, sequences, query, keys, scores, pattern, outputs, features,
                                 global_tokens, num_global_tokens, workspace, stream, device] =

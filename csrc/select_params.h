@@ -104,7 +104,8 @@ struct SelectParams {
   /// The keys that query i may see.
   SPARSE_ATTN_HD Interval keys_of_row(int64_t b, int64_t head_q, int32_t i) const {
     Interval seen = scores.bounds.row(b, head_q, i, entry_keys(b));
-    if (causal) seen.end = end_of_keys(causal, position(b, i), seen.end);  // read where it counts
+    // The position may lie in memory: it is read under causal alone.
+    if (causal) seen.end = end_of_keys(causal, position(b, i), seen.end);
     return seen;
   }
   /// From the first to the last key that some of the rows may see.

@@ -133,7 +133,7 @@ SPARSE_ATTN_HD Tiles visited_tiles(const Pattern& pattern, const Slice& slice, I
   const int32_t last_position = slice.position(rows.end - 1);
   lead_seen.end = end_of_keys(pattern.causal, last_position, lead_seen.end);
   if (!shared && pattern.dilation == 1 && pattern.causal) {
-    lead_seen.end = imin(lead_seen.end, imax(0, last - pattern.left));
+    lead_seen.end = imin(lead_seen.end, imax(0, window_at(pattern, last).begin));
   }
   Interval lead = slice.lead.inside(pattern, lead_seen);
   tiles.seen_lead = pattern.global_bits == nullptr ? lead : Interval{0, kUnlimited};

@@ -46,7 +46,7 @@ class RunCollector {
     for (int32_t t : globals_.tiles) {
       const bool other =
           tiles.main.contains(t) || tiles.lead_left.contains(t) || tiles.lead_right.contains(t);
-      const bool reached = !pattern_.causal || t * tile_.keys <= last;
+      const bool reached = t * tile_.keys < end_of_keys(pattern_.causal, last, slice.num_keys);
       if (!other && reached) add(slice, rows, main, {t, t + 1}, true);
     }
   }

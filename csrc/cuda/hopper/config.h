@@ -45,7 +45,7 @@ struct Config {
   // The kernel of few queries: its start is much of its time, so Q has a loader of its own.
   static constexpr bool kFewQueries = kPacks && kPlain;
   static constexpr bool kFolds = kTile.folds;                  // sums the chunks of a tile itself
-  static constexpr bool kRawValues = kOwn.takes_raw_values();  // V may hold rows of no key
+  static constexpr bool kRawValues = kOwn.takes_raw_values();  // V has rows past the keys
   static constexpr bool kBiased = kOwn.is_biased();
   static constexpr bool kBounds = kOwn.accepts.has(Feature::kKeyBounds);
   static constexpr bool kCaps = kOwn.accepts.has(Feature::kSoftcap);
@@ -262,8 +262,8 @@ struct BoxKeys<C, true> {
   int32_t box_keys[kInfoSlots][C::kMostBoxes];
 };
 
-/// What happens in a block that one thread tells: the first Q and K have come; a tile of V has come
-/// that holds rows of no key; a query tile of a kernel that claims late is almost loaded.
+/// What one thread of a block signals: the first Q and K have come; a tile of V has come that holds
+/// rows past the valid keys; a query tile of a kernel that claims late is almost loaded.
 enum BlockEvent : int { kFirstKey, kRawValue, kAlmostLoaded };
 
 /// Offsets in shared memory are those of this struct.

@@ -4,7 +4,7 @@
 // visit ten. From sizes alone: which tiles are split depends on the pattern and the
 // lengths of the sequence, where a chunk ends on what its tile visits; neither on batch, heads or
 // device, so neither do a row's bits. Results join from the last chunk to the first, first those of
-// a group, then groups: a thread block may sum a group, or all, before anybody else knows of it.
+// a group, then groups: a thread block may sum a group, or all, before others have theirs.
 //
 //    chunks    0 1 2 3   4 5 6 7   8 9
 //    a row     (0 <- 1 <- 2 <- 3)  <-  (4 <- 5 <- 6 <- 7)  <-  (8 <- 9)

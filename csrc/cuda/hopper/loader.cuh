@@ -1,7 +1,7 @@
 // The loaders: warps that keep the rings of Q, K and V filled by TMA. Those of K and V walk the key
 // tiles on their own, so that neither ring waits for the other; what a loader does between the
-// release of a stage and the copy into it is on the consumers' critical path. Rows of V of no key
-// become zeros: a probability of 0 must never meet a NaN.
+// release of a stage and the copy into it is on the consumers' critical path. Rows of V past the
+// valid keys become zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
 #include "../common/ptx/grid.cuh"
@@ -246,7 +246,7 @@ class Loader {
     return own.entry_of(0, page_number(key));
   }
 
-  /// Whether some rows of the tile are of no key.
+  /// Whether the tile holds rows past the valid keys.
   __device__ __forceinline__ bool holds_no_keys(const Step& step, Interval there) const {
     const int32_t key = C::kListed ? copy_key(step) : step.key;
     const int32_t rows = C::kListed ? args_.copy_rows : C::BLOCK_KV;

@@ -24,7 +24,7 @@ constexpr int32_t kConsumerRows = 64;  // of a wgmma
 constexpr Features kPlainCalls =
     Features::of(Feature::kQueryOffsets, Feature::kSinkLogits, Feature::kWindow, Feature::kDilation,
                  Feature::kValueDim);
-/// The same of rows that see a range of the keys, whose tiles may hold rows of no key.
+/// The same of rows that see a range of the keys, whose tiles may hold rows past the valid ones.
 constexpr Features kCutCalls = kPlainCalls.with(Features::of(Feature::kKeyBounds));
 /// Plain calls beside leading keys that all rows see, sinks: where query tiles are short, code that
 /// is fetched shows.
