@@ -228,7 +228,7 @@ def run_parts(part: str, extra: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def recorded(found: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
-    """Add to the record what a part found, and return it all; of another tree it starts anew."""
+    """Add to the record what a part found, and return it all; of another tree it starts over."""
     # Read only now: parts may run side by side.
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if record.get("digests") != digests:

@@ -163,7 +163,7 @@ def test_shares_are_of_the_keys_that_are_held(device, mass):
 
 
 def test_a_key_that_was_never_appended_is_found(device):
-    """One that outweighs all others: the attention of a cache that grew behind the sketch."""
+    """One that outweighs all others: the attention of a cache that grew past the sketch."""
     key_cache, value_cache, table, news = whole(device, 16)[:4]
     used = used_of(device)
     query = torch.randn(len(LENGTHS), 4, 1, DIM, device=device)

@@ -22,7 +22,7 @@ def code_files():
     """Sources but for the functions that scripts/write_functions.py writes from one table."""
     templates = (ROOT / "scripts/templates/functional").iterdir()
     written = {ROOT / "sparse_attn/functional" / path.stem for path in templates}
-    kinds = {"csrc": {".h", ".cpp", ".cuh", ".cu", ".in"}, "sparse_attn": {".py"}}
+    kinds = {"csrc": {".h", ".cpp", ".cuh", ".cu", ".in", ".py"}, "sparse_attn": {".py", ".pyi"}}
     for folder, suffixes in kinds.items():
         for path in sorted((ROOT / folder).rglob("*.*")):
             if path.suffix in suffixes and path not in written:
@@ -43,7 +43,7 @@ def left_out(text):
 def code_lines(path):
     """The lines that count, each with its number."""
     text = path.read_text()
-    out = left_out(text) if path.suffix == ".py" else set()
+    out = left_out(text) if path.suffix in (".py", ".pyi") else set()
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if line and number not in out and not LISTS.match(line) and not HEADINGS.match(line):
