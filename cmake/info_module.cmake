@@ -9,7 +9,7 @@ set(PYBIND11_FINDPYTHON ON)
 set(pybind11_DIR ${pybind11_folder}/share/cmake/pybind11)
 find_package(pybind11 REQUIRED CONFIG)
 
-pybind11_add_module(_info MODULE NO_EXTRAS ${INFO_SOURCES} ${COMMON_SOURCES})
+pybind11_add_module(_info MODULE NO_EXTRAS ${INFO_SOURCES})
 target_include_directories(_info PRIVATE csrc)
 target_compile_options(_info PRIVATE -Os)  # half the time of -O3; no call computes anything
 string(REPLACE ";" " " isas "${SPARSE_ATTN_ISAS}")

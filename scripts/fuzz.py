@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from sparse_attn._info import engine_names
+from sparse_attn.capability import ENGINES
 
 from .digests import ROOT
 from .gpus import visible_gpus
@@ -44,8 +44,7 @@ SLACK = 180.0
 
 def run(extra: Sequence[str] = (), device: str = "cuda") -> dict[str, Any]:
     """Run the cases of every engine and return what came out, by engine."""
-    engines = engine_names(device == "cuda")
-    pairs = [(engine, str(head_dim)) for engine in engines for head_dim in HEAD_DIMS]
+    pairs = [(engine, str(head_dim)) for engine in ENGINES[device] for head_dim in HEAD_DIMS]
     pairs += [(SELECTION, selector) for selector in SELECTORS]
     gpus = visible_gpus() or [""]
     start = time.monotonic()
@@ -58,9 +57,9 @@ def run(extra: Sequence[str] = (), device: str = "cuda") -> dict[str, Any]:
     found: dict[str, Any] = {
         "exit_status": max(one["exit_status"] for one in runs),
         "seconds": round(time.monotonic() - start, 1),
-        "seconds_of_each": {kind: seconds_of(kind) for kind in (*engines, SELECTION)},
+        "seconds_of_each": {kind: seconds_of(kind) for kind in (*ENGINES[device], SELECTION)},
         "failures": [failure for one in runs for failure in one["failures"]],
-        "cases": {kind: {} for kind in (*engines, SELECTION)},
+        "cases": {kind: {} for kind in (*ENGINES[device], SELECTION)},
     }
     for (kind, of), one in zip(pairs, runs, strict=True):
         for dtype, cases in one["cases"].items():

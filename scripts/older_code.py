@@ -20,14 +20,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sparse_attn._info import engine_names
+from sparse_attn import capability
 
 from .cmake_build import build
 from .digests import ROOT
 
 LEVELS = ("75-virtual", "80-virtual")
 OUTCOMES = {"failure": "failed", "error": "errors", "skipped": "skipped"}
-ENGINES = ",".join(name for name in engine_names(True) if name != "hopper")
+ENGINES = ",".join(name for name in capability.ENGINES["cuda"] if name != "hopper")
 STAGED = ROOT / "build" / "older"
 
 

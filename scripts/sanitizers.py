@@ -27,13 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparse_attn._info import engine_names
+from sparse_attn import capability
 
 from . import sanitizer_limits
 from .digests import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-ENGINES = tuple(engine_names(True))
+ENGINES = capability.ENGINES["cuda"]
 SECONDS = 400
 PRINTED = 5000
 LISTED = 40

@@ -9,7 +9,6 @@ class BuildFacts(TypedDict):
     cuda_architectures: list[str]
 
 def build_facts() -> BuildFacts: ...
-def engine_names(cuda: bool) -> list[str]: ...
 def visited_tiles(
     seq_q: int,
     seq_kv: int,

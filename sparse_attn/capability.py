@@ -24,9 +24,10 @@ from .functional._sequences import dims_of, placing_of, sequence_arguments
 from .layout import BlockLayout
 from .patterns import BlockTopK, Full, Pattern, TopK
 
-__all__ = ["Capability", "can_use"]
+__all__ = ["ENGINES", "Capability", "can_use"]
 
-_BY_SPEED = (None, "naive", "tiled", "portable", "small", "decode", "hopper")
+#: The engines of each type of device as the library names them, fastest first.
+ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "decode", "small", "portable", "naive")}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def _of_all(answers: list[Capability]) -> Capability:
     for answer in answers:
         if not answer:
             return answer
-    slowest = min(answers, key=lambda answer: _BY_SPEED.index(answer.engine))
+    by_speed = (*ENGINES["cuda"][:-1], *ENGINES["cpu"])
+    slowest = max(answers, key=lambda answer: by_speed.index(str(answer.engine)))
     reasons = dict.fromkeys(reason for answer in answers for reason in answer.reasons)
     return Capability(slowest.engine, tuple(reasons), True)
 

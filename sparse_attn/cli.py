@@ -25,7 +25,7 @@ from ._cli_inputs import Wrong, model_of, texts_of
 from ._columns import aligned
 from .advisor import advise, profile
 from .advisor._candidates import named
-from .capability import can_use
+from .capability import ENGINES, can_use
 from .policy import Policy
 from .quality import model as judge
 from .quality._named import DENSE_NAME
@@ -128,12 +128,12 @@ def _info(options: argparse.Namespace) -> None:
 
 def _processor_and_build() -> list[tuple[str, str]]:
     """Say what the build has for CPUs, and what it was made with."""
+    served = f"served by {' and '.join(ENGINES['cpu'])}"
     try:
-        from . import _info as table
+        from . import _info as build
     except ImportError as error:
-        return [("CPU", "served"), ("built with", f"not known: {error}")]
-    facts = table.build_facts()
-    engines = " and ".join(table.engine_names(False))
+        return [("CPU", served), ("built with", f"not known: {error}")]
+    facts = build.build_facts()
     code = ", ".join(facts["instruction_sets"])
     cuda = "no CUDA"
     if facts["cuda"]:
@@ -141,7 +141,7 @@ def _processor_and_build() -> list[tuple[str, str]]:
     if facts["cuda_architectures"]:
         cuda += f" for GPUs of compute capability {_capabilities(facts['cuda_architectures'])}"
     return [
-        ("CPU", f"served by {engines} (code for {code}; the best that the processor has runs)"),
+        ("CPU", f"{served} (code for {code}; the best that the processor has runs)"),
         ("built with", f"{facts['compiler']} and {cuda}"),
     ]
 

@@ -26,8 +26,10 @@ os.environ["SPARSE_ATTN_CACHE"] = tempfile.mkdtemp(prefix="sparse_attn-tests-")
 
 import pytest
 import torch
-from engines import ENGINES, Attend, serves_parameters
+from engines import Attend, serves_parameters
 from skip_budget import over_budget
+
+from sparse_attn.capability import ENGINES
 
 
 def at_least_one(text: str) -> int:

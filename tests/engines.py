@@ -15,8 +15,6 @@ from reference import DTYPES, Shape
 import sparse_attn as sa
 from sparse_attn.ops import empty_output
 
-#: As the library names them (test_capability); a wheel for every Python has no module to ask.
-ENGINES = {"cpu": ("tiled", "naive"), "cuda": ("hopper", "decode", "small", "portable", "naive")}
 BLOCKS = (16, 64, 128)
 HEAD_DIMS = range(8, 257, 8)
 

@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
-#include "capability.h"
 #include "info/tile_runs.h"
 
 namespace py = pybind11;
@@ -79,8 +80,6 @@ PYBIND11_MODULE(_info, module) {
   module.def(
       "build_facts", &sparse_attn::build_facts,
       "Version, compiler, instruction sets, and CUDA's version (or None) and architectures.");
-  module.def("engine_names", &sparse_attn::engine_names, py::arg("cuda"),
-             "Names of the device's engines, fastest first.");
   module.def("visited_tiles", &sparse_attn::runs_of_call, py::arg("seq_q"), py::arg("seq_kv"),
              py::arg("tile"), py::kw_only(), py::arg("is_causal"), py::arg("left"),
              py::arg("right"), py::arg("dilation"), py::arg("columns"), py::arg("num_global"),

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from engines import ENGINES
 from reference import DTYPES, PATTERNS, Shape
 
 import sparse_attn as sa
+from sparse_attn.capability import ENGINES
 
 SHAPE = Shape(1, 2, 1, 34, 67, 64)
 
@@ -34,7 +34,7 @@ def test_the_answer_is_what_a_forced_call_shows(device, name, dtype):
             sa.sparse_attention(query, key, value, pattern, engine=engine)
 
 
-def test_the_engines_of_the_tests_are_those_of_the_library(device):
+def test_the_engines_in_python_are_those_of_the_library(device):
     query, key, value = SHAPE.make(device)
     (sentence,) = sa.can_use(query, key, value, engine="fastest").reasons
     names = ", ".join(("auto", *ENGINES[device]))

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from engines import ENGINES
 from reference import PATTERNS, Shape
 
 import sparse_attn as sa
+from sparse_attn.capability import ENGINES
 
 pytestmark = [
     pytest.mark.two_devices,

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from engines import ENGINES
 
 import sparse_attn as sa
+from sparse_attn.capability import ENGINES
 
 PATTERNS = {
     "full": None,

@@ -271,3 +271,10 @@ def test_works_without_the_info_module():
     shape, engine = result.stdout.splitlines()
     assert shape == "torch.Size([1, 1, 4, 8])"
     assert engine == "tiled"
+
+
+def test_the_gpu_suite_starts_without_the_info_module():
+    script = "import sys; sys.modules['sparse_attn._info'] = None; import scripts.run_gpu_suite"
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
