@@ -21,7 +21,7 @@ class GlobalTokens {
   }
 
   /// The call's pattern, its tokens sorted and listed as tiles of one key.
-  Pattern pattern_of(const AttentionParams& params) {
+  Pattern marked_pattern(const AttentionParams& params) {
     Pattern pattern = params.pattern;
     if (params.global_tokens == nullptr) return pattern;
     sort(params);

@@ -279,7 +279,7 @@ BoxedKernel kernel_at(int index, OpForm form, std::integer_sequence<int, kIndex.
 
 }  // namespace
 
-BoxedKernel attention_kernel(int index, OpForm form) {
+BoxedKernel boxed_attention(int index, OpForm form) {
   return kernel_at(index, form, std::make_integer_sequence<int, kNumOps>());
 }
 

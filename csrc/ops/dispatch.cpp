@@ -34,7 +34,7 @@ void check_status(const std::string& op, const Status& status) {
 void register_kernels(torch::stable::detail::StableLibrary& library) {
   for (int index = 0; index < kNumOps; ++index) {
     for (OpForm form : kOpForms) {
-      library.impl(name_of(op_at(index), form).c_str(), attention_kernel(index, form));
+      library.impl(name_of(op_at(index), form).c_str(), boxed_attention(index, form));
     }
   }
   library.impl("select_blocks", select_blocks_kernel);

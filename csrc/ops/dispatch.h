@@ -31,7 +31,7 @@ const Backend& backend();
 using BoxedKernel = void (*)(StableIValue*, uint64_t, uint64_t);
 
 /// The kernel of a form of attention op `index` (see schema.h).
-BoxedKernel attention_kernel(int index, OpForm form);
+BoxedKernel boxed_attention(int index, OpForm form);
 
 void select_blocks_kernel(StableIValue* stack, uint64_t num_args, uint64_t num_outputs);
 std::tuple<Tensor, Tensor> list_from_mask(const Tensor& mask);

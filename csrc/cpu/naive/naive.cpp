@@ -166,7 +166,7 @@ Status run_plain(const AttentionParams& params) {
   int32_t workers = num_workers();
   Arena arena(params.workspace);
   Workspace workspace(params, workers, &arena);
-  const Pattern pattern = workspace.globals.pattern_of(params);
+  const Pattern pattern = workspace.globals.marked_pattern(params);
   for (int32_t batch = 0; batch < params.problem.batch; ++batch) {
     for (int32_t head = 0; head < params.problem.heads_q; ++head) {
       if (!NaiveHead(params, pattern, workspace, workers, batch, head).run()) {

@@ -178,7 +178,7 @@ Status select_plain(const SelectParams& params) {
 }
 
 /// Queries and keys as a call of attention has them, for the functions that read its sequences.
-AttentionParams call_of(const SelectParams& params) {
+AttentionParams as_call(const SelectParams& params) {
   AttentionParams call;
   call.problem = params.problem;
   call.sequences = params.sequences;
@@ -193,12 +193,12 @@ bool is_plain_selection(const SelectParams& params) {
   if (params.selector == Selector::kSketch) {
     return params.sequences.first_rows == nullptr && !params.reads_codes();
   }
-  return params.reads_keys() ? is_plain(call_of(params)) : params.sequences.same_lengths();
+  return params.reads_keys() ? is_plain(as_call(params)) : params.sequences.same_lengths();
 }
 
 /// Whether keys are copied for the selection of a sequence.
 bool gathers_keys(const SelectParams& params) {
-  return params.reads_keys() && is_gathered(call_of(params));
+  return params.reads_keys() && is_gathered(as_call(params));
 }
 
 /// The selection of sequence b, a call of its own; takes room for its lists, its scratch and, where
@@ -225,7 +225,7 @@ SelectParams own_selection(const SelectParams& params, bool gathered, int64_t b,
 /// Calls visit(sequence, call, b) for every sequence that has a pair of blocks.
 template <class Visit>
 void for_each_sequence(const SelectParams& params, const Visit& visit) {
-  const AttentionParams call = call_of(params);
+  const AttentionParams call = as_call(params);
   for (int32_t b = 0; b < params.problem.batch; ++b) {
     const Sequence sequence = params.sequences.of(b);
     if (sequence.rows > 0 && sequence.keys > 0) visit(sequence, alone(call, sequence, b), b);
@@ -259,7 +259,7 @@ int64_t select_workspace_bytes(const SelectParams& params) {
 
 Status select_blocks(const SelectParams& params) {
   if (is_plain_selection(params)) return select_plain(params);
-  const AttentionParams call = call_of(params);
+  const AttentionParams call = as_call(params);
   const bool gathered = gathers_keys(params);
   const int64_t rows = int64_t{params.problem.batch} * params.lists() * params.num_q;
   std::fill(params.counts, params.counts + rows, 0);

@@ -20,7 +20,7 @@ void normalise(Interval blocks, double* share) {
   for (int32_t j = blocks.begin; j < blocks.end; ++j) share[j] /= total;
 }
 
-Interval group_of(Interval rows, int32_t size, int32_t index) {
+Interval rows_of_group(Interval rows, int32_t size, int32_t index) {
   return intersect(rows, {rows.begin + index * size, rows.begin + (index + 1) * size});
 }
 
@@ -122,7 +122,7 @@ void BlockEstimator::pool_keys(int64_t batch, int64_t head_kv, int32_t block) co
   if (params_.selector == Selector::kMinMax) return pool_extremes(batch, head_kv, range, vector);
   for (int32_t group = 0; group < groups_; ++group, vector += width_) {
     std::memset(vector, 0, width_ * sizeof(float));
-    const Interval members = group_of(range, params_.block_kv / groups_, group);
+    const Interval members = rows_of_group(range, params_.block_kv / groups_, group);
     const int32_t count = sum_keys(batch, head_kv, members, vector);
     if (count == 0) continue;
     for (int32_t d = 0; d < width_; ++d) vector[d] /= static_cast<float>(count);
@@ -233,7 +233,7 @@ void BlockEstimator::add_groups(const QueryBlock& block, double* share) const {
   float* scores = scratch(block.worker).scores;
   int32_t keys_a_group = params_.block_kv / groups_;
   for (int32_t group = 0; group < groups_; ++group) {
-    Interval members = group_of(rows, params_.block_q / groups_, group);
+    Interval members = rows_of_group(rows, params_.block_q / groups_, group);
     Interval seen = SelectParams::blocks_of(
         params_.keys_of_rows(block.batch, block.head_q, members), keys_a_group);
     if (seen.empty()) continue;

@@ -92,7 +92,7 @@ Status run_plain(const AttentionParams& call) {
   Plan plan = make_plan(params, num_workers());
   Arena arena(params.workspace);
   Workspace workspace(params, plan, &arena);
-  const Pattern pattern = workspace.globals.pattern_of(params);
+  const Pattern pattern = workspace.globals.marked_pattern(params);
   sort_tiles(params, pattern, plan, workspace.order);
 
   PackedHeads packed(plan.pack, params.problem);
