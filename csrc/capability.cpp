@@ -266,7 +266,7 @@ std::string small_refusal(const Case& c) {
   return "";
 }
 
-/// Limits of an engine that are no single features.
+/// Limits of an engine beside the features that it accepts.
 std::string limits_refusal(const std::string& name, const Case& c) {
   if (name == "hopper") return hopper_refusal(c);
   if (name == "decode") return decode_refusal(c);

@@ -34,8 +34,8 @@ struct SketchView {
   /// mask makes a pair of 16-bit numbers.
   SPARSE_ATTN_HD constexpr int32_t bit_of(int32_t i) const { return i / 2 * bits + i % 2 * 16; }
 
-  /// Up to which of a batch entry's `keys` tokens may be held; of entries that are no pages, all of
-  /// those are.
+  /// How many of a batch entry's first `keys` tokens may be held; all of these are, unless entries
+  /// are pages.
   SPARSE_ATTN_HD int32_t held(int64_t b, int32_t keys) const {
     return lengths == nullptr || paged ? keys : imax(0, imin(lengths[b], imin(keys, rows)));
   }

@@ -235,8 +235,7 @@ class Loader {
     return args_.page_shift >= 0 ? key >> args_.page_shift : key / args_.params.keys.page_size;
   }
 
-  /// What the table says of the page of this lane's copy; asked for a step ahead, so that nobody
-  /// waits for memory.
+  /// The table's entry of the page of this lane's copy; read a step ahead, so that no copy waits.
   __device__ __forceinline__ int32_t table_entry(const Keys& keys, const Step& step) const {
     if (!paged()) return 0;
     const int32_t key = copy_key(step);

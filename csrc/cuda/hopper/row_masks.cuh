@@ -30,8 +30,8 @@ class RowMasks {
     }
   }
 
-  /// Asks memory for the bits of the step's tile, which are its mask; `take_bits` brings them to
-  /// the thread's columns. `slot` is that of the step's info.
+  /// Loads the bits of the step's tile, which are its mask; `take_bits` brings them to the thread's
+  /// columns. `slot` is that of the step's info.
   __device__ __forceinline__ void ask_bits(int32_t slot) {
     const bool exists = 32 * (lane_ % 4) < C::BLOCK_KV;
     const int32_t first = exists ? smem_.info[slot].bits[box_] : kNotSeen;
@@ -75,7 +75,7 @@ class RowMasks {
   __device__ __forceinline__ const uint32_t (&visible() const)[2] { return visible_; }
 
  private:
-  /// The masks that are no bits.
+  /// Masks of the other kinds, those that are not bits of partial blocks.
   __device__ __forceinline__ void find_words(const StepInfo& info, int32_t row, const Work& work,
                                              int32_t slot, uint32_t (&visible)[2]) {
     if (C::kPlain || info.mask == TileMask::kSliding) {

@@ -53,8 +53,8 @@ class TileScores {
     }
   }
 
-  /// Asks memory for the tile's mask, if it lies there, and finds while QK runs what this thread's
-  /// rows see, if some rows do not see all. kBits: the tile's mask is of bits; `take_mask` and
+  /// Loads the tile's mask, if it lies in memory, and finds while QK runs what this thread's rows
+  /// see, if some rows do not see all. kBits: the tile's mask is of bits; `take_mask` and
   /// `prepare` ask even then, since across a branch the compiler does not wait for bits before it
   /// issues PV, and makes seven of them predicates at once.
   template <bool kBits>

@@ -14,7 +14,7 @@ constexpr float kGreatestWeight = 1ull << 36;  // of a share; a list's fit 64 bi
 using Weight = unsigned long long;
 
 /// An estimate, as part of the highest one of its list. Estimates are scores, whose softmax the
-/// shares are, or shares themselves; one that is no number has none.
+/// shares are, or shares themselves; one of NaN has none.
 __device__ __forceinline__ Weight weight_of(float estimate, bool scores, float highest) {
   float share = highest > 0.0f ? estimate / highest : 0.0f;
   if (scores) share = estimate == -INFINITY ? 0.0f : expf(estimate - highest);

@@ -68,7 +68,7 @@ __device__ __forceinline__ void find_units(const float (&values)[MEMBERS][kOfLan
     l[member] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
-      // Values that are no numbers stand apart.
+      // NaN takes no part in the sum.
       const float value = values[member][i] > -INFINITY ? values[member][i] : -INFINITY;
       l[member] += ptx::exp2_approx((value - from) * kLog2e);
     }

@@ -54,7 +54,7 @@ struct Stretches {
 struct ShareSum {
   float m = -INFINITY, l = 0.0f;  // greatest score, sum of exp(score - m); or 0, sum of shares
 
-  /// Values that are no numbers stand apart.
+  /// NaN takes no part in maximum and sum.
   __device__ void add(const float (&values)[kAtOnce], bool scores) {
     float some[kAtOnce], top = scores ? m : 0.0f;
 #pragma unroll
@@ -117,8 +117,8 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
       if (threadIdx.x == 0) storage.own[member] = {own.begin, own.end};
     }
     __syncthreads();
-    // What the heads say about kAtOnce blocks from j on, `step` apart; -inf where there is nothing
-    // to say, as from `end` on.
+    // The heads' values of kAtOnce blocks from j on, `step` apart; -inf where they have none, as
+    // from `end` on.
     float some[kMembers][kAtOnce];
     auto read = [&](int32_t j, int32_t step, int32_t end) {
 #pragma unroll

@@ -1,6 +1,6 @@
 // Shares by lines (vertical_slash): the probabilities of the last rows, summed by column and by
 // diagonal, carried to every pair of blocks. Sums are integers in units of 2^-32, so that atomics
-// change no bit; a probability that is no number poisons its head.
+// change no bit; a probability of NaN spoils its head.
 #include "../common/launch.cuh"
 #include "../common/mask.cuh"
 #include "hull.cuh"

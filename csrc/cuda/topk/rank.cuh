@@ -41,7 +41,7 @@ __device__ inline void narrow(RowRank& row, const KeyBins& bins, const uint32_t*
   RankedBin found[2];
   rank_bins(histogram, {k, k}, found);
   const RankedBin& place = found[0];
-  if (place.bin < 0 || place.bin == kBins) {  // scores that are no numbers
+  if (place.bin < 0 || place.bin == kBins) {  // of NaN
     row.wanted = row.count = 1;
     return;
   }
