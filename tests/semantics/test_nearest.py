@@ -1,5 +1,7 @@
 """The pattern nearest to a mask: patterns are found again, and what differs is reported."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -37,6 +39,37 @@ def test_short_masks(window, sinks):
     mask = sa.Band(window, sinks=sinks).mask(16, 16)
     assert sa.nearest(mask)[1:] == (0, 0)
     assert sa.nearest(mask.tril(), is_causal=True)[1:] == (0, 0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["both", "causal"])
+@pytest.mark.parametrize("Sq, Skv", [(5, 5), (3, 5), (5, 3)])
+def test_every_mask_of_a_pattern(Sq, Skv, is_causal):
+    """The masks of all windows, steps, sinks, global tokens and strides of small lengths."""
+    few = range(max(Sq, Skv))
+    windows = list(itertools.product([*few, None], repeat=2))
+    patterns = [sa.Band(*fields) for fields in itertools.product(windows, few, few)]
+    patterns += [sa.Dilated(*fields) for fields in itertools.product(windows, few[2:], few)]
+    patterns += [sa.Strided(*fields) for fields in itertools.product(few[1:], repeat=2)]
+    masks = {}
+    for pattern in patterns:
+        mask = pattern.mask(Sq, Skv, is_causal)
+        masks.setdefault(tuple(mask.flatten().tolist()), (pattern, mask))
+    assert not [pattern for pattern, mask in masks.values() if any(sa.nearest(mask, is_causal)[1:])]
+
+
+@pytest.mark.parametrize(
+    "pattern, Sq, Skv, is_causal",
+    [
+        (sa.Dilated((16, 16), 2, sinks=4), 33, 33, True),
+        (sa.Dilated((None, 1), 2, sinks=2), 95, 59, True),
+        (sa.Band((None, 40), global_tokens=4), 100, 64, False),
+        (sa.Band((57, 1), sinks=35, global_tokens=12), 99, 99, False),
+    ],
+    ids=repr,
+)
+def test_lines_filled_by_others(pattern, Sq, Skv, is_causal):
+    """Columns and diagonals that a window, steps or global rows fill by more than half."""
+    assert sa.nearest(pattern.mask(Sq, Skv, is_causal), is_causal)[1:] == (0, 0)
 
 
 @pytest.mark.parametrize("local", [1, 4, 9])
