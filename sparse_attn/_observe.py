@@ -7,6 +7,7 @@ the advisor.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ._origins import rankable
+from ._origins import bool_mask, rankable
 from .functional import sparse_attention
-from .patterns import BlockTopK, Pattern
+from .patterns import BlockTopK, Full, Pattern
 
 __all__ = ["Attended", "attend_in", "replacing", "watching"]
 
@@ -59,6 +60,21 @@ class Attended:
             common["attn_mask"] = rankable(pattern, common["attn_mask"])
         return pattern, common
 
+    def real_rows(self) -> torch.Tensor | None:
+        """Tell which rows are no padding, bool ``(B|1, 1, Sq)``: some row may see their own key.
+
+        None where the call says nothing of it, or has other numbers of queries and keys.
+        """
+        common, length = self.under(Full())[1], self.key.shape[2]
+        if self.query.shape[2] != length:
+            return None
+        seen = [
+            seen_keys(common[name], length)
+            for seen_keys, name in ((_seen_by_mask, "attn_mask"), (_seen_by_bounds, "key_bounds"))
+            if common.get(name) is not None
+        ]
+        return functools.reduce(torch.logical_and, seen) if seen else None
+
     @property
     def is_causal(self) -> bool:
         """Whether rows see no later key, where the call says it: by its flag, or beside a mask."""
@@ -67,6 +83,21 @@ class Attended:
             with suppress(NotImplementedError):  # a layer that takes no pattern
                 common = self.under(BlockTopK())[1]  # beside a mask it is said to this one alone
         return bool(common.get("is_causal"))
+
+
+def _seen_by_mask(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Tell which keys a dense mask lets a row see, bool ``(B|1, 1, Skv)``."""
+    mask = bool_mask(mask)[(None,) * (4 - mask.dim())]
+    return mask.any(2).any(1, keepdim=True).expand(-1, -1, length)
+
+
+def _seen_by_bounds(bounds: torch.Tensor, length: int) -> torch.Tensor:
+    """Tell which keys lie in the interval of a row, bool ``(B, 1, Skv)``."""
+    begin, end = bounds.flatten(1, 2).clamp(0, length).long().unbind(-1)
+    steps = bounds.new_zeros(bounds.shape[0], length + 1)
+    steps.scatter_add_(1, begin, (begin < end).to(steps.dtype))
+    steps.scatter_add_(1, end, -(begin < end).to(steps.dtype))
+    return (steps.cumsum(1)[:, None, :length]) > 0
 
 
 Watcher = Callable[[Attended], None]

@@ -16,7 +16,7 @@ from .._checks import refuse
 from .._observe import Attended
 from ..patterns import Full, Pattern, TopK
 from ..quality._compare import Reference
-from ..quality._counts import row_counts
+from ..quality._counts import pair_counts
 from ._rates import cost
 
 __all__ = ["Local", "Unit"]
@@ -82,13 +82,13 @@ class Local:
             for head in range(heads):
                 dense = {name: _DENSE for name, own in self.candidates.items() if own == Full()}
                 self.figures[call.layer, head] = dense
-        allowed = row_counts(call.query, call.key, Full(), call.common).sum(-1)
-        self._allow(call.layer, heads, allowed.expand(call.query.shape[:2]))
+        allowed = pair_counts(call.query, call.key, Full(), call.common, call.real_rows())
+        self._allow(call.layer, heads, allowed)
 
     def _measure(self, call: Attended) -> None:
         """Compare every candidate with dense attention on a layer's tensors."""
         layer, query, key, common = call.layer, call.query, call.key, call.common
-        reference = Reference(query, key, call.value, common)
+        reference = Reference(query, key, call.value, common, call.real_rows())
         heads = key.shape[1]
         allowed = _by_key_head(reference.allowed, heads).sum((0, 2))
         weights = [
@@ -115,7 +115,7 @@ class Local:
                 rows = torch.stack(by_head, 1).tolist()
                 pairs = [row[2] for row in rows]
                 if isinstance(candidate, TopK):  # which scores all keys of its blocks
-                    read = row_counts(query, key, placed._region, keywords).sum(-1)
+                    read = reference.pairs(placed._region, keywords)
                     pairs = share(read / reference.allowed).tolist()
                 costs = cost(candidate, query, key, bool(common.get("is_causal")), pairs)
                 rows = [[*row, own] for row, own in zip(rows, costs, strict=True)]

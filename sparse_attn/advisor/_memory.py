@@ -23,7 +23,7 @@ from ._local import Local, Unit
 __all__ = ["Memory"]
 
 #: Of what the file holds; another one's is refused.
-FORMAT = 4
+FORMAT = 5
 
 
 class Memory:

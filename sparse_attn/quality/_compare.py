@@ -20,7 +20,7 @@ from .._pattern import check_pattern
 from ..by_head import ByHead
 from ..patterns import Full, Pattern
 from ..tools import with_lists
-from ._counts import attend_with_lse, row_counts
+from ._counts import attend_with_lse, pair_counts
 
 __all__ = ["LEVELS", "Comparison", "Reference", "compare"]
 
@@ -156,6 +156,8 @@ class Reference:
     query, key, value : Tensor
     common : dict
         As in `compare`.
+    rows : Tensor, optional
+        bool ``(B|1, 1, Sq)``: the rows that count; all by default.
     """
 
     def __init__(
@@ -164,14 +166,22 @@ class Reference:
         key: torch.Tensor,
         value: torch.Tensor,
         common: dict[str, Any],
+        rows: torch.Tensor | None = None,
     ) -> None:
-        self._tensors, self._common = (query, key, value), common
+        self._tensors, self._common, self._rows = (query, key, value), common, rows
         with torch.no_grad():
             self._out, self._lse = attend_with_lse(query, key, value, Full(), **common)
-            allowed = row_counts(query, key, Full(), common).sum(-1)
-            self.allowed = allowed.expand(query.shape[:2])
+            if rows is not None:  # the others count as rows without keys do
+                self._out = self._out.where(rows[..., None], 0.0)
+                self._lse = self._lse.where(rows, -torch.inf)
+            self.allowed = self.pairs(Full(), common)
             #: Sum of the squares of the dense output, ``(B, Hq)``.
             self.dense_squares = self._out.double().square().sum((2, 3))
+
+    def pairs(self, pattern: Pattern, common: dict[str, Any]) -> torch.Tensor:
+        """Count the pairs that each head visits under a pattern, float64 ``(B, Hq)``."""
+        query, key, _ = self._tensors
+        return pair_counts(query, key, pattern, common, self._rows)
 
     @torch.no_grad()
     def compare(self, pattern: Pattern, common: dict[str, Any] | None = None) -> Comparison:
@@ -190,7 +200,7 @@ class Reference:
         real = self._lse > -torch.inf
         mass = torch.where(real, (lse.double() - self._lse.double()).exp(), torch.nan)
         rel_l1, cosine, squares = _row_errors(sparse, self._out)
-        visited = row_counts(query, key, pattern, common).sum(-1).expand(query.shape[:2])
+        visited = self.pairs(pattern, common)
         quantiles = _quantiles(mass)
         return Comparison(
             mass=mass.nanmean(-1),

@@ -1,7 +1,8 @@
 """How many keys each row sees: ``exp(lse)`` of a call whose scores are all zero.
 
 Attention to zero queries has the log of the number of keys as its lse, so the ops themselves count,
-with every bound, mask and offset of the call and nothing of size Sq x Skv. Used by `compare`.
+with every bound, mask and offset of the call and nothing of size Sq x Skv. Used by `compare`,
+`model` and the advisor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..functional import naive_attention, sparse_attention
 from ..patterns import BlockSparse, Pattern, TopK
 from ..tools import with_lists
 
-__all__ = ["attend_with_lse", "row_counts"]
+__all__ = ["attend_with_lse", "pair_counts", "row_counts"]
 
 _HEAD_DIM = 16
 #: Arguments that choose keys; the others change scores, which are zero here.
@@ -55,6 +56,19 @@ def row_counts(
     keys = key.new_zeros((batch, key.shape[1] if by_head else 1, key.shape[2], _HEAD_DIM))
     _, lse = attend_with_lse(rows, keys, keys, pattern, **placing)
     return lse.double().exp().round()
+
+
+def pair_counts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    pattern: Pattern,
+    common: dict[str, Any],
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Count the pairs that each head visits, float64 ``(B, Hq)``; those of `rows` if given."""
+    counts = row_counts(query, key, pattern, common)
+    counts = counts if rows is None else counts * rows
+    return counts.sum(-1).expand(query.shape[:2])
 
 
 def _heads(tensor: torch.Tensor | None) -> int:

@@ -50,6 +50,9 @@ class Pairs:
         if 1 < length == call.key.shape[2]:
             own = torch.arange(1, length + 1, device=allowed.device)
             self.ahead.add(bool((allowed > own).any()))
+        real = call.real_rows()
+        if real is not None:
+            visited, allowed = visited * real, allowed * real
         sums = [float(counts.sum()) * heads / counts.shape[1] for counts in (visited, allowed)]
         self._calls.append((call.layer, sums[0], sums[1]))
 

@@ -82,6 +82,26 @@ def test_allowed_pairs_are_those_of_the_models_own_windows(name, windowed, paddi
     assert judged["band"].pairs == pytest.approx(2 * visited / allowed)
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(("name", "band"), [("llama", sa.Band((3, 0))), ("bert", BAND)])
+def test_padded_queries_have_no_pairs(name, band, left):
+    pytest.importorskip("transformers")
+    from tiny_models import CONFIGS, build
+
+    lengths = torch.tensor([40, 13, 0])
+    tokens = torch.arange(40) < lengths[:, None]
+    inputs = {"input_ids": torch.randint(3, 97, (3, 40)), "attention_mask": tokens.long()}
+    if left:
+        inputs["attention_mask"] = inputs["attention_mask"].flip(1)
+    model = build(CONFIGS[name]())
+    judged = sa.quality.model(model, inputs, {"band": band}, timed=False, progress=False)
+    visited, allowed = (
+        sum(n * n * pattern.density(n, n, is_causal=name == "llama") for n in lengths.tolist())
+        for pattern in (band, sa.Full())
+    )
+    assert judged["band"].pairs == pytest.approx(visited / allowed)
+
+
 def test_pairs_that_are_not_seen_are_not_said_to_be_all():
     """Those of texts packed into one row by ``cu_seq_lens_q``."""
     pytest.importorskip("transformers")

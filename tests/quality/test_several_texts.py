@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from tiny_models import CONFIGS, build
 from torch.nn import functional
 
 import sparse_attn as sa
@@ -65,6 +66,22 @@ def test_candidates_of_encoders_count_from_their_texts(on_device):
     inputs = {"src": torch.randn(2, 90, 32), "src_key_padding_mask": padding}
     found = pairs_of_search(encoder, inputs, {"src": torch.randn(1, 90, 32)})
     assert found == pytest.approx(pairs_of_model(encoder, inputs))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_layers_figures_do_not_depend_on_the_side_of_padding(on_device, name):
+    model, ids = build(CONFIGS[name]()), torch.randint(3, 97, (1, 30))
+    figures = []
+    for left in (False, True):
+        local = Local({"sinks": sa.Band((7, 0), sinks=4), "topk": sa.TopK(5), "dense": sa.Full()})
+        side = (20, 0) if left else (0, 20)
+        inputs = {"input_ids": functional.pad(ids, side), "attention_mask": torch.ones_like(ids)}
+        inputs["attention_mask"] = functional.pad(inputs["attention_mask"], side)
+        place = functional.pad(torch.arange(30)[None], side)
+        with torch.no_grad(), bound("test", model, sa.Full()), watching(local):
+            model(**inputs, position_ids=place)
+        figures.append([row for own in local.figures.values() for row in own.values()])
+    assert figures[0] == [pytest.approx(row, rel=1e-4) for row in figures[1]]
 
 
 def test_candidates_rank_no_keys_that_a_model_forbids_by_its_lowest_number(on_device):
