@@ -20,6 +20,7 @@ import torch
 __all__ = [
     "LARGE",
     "MAX_LENGTH",
+    "TRACED",
     "Integer",
     "Number",
     "as_device",
@@ -59,6 +60,8 @@ LARGE = 2**40
 #: Most queries or keys of a call (``kMaxLength`` in csrc/interval.h), and so of a block.
 MAX_LENGTH = 2**29 - 1
 MAX_LAYERS = 2**16  # policies list layers
+#: What a length is while torch.jit.trace follows a call, and what to do.
+TRACED = "Tensor; torch.jit.trace does not tell lengths, torch.export.export does"
 
 #: An op's sentence about a number of a tensor that is the first or the last of int32.
 _AT_AN_END = re.compile(r": expected (?P<name>\w+)\b.*, got (?P<sign>-?)214748364[78]$")
@@ -231,6 +234,8 @@ def check_integer(owner: str, name: str, value: Any, least: int) -> int:
     """Return `value` when it is an integer of at least `least`."""
     if type(value) is int and value >= least:
         return value
+    if isinstance(value, torch.Tensor) and torch.jit.is_tracing():
+        raise TypeError(f"sparse_attn.{owner}: expected {name} to be an int, got {TRACED}")
     check_kind(owner, name, value, Integer, "an int")
     if value < least:
         raise refuse(owner, f"{name} of at least {least}", value)

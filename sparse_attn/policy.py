@@ -13,8 +13,6 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-import torch
-
 from . import _policy_file
 from ._checks import check_integer, check_num_layers, kind_of, refuse
 from ._pattern import check_pattern
@@ -187,11 +185,6 @@ class Policy(ReadyPolicies, ShownPolicy):
         Full()
         """
         for name, number in (("layer", layer), ("Sq", Sq), ("Skv", Skv)):
-            if isinstance(number, torch.Tensor):
-                raise TypeError(
-                    f"sparse_attn.Policy.choose: expected {name} to be an int, got Tensor; "
-                    "torch.jit.trace does not tell lengths, torch.export.export does"
-                )
             check_integer("Policy.choose", name, number, 0)
         usual, dense, decode = self._of_layer(layer)
         if Skv < self.dense_below:  # type: ignore[operator]

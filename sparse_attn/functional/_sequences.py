@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._checks import (
+    TRACED,
     Integer,
     as_given,
     as_int32,
@@ -114,8 +115,7 @@ def sequence_arguments(
     if isinstance(arguments.get("num_kv_blocks"), torch.Tensor):
         # A number of the example's lengths would cut lists of longer sequences.
         raise TypeError(
-            f"sparse_attn.{owner}: expected a layout of an int number of blocks, got Tensor; "
-            "torch.jit.trace does not tell lengths, torch.export.export does"
+            f"sparse_attn.{owner}: expected a layout of an int number of blocks, got {TRACED}"
         )
     return arguments
 

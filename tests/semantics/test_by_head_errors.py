@@ -32,6 +32,15 @@ WRONG = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_jit_trace_is_refused(function):
+    """How many heads a call has, a trace does not tell."""
+    tensors = tuple(torch.randn(2, heads, 20, 16) for heads in (8, 4, 4))
+    with pytest.raises(TypeError, match=r"ByHead: .* got Tensor; torch.jit.trace .*torch.export"):
+        torch.jit.trace(lambda *call: function(*call, PATTERN), tensors, check_trace=False)
+
+
 def sentence_of(function, **call):
     with pytest.raises(ValueError, match=r"^sparse_attn::\w+: expected") as raised:
         function(**call)
