@@ -55,7 +55,8 @@ Selector check_selector(const std::string& op, const std::string& name) {
   fail_expected(op, "selector mixed, mean, antidiagonal, minmax, vertical_slash or sketch", name);
 }
 
-/// The caller's scores of key blocks, as float32.
+/// The caller's scores of key blocks, as float32: of as many blocks as there can be, or as a larger
+/// max_q or max_k would let there be.
 void fill_scores(const std::string& op, const CallArguments& args, CheckedSelection* selection) {
   SelectParams& params = selection->params;
   const Tensor& scores = *args.scores;
@@ -66,14 +67,19 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
   auto is_one_of = [&](int64_t d, std::initializer_list<int64_t> sizes) {
     return std::find(sizes.begin(), sizes.end(), scores.size(d)) != sizes.end();
   };
+  auto bounded = [](const MaybeInt& bound, int32_t block, int32_t blocks) {
+    return bound ? std::max<int64_t>(ceil_div64(*bound, block), blocks) : blocks;
+  };
+  const int64_t num_q = bounded(args.max_q, params.block_q, params.num_q);
+  const int64_t num_kv = bounded(args.max_k, params.block_kv, params.num_kv);
   bool fits = scores.dim() == 4 && is_one_of(0, {1, params.problem.batch}) &&
               is_one_of(1, {1, params.problem.heads_kv, params.problem.heads_q}) &&
-              is_one_of(2, {params.num_q}) && is_one_of(3, {params.num_kv});
+              is_one_of(2, {params.num_q, num_q}) && is_one_of(3, {params.num_kv, num_kv});
   if (!fits) {
     fail_expected(op,
                   text("scores of shape (", one_or(params.problem.batch), ", ",
-                       heads_of_lists(args.query->size(1), args.key->size(1)), ", ", params.num_q,
-                       ", ", params.num_kv, ")"),
+                       heads_of_lists(args.query->size(1), args.key->size(1)), ", ", num_q, ", ",
+                       num_kv, ")"),
                   shape_of(scores));
   }
   selection->scores = torch::stable::to(scores, ScalarType::Float);

@@ -199,6 +199,22 @@ def test_scores_of_the_caller(device, page_size):
         batch.lists(by(scores[..., 1:]))
 
 
+def test_scores_of_the_caller_by_bounds(device):
+    """Larger bounds have scores of more blocks, which are past the texts."""
+    query = torch.randn(48, 2, 16, device=device)
+    starts = torch.tensor([0, 32, 48], dtype=torch.int32, device=device)
+    scores = torch.randn(2, 2, 7, 7, device=device)
+    outs = []
+    for most, blocks in ((48, 3), (100, 3), (100, 7)):
+        pattern = sa.BlockTopK(16, selector=scores[..., :blocks, :blocks], budget_blocks=1)
+        outs.append(sa.varlen_attention(*[query] * 3, starts, starts, most, most, pattern=pattern))
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    with pytest.raises(ValueError, match=r"scores of shape \(1 or 2, 1 or 2, 7, 7\)"):
+        pattern = sa.BlockTopK(16, selector=scores[..., :6, :6], budget_blocks=1)
+        sa.varlen_attention(*[query] * 3, starts, starts, 100, 100, pattern=pattern)
+
+
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("name", ["mixed", "mean-by-key-head"])
 def test_token_topk_inside_chosen_blocks(serving, engine, device, name, page_size):
