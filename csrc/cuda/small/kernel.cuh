@@ -1,8 +1,8 @@
 // The kernel of sequences whose keys a thread block holds whole: a warp takes 16 rows of a query
-// head, so a softmax has one pass, and there is one barrier, after the loads. What hides their time
-// is the number of thread blocks that a multiprocessor holds. Sums are taken in the order of
-// hopper's kernels, whose softmax it is, so that a sequence has the same bits among longer ones
-// that hopper takes.
+// head, so a softmax has one pass, and there are two barriers, where the keys have come and where
+// the values have. What hides the time of loads is the number of thread blocks that a
+// multiprocessor holds. Sums are taken in the order of hopper's kernels, whose softmax it is, so
+// that a sequence has the same bits among longer ones that hopper takes.
 #pragma once
 
 #include "../common/plain_scores.h"
@@ -80,6 +80,30 @@ __device__ __forceinline__ void multiply_values(float (&rO)[Config::DT][4],
   }
 }
 
+/// Makes weights of the products q.k of the tile's rows, whose sums divide them in the end. Returns
+/// what makes exponents of 2 of the maxima.
+template <typename Config, bool kPlain>
+__device__ __forceinline__ float weigh_keys(typename Config::ScoreFragment& s,
+                                            hopper::SoftmaxState& rows,
+                                            const AttentionParams& params, const Work& work,
+                                            const uint32_t (&seen)[2]) {
+  if (__any_sync(~0u, (seen[0] & seen[1]) != Config::kAllSeen)) {
+    for_each_score(
+        s, [&](float& score, int h, int k) { score = seen[h] & (1u << k) ? score : -INFINITY; });
+  }
+  float scale_log2 = kLog2e;
+  if (kPlain || has_plain_scores(params)) {
+    scale_log2 *= params.scores.scale;
+    hopper::update_maxima<true, true>(s, rows, scale_log2);
+  } else {
+    transform_scores<Config>(s, params, work);
+    hopper::take_maxima_off<true>(s, rows, scale_log2);
+  }
+  hopper::exponentiate<0>(s, rows, hopper::PlainScores{scale_log2});
+  hopper::exponentiate<1>(s, rows, hopper::PlainScores{scale_log2});
+  return scale_log2;
+}
+
 /// Stores the tile's rows by way of the warp's rows of shared memory, in whole chunks.
 template <typename Config>
 __device__ __forceinline__ void store_rows(const float (&rO)[Config::DT][4],
@@ -132,55 +156,51 @@ __device__ __forceinline__ Interval existing_keys(const AttentionParams& params,
   return intersect(keys, of_units[work.slot]);
 }
 
-template <typename Config>
+/// kPlain: scores are only scaled, and each row sees an interval of the keys. Without the code of
+/// other calls, which is most of the code, a kernel is soon in the caches of instructions.
+template <typename Config, bool kPlain>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     small_kernel(const __grid_constant__ AttentionParams params,
                  const __grid_constant__ Grid grid) {
   constexpr int kPitch = Config::kPitch;
   extern __shared__ __align__(128) char smem[];
   __shared__ Interval of_units[kMostWarps];
-  ptx::launch_dependents();
   ptx::wait_for_primary();
+  ptx::launch_dependents();
   const Work work = find_work(params, grid);
   const uint32_t shared = ptx::shared_address(smem);
   const int32_t key_bytes = grid.key_bytes(kPitch);
-  const uint32_t sK = shared + work.slot * 2 * key_bytes;
+  const uint32_t sK = shared + work.slot * 2 * key_bytes, sV = sK + key_bytes;
   const int32_t own = grid.at_once * 2 * key_bytes + warp_of_block() * kTileRows * kPitch;
   const Interval exist = existing_keys<Config>(params, work, of_units);
+  const KeyLoader<Config> loader(grid, work, exist);
+  loader.load(params.keys.key, params.problem.head_dim, sK);
   load_queries<Config>(shared + own, params, work);
-  load_keys<Config>(sK, params, grid, work, exist);
+  ptx::cp_async_commit();
+  loader.load(params.keys.value, params.problem.value_dim, sV);
   ptx::cp_async_commit();
   uint32_t seen[2];
   if (sees_all(params)) {
     seen[0] = seen[1] = column_bits<Config::KEYS>({0, work.keys});
   } else {
-    seen[0] = seen_bits<Config>(params, work, lane_row(0));
-    seen[1] = seen_bits<Config>(params, work, lane_row(1));
+    seen[0] = seen_bits<Config, kPlain>(params, work, lane_row(0));
+    seen[1] = seen_bits<Config, kPlain>(params, work, lane_row(1));
+  }
+  ptx::cp_async_wait<1>();
+  __syncthreads();
+
+  typename Config::ScoreFragment weights;
+  hopper::SoftmaxState rows;
+  float scale_log2 = 1.0f;
+  if (work.rows > 0) {
+    multiply_keys<Config>(weights, shared + own, sK, work.keys);
+    scale_log2 = weigh_keys<Config, kPlain>(weights, rows, params, work, seen);
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
   if (work.rows == 0) return;
-
-  typename Config::ScoreFragment scores;
-  multiply_keys<Config>(scores, shared + own, sK, work.keys);
-  if (__any_sync(~0u, (seen[0] & seen[1]) != Config::kAllSeen)) {
-    for_each_score(scores, [&](float& score, int h, int k) {
-      score = seen[h] & (1u << k) ? score : -INFINITY;
-    });
-  }
-  hopper::SoftmaxState rows;
-  float scale_log2 = kLog2e;
-  if (has_plain_scores(params)) {
-    scale_log2 *= params.scores.scale;
-    hopper::update_maxima<true, true>(scores, rows, scale_log2);
-  } else {
-    transform_scores<Config>(scores, params, work);
-    hopper::take_maxima_off<true>(scores, rows, scale_log2);
-  }
-  hopper::exponentiate<0>(scores, rows, hopper::PlainScores{scale_log2});
-  hopper::exponentiate<1>(scores, rows, hopper::PlainScores{scale_log2});
   float rO[Config::DT][4];
-  multiply_values<Config>(rO, scores, sK + key_bytes, work.keys);
+  multiply_values<Config>(rO, weights, sV, work.keys);
 
   const Outputs& outputs = params.outputs;
   float weight[2];

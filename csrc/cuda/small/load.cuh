@@ -45,30 +45,31 @@ __device__ __forceinline__ void load_queries(uint32_t to, const AttentionParams&
   }
 }
 
-/// Loads a unit's keys to `to` and its values after them, of which those in `valid` exist.
+/// Loads the keys of a unit, or its values, of which those in `valid` exist: its threads together.
 template <typename Config>
-__device__ __forceinline__ void load_keys(uint32_t to, const AttentionParams& params,
-                                          const Grid& grid, const Work& work, Interval valid) {
-  using T = typename Config::T;
-  const uint32_t threads = 32 * grid.warps;
-  const Team<Config> team(threadIdx.x - work.slot * threads, threads);
-  const TensorView &key = params.keys.key, &value = params.keys.value;
-  const int64_t first = int64_t{work.sequence.first_key} + team.row;
-  const T* key_from = head_rows<T>(key, work.batch, work.kv_head, first) + team.column();
-  const T* value_from = head_rows<T>(value, work.batch, work.kv_head, first) + team.column();
-  const bool key_exists = team.column() < params.problem.head_dim;
-  const bool value_exists = team.column() < params.problem.value_dim;
-  const int64_t key_step = team.rows_at_once * key.stride_s;
-  const int64_t value_step = team.rows_at_once * value.stride_s;
-  const int32_t values = grid.key_bytes(Config::kPitch);
-  for (int row = team.row; row < grid.key_rows; row += team.rows_at_once) {
-    const uint32_t at = to + place<Config::kPitch>(row, team.chunk);
-    const bool exists = valid.contains(row);
-    ptx::cp_async_16(at, key_from, exists && key_exists);
-    ptx::cp_async_16(at + values, value_from, exists && value_exists);
-    key_from += key_step;
-    value_from += value_step;
+struct KeyLoader {
+  const Work& work;
+  Team<Config> team;
+  int32_t rows;
+  Interval valid;
+
+  __device__ __forceinline__ KeyLoader(const Grid& grid, const Work& work, Interval valid)
+      : work(work),
+        team(threadIdx.x - work.slot * 32 * grid.warps, 32 * grid.warps),
+        rows(grid.key_rows),
+        valid(valid) {}
+
+  __device__ __forceinline__ void load(const TensorView& view, int32_t columns, uint32_t to) const {
+    const auto* from = head_rows<typename Config::T>(view, work.batch, work.kv_head,
+                                                     int64_t{work.sequence.first_key} + team.row) +
+                       team.column();
+    const int64_t step = team.rows_at_once * view.stride_s;
+    const bool exists = team.column() < columns;
+    for (int row = team.row; row < rows; row += team.rows_at_once, from += step) {
+      ptx::cp_async_16(to + place<Config::kPitch>(row, team.chunk), from,
+                       exists && valid.contains(row));
+    }
   }
-}
+};
 
 }  // namespace sparse_attn::cuda::small

@@ -26,23 +26,17 @@ __device__ __noinline__ uint32_t bits_of_pattern(const AttentionParams& params, 
   return bits;
 }
 
-/// With these alone every row sees every key of its sequence, but for those that causality and
-/// attn_mask hide, ...
-constexpr Features kHideNone =
-    Features::of(Feature::kMask, Feature::kQueryOffsets, Feature::kSoftcap, Feature::kOddScale,
-                 Feature::kSinkLogits, Feature::kAlibi, Feature::kValueDim, Feature::kPacked,
-                 Feature::kUsedKeys);
-/// ... and with these an interval of them.
-constexpr Features kIntervals = kHideNone.with(Features::of(Feature::kKeyBounds, Feature::kWindow));
+/// With these alone each row sees an interval of the keys, but for those that attn_mask hides.
+constexpr Features kIntervals = kWindowsAlone.without(Features::of(Feature::kDilation));
 
 /// What a row of the tile sees of the lane's keys.
-template <typename Config>
+template <typename Config, bool kPlain>
 __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, const Work& work,
                                               int r) {
   if (!work.has(r)) return 0;
   const int32_t i = work.query(r);
   const Interval bounds = params.scores.bounds.row(work.batch, work.head, i, params.problem.seq_kv);
-  if (!params.features.within(kIntervals)) {
+  if (!kPlain && !params.features.within(kIntervals)) {
     return bits_of_pattern<Config>(params, work.batch, i, bounds);
   }
   Pattern pattern = params.pattern;
@@ -58,6 +52,7 @@ __device__ __forceinline__ uint32_t seen_bits(const AttentionParams& params, con
 
 /// Whether no pattern hides a key of its sequence from a row.
 __device__ __forceinline__ bool sees_all(const AttentionParams& params) {
+  constexpr Features kHideNone = kAllKeys.without(Features::of(Feature::kKeyBounds));
   return !params.pattern.causal && params.features.within(kHideNone);
 }
 

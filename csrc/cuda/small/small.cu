@@ -9,7 +9,8 @@ namespace {
 
 template <typename Config>
 Status launch(const AttentionParams& params, const Grid& grid) {
-  auto kernel = small_kernel<Config>;
+  const bool plain = has_plain_scores(params) && params.features.within(kIntervals);
+  auto kernel = plain ? small_kernel<Config, true> : small_kernel<Config, false>;
   const int32_t shared_bytes = grid.shared_bytes(Config::kPitch);
   const Status status = allow_shared_bytes(kernel, shared_bytes);
   if (!status.ok()) return status;
