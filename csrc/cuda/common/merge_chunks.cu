@@ -22,6 +22,9 @@ __global__ void __launch_bounds__(kMostThreads)
   const int64_t batch = head_index / params.problem.heads_q;
   const int64_t head = head_index % params.problem.heads_q;
   ptx::wait_for_primary();
+  // The next call may begin beside few thread blocks; many would leave it uneven places.
+  constexpr uint32_t kFewBlocks = 256;
+  if (gridDim.x <= kFewBlocks) ptx::launch_dependents();
   const Sequence sequence = params.sequences.of(batch);
   const int64_t query = row - head_index * partials.rows;
   if (query >= sequence.rows) return;

@@ -183,6 +183,7 @@ __device__ __forceinline__ void sum_chunks(const AttentionParams& params, const 
   int load_slot = 0;
   bool both = false;  // two steps were multiplied, whose slots are free
   if (early) ptx::wait_for_primary();
+  ptx::launch_dependents();
   const uint32_t queries = load_tile_queries<Config, kKind>(params, state, query_rows, ring, smem);
 #pragma unroll 1
   for (int loaded = 1;; ++loaded) {
@@ -249,7 +250,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __shared__ __align__(alignof(State)) char state_memory[sizeof(State)];
   State& state = state_in<State>(state_memory);
   const Pattern pattern = pattern_of<kKind>(params);
-  ptx::launch_dependents();
   // What the host knows is prepared before the kernel in front has ended.
   const bool early = grid.early;
   if (!early) ptx::wait_for_primary();

@@ -168,7 +168,6 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ Call call, const __grid_constant__ Partials partials) {
-  ptx::launch_dependents();
   __shared__ Memory memory;
   const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
   const int32_t number = static_cast<int32_t>(blockIdx.x) / column_blocks;
@@ -185,6 +184,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       partials.state + partials.at(number, 0) * kStripRows, partials.columns / 8 * kLanes,
       kStripRows};
   ptx::wait_for_primary();
+  ptx::launch_dependents();
   const Sequence sequence = call.sequences.of(strip.batch);
   strip.first = partials.first_query(sequence.origin, sequence.offset) +
                 (number - problem * partials.strips) * kStripRows;
@@ -201,13 +201,13 @@ __global__ void __launch_bounds__(kMergeThreads)
                         const __grid_constant__ Partials partials,
                         const __grid_constant__ Deal deal,
                         const __grid_constant__ HeadPacking packing) {
-  ptx::launch_dependents();
   __shared__ Memory memory;
   const int32_t column_blocks = ceil_div(call.value_dim, kColumns);
   const int32_t packs = ceil_div(call.group, packing.heads);
   const int32_t of_tile = deal.strips * column_blocks;
   const int32_t of_piece = of_tile * deal.by_width.divisor;
   ptx::wait_for_primary();
+  ptx::launch_dependents();
   const int32_t items = __ldcg(deal.counts + 1) * of_piece;
   for (auto item = static_cast<int32_t>(blockIdx.x); item < items; item += gridDim.x) {
     const int32_t at = item / of_piece, in_piece = (item - at * of_piece) / of_tile;

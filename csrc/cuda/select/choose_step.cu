@@ -184,7 +184,6 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
     choose_step(const __grid_constant__ SelectParams params, const float* scores) {
   if (!ptx::kHasClusters) return;  // serves_choose_step asks for them
   __shared__ StepStorage storage;
-  ptx::launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto threads = static_cast<int>(blockDim.x), warps = threads / 32;
   const auto blocks = static_cast<int>(ptx::cluster_size());
@@ -202,6 +201,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
   if (threadIdx.x < 32) storage.listed[lane] = 0;
   ptx::sync_cluster();  // its storage is ready
   ptx::wait_for_primary();
+  ptx::launch_dependents();
 
   // The scores come first: what the rule says is worked out while they are on their way.
   float value[MEMBERS][kOfLane];
@@ -270,7 +270,7 @@ int32_t warps_of_list(const SelectParams& params) { return ceil_div(params.num_k
 }  // namespace step
 
 bool serves_choose_step(const SelectParams& params, bool scores) {
-  return scores && params.by_group && params.num_q == 1 && params.scores.bounds.data == nullptr &&
+  return scores && params.by_group && params.num_q == 1 && params.rows_grow() &&
          params.problem.group() <= step::kMostMembers &&
          step::warps_of_list(params) <= step::kMostOfList &&
          knows_clusters(step::choose_step<step::kMostMembers>);

@@ -11,7 +11,9 @@ __device__ __forceinline__ uint32_t block_number() {
   return number;
 }
 
-/// Once every thread block has called this or has ended, the blocks of a dependent may begin.
+/// Once every thread block has called this or has ended, the blocks of a dependent may begin. A
+/// kernel that is a dependent itself waits for its own primary first: else all kernels of a stream
+/// begin at once, and those that wait take the places of those that work.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
