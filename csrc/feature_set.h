@@ -78,6 +78,11 @@ constexpr Features kWindowsAlone = Features::of(
     Feature::kAlibi, Feature::kWindow, Feature::kDilation, Feature::kTopK, Feature::kValueDim,
     Feature::kPacked, Feature::kUsedKeys, Feature::kPaged, Feature::kFloat8Keys);
 
+/// ... and under these every key of its sequence, but for those that causality, bounds and masks
+/// hide.
+constexpr Features kAllKeys =
+    kWindowsAlone.without(Features::of(Feature::kWindow, Feature::kDilation));
+
 /// With these alone all query heads of a key head see the same keys, if they share bounds and lists
 /// and but for those that attn_mask hides.
 constexpr Features kKeysOfAllHeads = Features::of(

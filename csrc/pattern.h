@@ -63,9 +63,18 @@ struct Pattern {
   SPARSE_ATTN_HD constexpr bool shared_axis() const {
     return dilation == 1 && lead.step == 1 && lead_keys == nullptr;
   }
-  /// Elements of a main view of `length` that a row's window holds, at most.
-  SPARSE_ATTN_HD constexpr int32_t most_window(int32_t length) const {
-    return taps() < length ? static_cast<int32_t>(taps()) : length;
+  /// Whether some rows see keys beyond their windows: those of global tokens.
+  SPARSE_ATTN_HD constexpr bool has_global_rows() const {
+    return global_count > 0 || global_bits != nullptr;
+  }
+  /// Elements of a main view of `length` that the windows of `rows` rows hold together, at most.
+  SPARSE_ATTN_HD constexpr int32_t most_window(int32_t length, int32_t rows = 1) const {
+    const int64_t reach = taps() - 1 + rows;
+    return reach < length ? imax(static_cast<int32_t>(reach), 0) : length;
+  }
+  /// ... and that these rows may see.
+  SPARSE_ATTN_HD constexpr int32_t most_seen(int32_t length, int32_t rows = 1) const {
+    return has_global_rows() ? length : most_window(length, rows);
   }
   /// Residue classes that have rows.
   SPARSE_ATTN_HD constexpr int32_t classes(int32_t seq_q) const { return imin(dilation, seq_q); }
@@ -180,6 +189,21 @@ struct Row {
 /// The window of the row that stands at element v of the main view, whether its keys exist or not.
 SPARSE_ATTN_HD constexpr Interval window_at(const Pattern& pattern, int32_t v) {
   return {v - pattern.left, v + pattern.last_tap() + 1};
+}
+
+/// The keys of a sequence of `num_keys` in the windows of rows that stand at `positions`, and in
+/// `wider` taps more on either side.
+SPARSE_ATTN_HD constexpr Interval reached_keys(const Pattern& pattern, Interval positions,
+                                               int32_t num_keys, int32_t wider = 0) {
+  const int64_t left = (int64_t{pattern.left} + wider) * pattern.dilation;
+  const int64_t right = (int64_t{pattern.last_tap()} + wider) * pattern.dilation;
+  const int64_t begin = positions.begin - left, end = positions.end + right;
+  return {static_cast<int32_t>(begin < 0          ? 0
+                               : begin < num_keys ? begin
+                                                  : num_keys),
+          static_cast<int32_t>(end < 0          ? 0
+                               : end < num_keys ? end
+                                                : num_keys)};
 }
 
 /// `bounds` are the keys that exist for the row (key_bounds), all of the sequence without.

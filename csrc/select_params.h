@@ -108,10 +108,12 @@ struct SelectParams {
     if (causal) seen.end = end_of_keys(causal, position(b, i), seen.end);
     return seen;
   }
+  /// Whether each row sees what the rows before it do: nothing but causality hides keys.
+  SPARSE_ATTN_HD bool rows_grow() const { return scores.bounds.data == nullptr; }
   /// From the first to the last key that some of the rows may see.
   SPARSE_ATTN_HD Interval keys_of_rows(int64_t b, int64_t head_q, Interval rows) const {
     if (rows.empty()) return {};
-    if (scores.bounds.data == nullptr) return keys_of_row(b, head_q, rows.end - 1);
+    if (rows_grow()) return keys_of_row(b, head_q, rows.end - 1);
     Interval all = {problem.seq_kv, 0};
     for (int32_t i = rows.begin; i < rows.end; ++i) {
       Interval keys = keys_of_row(b, head_q, i);
@@ -122,8 +124,7 @@ struct SelectParams {
   /// From the first to the last key that some row of the batch entry may see.
   SPARSE_ATTN_HD Interval keys_of_entry(int64_t b) const {
     Interval all = {problem.seq_kv, 0};
-    const int32_t heads =
-        scores.bounds.data == nullptr || scores.bounds.stride_h == 0 ? 1 : problem.heads_q;
+    const int32_t heads = rows_grow() || scores.bounds.stride_h == 0 ? 1 : problem.heads_q;
     for (int32_t head = 0; head < heads; ++head) {
       Interval keys = keys_of_rows(b, head, {0, rows(b)});
       if (!keys.empty()) all = {imin(all.begin, keys.begin), imax(all.end, keys.end)};

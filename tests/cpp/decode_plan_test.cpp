@@ -257,7 +257,7 @@ void test_chunks_have_room_whatever_the_length() {
           CHECK(most_chunks(keys, false) == room && most_chunks(keys, true) == room_of_all,
                 "a longer bound has room for shorter sequences");
           CHECK(ceil_div(keys, chunk) <= room, std::to_string(keys));
-          const int32_t of_all = chunk_steps(Pattern(), keys, seq_q, head_dim, false) * kStepKeys;
+          const int32_t of_all = chunk_steps(Pattern(), {}, keys, seq_q, head_dim) * kStepKeys;
           CHECK(ceil_div(keys, of_all) <= room_of_all, "of a text: " + std::to_string(keys));
         }
       }

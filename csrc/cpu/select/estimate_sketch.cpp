@@ -12,8 +12,7 @@ namespace sparse_attn::cpu {
 void BlockEstimator::keep_not_held(const QueryBlock& block, double* values) const {
   if (params_.sketch.lengths == nullptr) return;
   const Interval rows = params_.rows_of_block(block.batch, block.index);
-  // Without bounds the last row sees what the others do.
-  int32_t i = imax(rows.begin, params_.scores.bounds.data == nullptr ? rows.end - 1 : 0);
+  int32_t i = imax(rows.begin, params_.rows_grow() ? rows.end - 1 : 0);
   for (; i < rows.end; ++i) {
     Interval keys = params_.keys_of_row(block.batch, block.head_q, i);
     if (!params_.sketch.paged) keys.begin = imax(keys.begin, params_.held_keys(block.batch));

@@ -88,7 +88,7 @@ void BlockEstimator::find_keys(int64_t batch) const {
   uint8_t* exists = exists_ + batch * params_.problem.seq_kv;
   std::memset(exists, 0, params_.problem.seq_kv);
   int32_t heads = params_.scores.bounds.stride_h == 0 ? 1 : params_.problem.heads_q;
-  int32_t first = params_.scores.bounds.data == nullptr ? params_.problem.seq_q - 1 : 0;
+  int32_t first = params_.rows_grow() ? params_.problem.seq_q - 1 : 0;
   const Interval held = {0, params_.held_keys(batch)};
   Interval marked = {0, 0};
   for (int32_t head = 0; head < heads; ++head) {

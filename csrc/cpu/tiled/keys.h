@@ -3,7 +3,6 @@
 // half precision once for all tiles of a head, and turns strided views into contiguous ones.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -196,14 +195,10 @@ class Packer {
   /// The keys that the windows of the batch entry's rows reach; all where some row sees others.
   Interval reached_keys(int32_t batch) const {
     if (!params_.features.within(kWindowsAlone)) return {0, params_.problem.seq_kv};
-    int64_t left = pattern_.left, right = pattern_.last_tap(), keys = params_.problem.seq_kv;
-    // Tiles for BLAS are widened to whole multiples of 16 keys.
-    int64_t wider = cut_.panels ? 0 : 16;
-    int64_t offset = params_.sequences.offset(batch);
-    int64_t first = offset - (left + wider) * pattern_.dilation;
-    int64_t last = offset + params_.problem.seq_q - 1 + (right + wider) * pattern_.dilation;
-    return {static_cast<int32_t>(std::clamp<int64_t>(first, 0, keys)),
-            static_cast<int32_t>(std::clamp<int64_t>(last + 1, 0, keys))};
+    const int32_t wider = cut_.panels ? 0 : 16;  // tiles for BLAS, whole multiples of 16 keys
+    const int32_t offset = params_.sequences.offset(batch);
+    return sparse_attn::reached_keys(pattern_, {offset, offset + params_.problem.seq_q},
+                                     params_.problem.seq_kv, wider);
   }
 
   /// Rows of the unit that are reached, class after class; the last rows of a class may be padding.

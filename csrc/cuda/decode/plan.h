@@ -60,8 +60,7 @@ SPARSE_ATTN_HD int32_t main_reach(const Pattern& pattern, int32_t keys) {
     const BlockList& list = pattern.list;
     return imin(length, keys_of_blocks(list, list.expected > 0 ? list.expected : list.max_count));
   }
-  if (pattern.global_count > 0) return length;
-  return pattern.most_window(length);
+  return pattern.most_seen(length);
 }
 
 /// The same with its leading keys.
@@ -70,16 +69,10 @@ SPARSE_ATTN_HD int32_t visited_keys(const Pattern& pattern, int32_t keys) {
   return imin(main_reach(pattern, keys), keys - lead) + lead;
 }
 
-/// Whether rows reach all keys, up to their own under causal.
-SPARSE_ATTN_HD bool reaches_all(const Pattern& pattern) {
-  return pattern.left >= kUnlimited && pattern.right >= kUnlimited && pattern.dilation == 1 &&
-         !pattern.has_lead() && pattern.global_count == 0 && !pattern.list.present();
-}
-
 /// The group of the chunks of a text of `keys` keys. Where few of them are visited, all of a row
 /// tile's are often one thread block's, which sums them in a row.
-SPARSE_ATTN_HD int32_t group_of(const Pattern& pattern, int32_t keys, int32_t chunk) {
-  return reaches_all(pattern) ? group_size(ceil_div(keys, chunk)) : kInARow;
+SPARSE_ATTN_HD int32_t group_of(Features features, int32_t keys, int32_t chunk) {
+  return features.within(kAllKeys) ? group_size(ceil_div(keys, chunk)) : kInARow;
 }
 
 /// Partial results of a row, at most: of its chunks or, of a long text, of its small groups; and
@@ -90,8 +83,8 @@ constexpr int32_t kMostResults = 32, kOffEdges = 3;
 constexpr int32_t kLongText = 32768, kMostOfLong = kMostResults * kSmallGroup;
 
 /// Whether long texts have so many.
-SPARSE_ATTN_HD bool divides_long(const Pattern& pattern, bool codes) {
-  return reaches_all(pattern) && !codes;
+SPARSE_ATTN_HD bool divides_long(Features features) {
+  return features.within(kAllKeys.without(Features::of(Feature::kFloat8Keys)));
 }
 
 /// Keys of a list's blocks up to which its chunks are as short as those of a window; larger blocks
@@ -127,10 +120,10 @@ SPARSE_ATTN_HD int32_t chunk_steps(int32_t keys, int32_t seq_q, const BlockList&
 constexpr int32_t kShortSequence = 256;
 
 /// The same for a sequence of `keys` keys under a pattern.
-SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t seq_q,
-                                   int32_t head_dim, bool codes) {
+SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, Features features, int32_t keys,
+                                   int32_t seq_q, int32_t head_dim) {
   if (keys <= kShortSequence) return kShortSequence / kStepKeys;
-  if (divides_long(pattern, codes) && keys > kLongText) {
+  if (divides_long(features) && keys > kLongText) {
     const int32_t chunks = keys > 2 * kLongText ? kMostOfLong : kMostOfLong / 2;
     return steps_of_chunk(imax(ceil_div(keys, chunks), 64 * seq_q));
   }
@@ -139,6 +132,7 @@ SPARSE_ATTN_HD int32_t chunk_steps(const Pattern& pattern, int32_t keys, int32_t
   const bool windowed =
       !pattern.list.present() && main_reach(pattern, keys) < ceil_div(keys, pattern.dilation);
   const int32_t most = windowed && seq_q > 1 ? kMostMerged - 1 : kMostMerged;
+  const bool codes = features.has(Feature::kFloat8Keys);
   return chunk_steps(visited_keys(pattern, keys), seq_q, pattern.list, head_dim, codes, most);
 }
 
@@ -318,10 +312,10 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   const int32_t seq_kv = params.problem.seq_kv;
   const int32_t reach = main_reach(pattern, seq_kv);
   const int32_t lead = pattern.most_lead(seq_kv);
-  plan.chunk_steps =
-      chunk_steps(pattern, seq_kv, params.problem.seq_q, params.problem.widest_dim(), float8);
+  plan.chunk_steps = chunk_steps(pattern, params.features, seq_kv, params.problem.seq_q,
+                                 params.problem.widest_dim());
   int32_t chunk = plan.chunk_steps * kStepKeys;
-  const bool long_divided = divides_long(pattern, float8);
+  const bool long_divided = divides_long(params.features);
   if (list.present()) {
     plan.max_chunks = most_chunks(keys_of_blocks(list, list.max_count), false);  // of the longest
   } else if (!params.sequences.same_lengths()) {
@@ -338,8 +332,8 @@ inline SplitGrid plan_grid(const AttentionParams& params, const DeviceShape& dev
   plan.max_chunks = imax(plan.max_chunks, 1);
   plan.places = plan.max_chunks;
   plan.early = params.features.within(kTilesOnHost);
-  plan.group = group_of(pattern, seq_kv, chunk);
-  if (!params.sequences.same_lengths() && reaches_all(pattern)) {
+  plan.group = group_of(params.features, seq_kv, chunk);
+  if (!params.sequences.same_lengths() && params.features.within(kAllKeys)) {
     // A sequence of fewer queries may have more chunks than the longest.
     plan.group = long_divided && seq_kv > kLongText ? kSmallestGroup : kGroup;
   }

@@ -126,7 +126,7 @@ __device__ __forceinline__ Work find_work(const AttentionParams& params, const P
     work.chunk_steps = grid.chunk_steps;
   } else {
     work.chunk_steps =
-        chunk_steps(pattern, work.sequence.keys, work.sequence.rows, head_dim, codes);
+        chunk_steps(pattern, params.features, work.sequence.keys, work.sequence.rows, head_dim);
   }
   work.rows = imin(grid.heads_packed * work.slice.rows.length - work.first_row, grid.tile_rows);
   return work;

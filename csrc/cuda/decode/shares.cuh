@@ -44,14 +44,13 @@ __device__ inline Share find_share(const AttentionParams& params, const Pattern&
     if (first + lane < batch) {
       const Sequence sequence = params.sequences.of(first + lane);
       const int32_t visited = visited_keys(pattern, sequence.keys);
-      const int32_t steps =
-          chunk_steps(pattern, sequence.keys, sequence.rows, params.problem.widest_dim(),
-                      params.keys.dtype == Dtype::kFloat8);
+      const int32_t steps = chunk_steps(pattern, params.features, sequence.keys, sequence.rows,
+                                        params.problem.widest_dim());
       const int32_t chunk = steps * kStepKeys, chunks = ceil_div(visited, chunk);
       const int32_t wanted = (visited + each / 2) / each;
       // A long text's groups, of which each leaves one sum, while they are as many as fill a
       // device.
-      const int32_t group = group_of(pattern, sequence.keys, chunk);
+      const int32_t group = group_of(params.features, sequence.keys, chunk);
       const int32_t groups = group <= kSmallGroup ? ceil_div(chunks, group) : 0;
       const bool whole = groups > 0 && (grid.whole_groups || wanted <= 5 * groups);
       splits = imax(1, imin(wanted, whole ? groups : chunks));

@@ -80,7 +80,7 @@ struct Config {
   static constexpr bool kEarlyRescale = HEAD_DIM > 192;
   // Consumers issue their products in turn, so that one's softmax runs under the other's products;
   // of long products that comes by itself. Ragged kernels of more than plain calls lose 1 to 5 %
-  // without turns, strided columns 6 %, softcap 1 to 7 %.
+  // without turns, strided columns 6 %, softcap up to 7 %.
   static constexpr bool kColumnsAlone = kStridedLeads && !kTransforms;
   static constexpr bool kPingPong =
       kConsumers > 1 && !kWide &&

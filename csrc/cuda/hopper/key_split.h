@@ -65,13 +65,11 @@ enum class Fold : int32_t { kNone, kGroup, kWhole };
 /// Key tiles that a query tile of a sequence visits, at most.
 SPARSE_ATTN_HD int32_t most_visited(const Pattern& pattern, int32_t num_keys, KernelTile tile) {
   const int32_t keys = ceil_div(num_keys, pattern.dilation);
-  const int64_t reach = pattern.taps() - 1 + tile.block_q;
+  const int32_t seen = pattern.most_seen(keys, tile.block_q);
   const int32_t all = ceil_div(keys, tile.block_kv);
   const int32_t lead = ceil_div(pattern.most_lead(num_keys), tile.block_kv);
-  int32_t main = all;
-  if (reach < keys && pattern.global_count == 0) {  // off the tiles' edges it touches one more
-    main = ceil_div(imax(static_cast<int32_t>(reach), 0), tile.block_kv) + 1;
-  }
+  // Off the tiles' edges it touches one more.
+  const int32_t main = seen < keys ? ceil_div(seen, tile.block_kv) + 1 : all;
   return pattern.shared_axis() ? imin(main + lead, all) : imin(main, all) + lead;
 }
 

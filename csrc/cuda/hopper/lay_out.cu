@@ -38,12 +38,11 @@ __device__ __forceinline__ NeededRows needed_rows(const AttentionParams& params,
   constexpr Features kWindowsAndSinks =
       kWindowsAlone.without(Features::of(Feature::kDilation)).with(Features::of(Feature::kLead));
   if (!params.features.within(kWindowsAndSinks)) return {{}, all};
-  const int32_t left = imin(pattern.left, kMaxLength), right = imin(pattern.right, kMaxLength);
   const int32_t lead = pattern.has_lead() ? pattern.lead.offset + pattern.lead.length : 0;
   NeededRows needed;
   if (lead > 0) needed.lead = intersect(all, {0, lead + kMostTile});
-  needed.main = intersect(all, {sequence.offset - left - kMostTile,
-                                sequence.offset + sequence.rows + right + kMostTile});
+  needed.main =
+      reached_keys(pattern, {sequence.offset, sequence.offset + sequence.rows}, all.end, kMostTile);
   needed.main.begin = imax(needed.main.begin, needed.lead.end);
   return needed;
 }

@@ -65,11 +65,9 @@ inline int64_t most_steps(const AttentionParams& params, const TileShape& tile) 
     return ceil_div64(int64_t{pattern.list.max_count} * pattern.list.block_kv, block);
   }
   const int32_t keys = ceil_div(seq_kv, pattern.dilation);
-  const int32_t all = ceil_div(keys, block);
-  const int64_t reach = pattern.taps() + tile.block_q - 1;  // of the tile's rows together
-  const bool globals = pattern.global_count > 0 || params.num_global_tokens > 0;
-  int64_t steps = all;
-  if (!globals && reach < keys) steps = imin(all, ceil_div(static_cast<int32_t>(reach), block) + 1);
+  const int32_t seen = params.num_global_tokens > 0 ? keys : pattern.most_seen(keys, tile.block_q);
+  int64_t steps = ceil_div(keys, block);
+  if (seen < keys) steps = imin(ceil_div(keys, block), ceil_div(seen, block) + 1);
   if (pattern.has_lead()) {  // off the tiles' edges it touches one more
     steps += ceil_div(pattern.most_lead(seq_kv), block) + 1;
   }

@@ -142,7 +142,7 @@ Status launch_warps(const SelectParams& params, const float* values, bool scores
 }  // namespace
 
 bool serves_choose_warp(const SelectParams& params) {
-  return !params.by_group && params.scores.bounds.data == nullptr &&
+  return !params.by_group && params.rows_grow() &&
          (params.num_kv <= kFewWarpBlocks ||
           (params.num_kv <= kMostWarpBlocks &&
            int64_t{params.problem.batch} * params.lists() * params.num_q > kManyLists));

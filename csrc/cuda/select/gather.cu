@@ -94,7 +94,7 @@ void launch_rows(const SelectParams& params, int32_t first, const SelectParams& 
 
 /// Whether the walks need lengths and offsets of each entry, and rows that begin with it.
 bool needs_tables(const SelectParams& params) {
-  if (params.scores.bounds.data != nullptr) return false;
+  if (!params.rows_grow()) return false;
   if (params.selector == Selector::kSketch) return params.sequences.first_rows != nullptr;
   if (!params.sequences.same_lengths() || params.keys.paged()) return true;
   // Where the last squares end only the device knows, or no square is whole.

@@ -17,7 +17,7 @@ __device__ inline Interval hull_of_rows(const SelectParams& params, int64_t batc
   __syncthreads();
   if (threadIdx.x == 0) storage = {params.problem.seq_kv, 0};
   __syncthreads();
-  const int32_t first = params.scores.bounds.data == nullptr ? rows.end - 1 : rows.begin;
+  const int32_t first = params.rows_grow() ? rows.end - 1 : rows.begin;
   for (int32_t at = threadIdx.x; at < heads * (rows.end - first); at += blockDim.x) {
     Interval keys = params.keys_of_row(batch, head + at % heads, first + at / heads);
     if (keys.empty()) continue;

@@ -110,7 +110,7 @@ __device__ inline void join_heads(const SelectParams& params, const BlockRule& r
 #pragma unroll 1
     for (int member = 0; member < members; ++member) {
       Interval own = visible;
-      if (params.scores.bounds.data != nullptr) {
+      if (!params.rows_grow()) {
         own = find_visible(params, rule.batch, rule.head + first + member, 1, rule.query_block,
                            storage.hull);
       }

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kProductThreads)
   int32_t j0 = static_cast<int32_t>(blockIdx.x % tiles_kv) * kProductTile;
   int64_t batch = head_index / params.problem.heads_q;
   int64_t head = head_index % params.problem.heads_q, head_kv = head / params.problem.group();
-  if (params.scores.bounds.data == nullptr) {  // later rows see what earlier ones do
+  if (params.rows_grow()) {
     Interval rows = params.rows_of_blocks(batch, {i0, imin(i0 + kProductTile, params.num_q)});
     if (j0 * params.block_kv >= params.keys_of_rows(batch, head, rows).end) return;
   }
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   if (!params.lacks_some_of(batch, own)) return;
   for (int32_t query_block = 0; query_block < params.num_q; ++query_block) {
     const Interval rows = params.rows_of_block(batch, query_block);
-    // Without bounds the last row sees what the others do.
-    int32_t i = imax(rows.begin, params.scores.bounds.data == nullptr ? rows.end - 1 : 0);
+    int32_t i = imax(rows.begin, params.rows_grow() ? rows.end - 1 : 0);
     for (; i < rows.end; ++i) {
       const Interval seen = params.keys_of_row(batch, head % params.problem.heads_q, i);
       if (params.lacks_some_of(batch, intersect(seen, own))) {
