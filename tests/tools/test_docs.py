@@ -86,6 +86,15 @@ def test_names_stand_in_the_files_that_pages_name_beside_them():
     assert missing == []
 
 
+def test_tables_are_whole():
+    """A line of a table after an empty one would be shown as text."""
+    torn = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        torn += [(page.name, row) for row in re.findall(r"\n\n(\|.*)\n(?!\|[-:])", text)]
+    assert torn == []
+
+
 @pytest.mark.parametrize(
     ("section", "like"), [("a common argument", "alibi_slopes"), ("a pattern", "Strided")]
 )
