@@ -79,6 +79,15 @@ def test_steps_of_two_columns(local):
     assert sa.nearest(mask) == (sa.Strided(local, 2), 0, 0)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+def test_patterns_are_found_through_noise(pattern):
+    """With a few pairs wrong no line of the pattern is whole."""
+    wrong = torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) < 0.05
+    mask = pattern.mask(64, 64) ^ wrong
+    found = sa.nearest(mask).pattern
+    assert (found.mask(64, 64) ^ mask).sum() <= wrong.sum()
+
+
 def test_what_is_missing_and_what_is_extra():
     mask = sa.Band((5, 0)).mask(64, 64)
     pairs = int(mask.sum())
