@@ -173,15 +173,20 @@ def test_every_layer_of_several_inputs_is_measured_once_at_least(llama, ids):
         local = Local({"narrow": PATTERNS["narrow"], "dense": sa.Full()}, late=late)
         with torch.no_grad(), bound("test", llama, sa.Full()), watching(local):
             for own in inputs:
-                llama(own)
+                llama(**own)
         local.finish("test")
         return local
 
-    first, second = ids[:, :128], ids[:, 128:]
+    tokens = torch.arange(128)[None] < 100
+    first, second = (
+        {"input_ids": own, "attention_mask": tokens.long()} for own in ids.split(128, 1)
+    )
     seen = []
     hurried = local_of([first, second], lambda: len(seen.append(0) or seen) > 1)
     assert hurried.unmeasured == set() and hurried.figures == local_of([first]).figures
-    assert hurried.allowed == local_of([first, second]).allowed
+    seen.clear()
+    last = local_of([first, second], lambda: len(seen.append(0) or seen) > 2)  # one layer is left
+    assert hurried.allowed == last.allowed == local_of([first, second]).allowed
 
 
 def test_a_search_that_was_cut_off_goes_on(llama, ids, tmp_path, monkeypatch):

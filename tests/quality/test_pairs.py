@@ -1,5 +1,6 @@
 """quality.model's pairs are those that ran: calls that stay with torch visit all of theirs."""
 
+import dataclasses
 import math
 
 import pytest
@@ -100,6 +101,34 @@ def test_padded_queries_have_no_pairs(name, band, left):
         for pattern in (band, sa.Full())
     )
     assert judged["band"].pairs == pytest.approx(visited / allowed)
+
+
+TOKENS = torch.tensor([[True] * 4, [False, True, True, False]])
+ENDS = torch.tensor([[[[0, 4]] * 4], [[[1, 3], [3, 1], [2, 3], [4, 4]]]], dtype=torch.int32)
+SAY_PADDING = {
+    "mask of keys": ({"attn_mask": TOKENS[:, None, None]}, TOKENS),
+    "additive mask": (
+        {"attn_mask": torch.zeros(2, 2, 4, 4).masked_fill(~TOKENS[:, None, None], -torch.inf)},
+        TOKENS,
+    ),
+    "mask of all texts": ({"attn_mask": TOKENS[1].expand(4, 4)}, TOKENS[1:]),
+    "bounds": ({"key_bounds": ENDS}, TOKENS),
+    "bounds and mask": (
+        {"key_bounds": ENDS, "attn_mask": torch.arange(4) < 2},
+        TOKENS & (torch.arange(4) < 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("common", "real"), SAY_PADDING.values(), ids=SAY_PADDING)
+def test_rows_are_real_whose_own_key_some_row_may_see(common, real):
+    from sparse_attn._observe import Attended
+
+    call = Attended(0, *[torch.zeros(2, 2, 4, 16)] * 3, sa.Full(), common)
+    assert torch.equal(call.real_rows(), real[:, None])
+    fewer = dataclasses.replace(call, query=call.query[:, :, :1])
+    assert fewer.real_rows() is None
+    assert dataclasses.replace(call, common={}).real_rows() is None
 
 
 def test_pairs_that_are_not_seen_are_not_said_to_be_all():
