@@ -5,7 +5,7 @@ import torch
 from reference import DTYPES, PATTERNS, Shape
 
 import sparse_attn as sa
-from sparse_attn.capability import ENGINES
+from sparse_attn.capability import ENGINES, _of_all
 
 SHAPE = Shape(1, 2, 1, 34, 67, 64)
 
@@ -49,6 +49,14 @@ def test_a_refused_argument_is_a_reason(device):
     assert not answer and "dropout_p of 0 (inference only), got 0.1" in answer.reasons[0]
     with pytest.raises(TypeError, match="can_use: expected dropout_p to be a float, got str"):
         sa.can_use(*tensors, dropout_p="0.1")
+
+
+def test_of_the_engines_of_several_patterns_the_slowest_is_named(device):
+    *faster, slowest = (sa.Capability(name, (name,), served=True) for name in ENGINES[device])
+    for answers in ([*faster, slowest], [slowest, *faster]):
+        joined = _of_all(answers)
+        assert joined.engine == slowest.engine
+        assert joined.reasons == tuple(answer.engine for answer in answers)
 
 
 def test_what_patterns_of_heads_and_choices_refuse_is_a_reason(device):
