@@ -1,4 +1,5 @@
-// What a window holds at most, counted row by row: plans of every engine size their work by it.
+// What a window holds at most, and which keys windows reach, counted row by row: plans of every
+// engine size their work by it, and keys that no row reaches are not copied.
 #include "check.h"
 #include "cuda/decode/plan.h"
 #include "cuda/hopper/key_split.h"
@@ -38,11 +39,66 @@ Most count_most(const Pattern& pattern, int32_t keys) {
   return most;
 }
 
+/// The keys that rows at `positions` reach, from the first to the last, and how many they are.
+void test_reach(const Pattern& pattern, int32_t keys, int32_t rows, const std::string& text) {
+  int32_t most = 0;
+  for (int32_t offset = -20; offset <= keys + 20; ++offset) {
+    const Interval positions = {offset, offset + rows};
+    const Interval reached = reached_keys(pattern, positions, keys);
+    CHECK(reached.begin >= 0 && reached.end <= keys, text);
+    int32_t seen = 0;
+    for (int32_t j = 0; j < keys; ++j) {
+      bool one = false;
+      for (int32_t p = positions.begin; p < positions.end; ++p) one |= sees(pattern, p, j);
+      seen += one;
+      CHECK(reached.contains(j) || !one, text);
+      // Of steps rows may leave out the first keys of a sequence, and the last.
+      CHECK(!reached.contains(j) || one || rows < pattern.dilation, text);
+    }
+    most = imax(most, seen);
+  }
+  if (pattern.dilation == 1) CHECK(pattern.most_window(keys, rows) == most, text);
+  Pattern wider = pattern;
+  wider.left += 3;
+  if (pattern.causal) return;
+  wider.right += 3;
+  const Interval positions = {keys / 2, keys / 2 + rows};
+  const Interval reached = reached_keys(pattern, positions, keys, 3);
+  const Interval same = reached_keys(wider, positions, keys);
+  CHECK(reached.begin == same.begin && reached.end == same.end, text);
+}
+
+/// Of positions as far as they may lie, in steps as wide as they may be.
+void test_far_reach() {
+  Pattern pattern;
+  pattern.dilation = kMaxLength;
+  for (int32_t offset : {-kMaxLength, 0, kMaxLength}) {
+    const Interval all = reached_keys(pattern, {offset, offset + 1}, kMaxLength, 16);
+    CHECK(all.begin == 0 && all.end == kMaxLength, std::to_string(offset));
+  }
+  pattern.left = pattern.right = 0;
+  CHECK(reached_keys(pattern, {-kMaxLength, 0}, kMaxLength).empty(), "before all keys");
+  CHECK(reached_keys(pattern, {kMaxLength, 2 * kMaxLength}, kMaxLength).empty(), "past all keys");
+}
+
+/// Rows of global tokens see all keys, wherever their tokens are listed.
+void test_global_rows_see_all() {
+  constexpr uint32_t kBits = 1;
+  Pattern pattern, counted, marked;
+  pattern.left = pattern.right = 2;
+  counted = marked = pattern;
+  counted.global_count = 1;
+  marked.global_bits = &kBits;
+  CHECK(pattern.most_seen(100, 4) == 8, "the window of 4 rows");
+  CHECK(counted.most_seen(100, 4) == 100 && marked.most_seen(100, 4) == 100, "all keys");
+}
+
 void test_window(const Pattern& pattern, int32_t keys) {
   const std::string text = "window (" + std::to_string(pattern.left) + ", " +
                            std::to_string(pattern.right) + "), dilation " +
                            std::to_string(pattern.dilation) + ", causal " +
                            std::to_string(pattern.causal) + ", " + std::to_string(keys) + " keys";
+  for (int32_t rows = 1; rows <= 4; ++rows) test_reach(pattern, keys, rows, text);
   const Most most = count_most(pattern, keys);
   CHECK(pattern.most_window(ceil_div(keys, pattern.dilation)) == most.keys, text);
   CHECK(cuda::decode::visited_keys(pattern, keys) == most.keys, text);
@@ -53,6 +109,8 @@ void test_window(const Pattern& pattern, int32_t keys) {
 }  // namespace
 
 int main() {
+  test_far_reach();
+  test_global_rows_see_all();
   for (int32_t left : {0, 1, 2, 5, 9, kUnlimited}) {
     for (int32_t right : {0, 1, 4, kUnlimited}) {
       for (int32_t dilation : {1, 2, 3}) {
