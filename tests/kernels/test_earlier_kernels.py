@@ -49,6 +49,10 @@ def test_attention_waits(device, attend, copy_late, name, shape, dtype):
     want = attend(pattern, *tensors, return_lse=True)
     got = attend(pattern, *copy_late(tensors), return_lse=True)
     assert all(map(torch.equal, got, want))
+    late = copy_late(tensors)
+    attend(pattern, *tensors)  # waits too, though it reads nothing late
+    got = attend(pattern, *late, return_lse=True)
+    assert all(map(torch.equal, got, want))
 
 
 def test_tools_wait(device, copy_late):

@@ -157,7 +157,7 @@ __device__ __forceinline__ Interval existing_keys(const AttentionParams& params,
 }
 
 /// kPlain: scores are only scaled, and each row sees an interval of the keys. Without the code of
-/// other calls, which is most of the code, a kernel is soon in the caches of instructions.
+/// other calls, which is most of the code, a kernel is soon in the instruction caches.
 template <typename Config, bool kPlain>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     small_kernel(const __grid_constant__ AttentionParams params,
