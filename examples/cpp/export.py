@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 def main(path: str) -> None:
-    """Write the package, and the input of the program beside it."""
+    """Write the package, and print the sum of its output for the tokens that `main.cpp` makes."""
     torch.manual_seed(0)
     layer = Layer().eval()
     tokens = torch.linspace(-1, 1, 2 * 200 * 64).reshape(2, 200, 64)
