@@ -41,6 +41,8 @@ class Attended:
         Pattern -> the pattern and keywords of the layer's call under it, where these depend on it.
     windowed : bool
         Whether the model's own mask holds a window, which `pattern` or a bound may say.
+    own_keys : bool
+        False where the keys are known to be of other tokens than the queries.
     """
 
     layer: int
@@ -51,6 +53,7 @@ class Attended:
     common: dict[str, Any]
     place: Place | None = None
     windowed: bool = False
+    own_keys: bool = True
 
     def under(self, pattern: Pattern) -> tuple[Pattern, dict[str, Any]]:
         """Return the pattern and keywords of this layer's call under another pattern."""
@@ -63,10 +66,10 @@ class Attended:
     def real_rows(self) -> torch.Tensor | None:
         """Tell which rows are no padding, bool ``(B|1, 1, Sq)``: some row may see their own key.
 
-        None where the call says nothing of it, or has other numbers of queries and keys.
+        None where the call says nothing of it, or its keys are of other tokens than its queries.
         """
         common, length = self.under(Full())[1], self.key.shape[2]
-        if self.query.shape[2] != length:
+        if not self.own_keys or self.query.shape[2] != length:
             return None
         seen = [
             seen_keys(common[name], length)
@@ -135,18 +138,19 @@ def attend_in(
     pattern: Pattern,
     place: Place | None = None,
     windowed: bool = False,
+    own_keys: bool = True,
     **common: Any,
 ) -> torch.Tensor:
     """Call `sparse_attention` for a model's layer; None is a call that no policy numbers.
 
-    Watchers learn by `place` what the call would be under another pattern, and by `windowed`
-    whether the model's own mask holds a window.
+    Watchers learn by `place` what the call would be under another pattern, by `windowed` whether
+    the model's own mask holds a window, and by `own_keys` whether keys may be the queries' tokens.
     """
     if "attn_mask" in common:
         common["attn_mask"] = rankable(pattern, common["attn_mask"])
     if _watchers and layer is not None:
         given = {name: argument for name, argument in common.items() if name != "out"}
-        call = Attended(layer, query, key, value, pattern, given, place, windowed)
+        call = Attended(layer, query, key, value, pattern, given, place, windowed, own_keys)
         for watcher in _watchers:
             watcher(call)
     if _substitutes:

@@ -278,7 +278,7 @@ class SparseMultiheadAttention(nn.Module):
                 stacklevel=2,
             )
         check_parameters(f"{_OWNER}, layer {self.layer}", self.in_proj_weight.dtype)
-        batched = query.dim() == 3
+        batched, own_keys = query.dim() == 3, query is key
         query, key, value = self._project(query, key, value, batched)
         batch, _, seq_q, _ = query.shape
         seq_kv = key.shape[2]
@@ -301,7 +301,9 @@ class SparseMultiheadAttention(nn.Module):
         def place(own: Pattern) -> tuple[Pattern, dict[str, Any]]:
             return own, common | text_arguments(own, padding, seq_q)
 
-        out = attend_in(self.layer, query, key, value, pattern, place, **place(pattern)[1])
+        out = attend_in(
+            self.layer, query, key, value, pattern, place, own_keys=own_keys, **place(pattern)[1]
+        )
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not batched:
             return out[0], None

@@ -131,6 +131,33 @@ def test_rows_are_real_whose_own_key_some_row_may_see(common, real):
     assert dataclasses.replace(call, common={}).real_rows() is None
 
 
+class Reader(torch.nn.Module):
+    """A query for each place of a padded memory."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.questions = torch.nn.Parameter(torch.randn(1, length, 16))
+        self.read = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, memory, padding):
+        questions = self.questions.expand(len(memory), -1, -1)
+        return self.read(questions, memory, memory, padding, need_weights=False)[0]
+
+
+def test_queries_of_a_padded_memory_are_no_padding():
+    lengths = torch.tensor([12, 4])
+    padding = torch.arange(12) >= lengths[:, None]
+    inputs = {"memory": torch.randn(2, 12, 16), "padding": padding}
+    judged = sa.quality.model(
+        Reader(12).eval(), inputs, {"band": BAND}, timed=False, progress=False
+    )
+    visited, allowed = (
+        sum(int(pattern.mask(12, 12)[:, :length].sum()) for length in lengths)
+        for pattern in (BAND, sa.Full())
+    )
+    assert judged["band"].pairs == pytest.approx(visited / allowed)
+
+
 def test_pairs_that_are_not_seen_are_not_said_to_be_all():
     """Those of texts packed into one row by ``cu_seq_lens_q``."""
     pytest.importorskip("transformers")
