@@ -1,11 +1,12 @@
 """A model's modules: those that `only` names, those of cross attention, by name or lengths.
 
-And its heads, their number and their size, encoders under a pattern of decoders, and whether it has
-a policy.
+And its heads, their number and their size, encoders under a pattern of decoders, attention of
+transformers, and whether it has a policy.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "LAYER",
     "ask_about_keys",
     "ask_about_sides",
+    "calls_attention_functions",
     "has_policy",
     "head_dim_of",
     "key_heads_of",
@@ -94,6 +96,13 @@ def _looks_back(pattern: Pattern) -> bool:
     """Whether a pattern's own definition leaves out the keys after the query's."""
     dense = widened(pattern)
     return isinstance(dense, Band) and dense.sides[1] == 0
+
+
+def calls_attention_functions(module: nn.Module) -> bool:
+    """Whether a module's forward attends by an attention function of transformers."""
+    forward: Any = getattr(type(module), "forward", None)  # a scripted class has none
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def has_policy(model: nn.Module) -> bool:

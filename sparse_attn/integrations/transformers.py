@@ -11,17 +11,23 @@ from __future__ import annotations
 from . import _requirement  # noqa: F401, before an older transformers fails on a name
 
 # isort: split
-import inspect
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .._checks import check_kind, kind_of, serves_head_dim
-from .._module_names import CROSS_ATTENTION, LAYER, head_dim_of, key_heads_of, named_by
+from .._module_names import (
+    CROSS_ATTENTION,
+    LAYER,
+    calls_attention_functions,
+    head_dim_of,
+    key_heads_of,
+    named_by,
+)
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from . import _bigbird, _longformer
@@ -301,11 +307,7 @@ def _key_heads(model: PreTrainedModel, layers: Sequence[Any]) -> int | None:
 
 def _is_layer(module: nn.Module) -> bool:
     """Whether a module attends: it calls attention functions, or we know it."""
-    if isinstance(module, _OWN):
-        return True
-    forward: Callable[..., object] = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return isinstance(module, _OWN) or calls_attention_functions(module)
 
 
 def _choose_key(model: PreTrainedModel) -> None:

@@ -10,7 +10,8 @@ from typing import TypeVar
 from torch import nn
 
 from .._checks import check_kind, refuse
-from .._module_names import CROSS_ATTENTION, named_by
+from .._module_names import CROSS_ATTENTION, calls_attention_functions, has_policy, named_by
+from .._warn import warn_once
 from ..patterns import Full, Pattern
 from ..policy import Policy, as_policy
 from ._served import unserved_module
@@ -43,8 +44,9 @@ def swap_attention(
     ``nn.TransformerDecoderLayer``, and names with "cross" or "encoder_attn") gives queries and keys
     no common positions: it runs ``Full()`` and is not numbered. Of other names, such as a head that
     pools by a query of its own, it is left out by `only`; a layer whose calls have other numbers of
-    queries than of keys warns once. A model that was swapped may be swapped again, to another
-    policy; `restore_attention` undoes it.
+    queries than of keys warns once, as does a transformers model that has other attention too, if
+    neither `only` nor a policy of ``integrations.transformers.apply`` shows that this is known. A
+    model that was swapped may be swapped again, to another policy; `restore_attention` undoes it.
 
     Parameters
     ----------
@@ -114,7 +116,22 @@ def swap_attention(
             # Its nested tensors are for the fused path alone.
             vars(part).setdefault(NESTED, part.use_nested_tensor)
             part.use_nested_tensor = False
+    if only is None:
+        _ask_about_others(model, len(twins))
     return model
+
+
+def _ask_about_others(model: nn.Module, swapped: int) -> None:
+    """Warn once where a model has attention of transformers too, which no swap reaches."""
+    others = sum(map(calls_attention_functions, model.modules()))
+    if others and not has_policy(model):
+        name = type(model).__name__
+        warn_once(
+            f"swap in {name}",
+            f"sparse_attn.swap_attention: {name}: swaps {swapped} nn.MultiheadAttention alone; "
+            f"{others} attention modules of transformers there take "
+            "sparse_attn.integrations.transformers.apply",
+        )
 
 
 def _attentions(model: nn.Module) -> dict[str, nn.MultiheadAttention]:

@@ -130,6 +130,23 @@ def test_a_flag_that_eager_attention_does_not_read_does_not_count():
     assert_same(ours, expected)
 
 
+def test_a_swap_that_leaves_the_layers_of_transformers_warns_once(monkeypatch):
+    """SigLIP pools by an nn.MultiheadAttention; its layers are none."""
+    monkeypatch.setattr("sparse_attn._warn._given", set())
+    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    config = transformers.SiglipVisionConfig(**sizes, image_size=32, patch_size=8)
+    model = build(config, cls=transformers.SiglipVisionModel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sa.swap_attention(apply(model, sa.Band(3)), sa.Full())  # both are meant
+        sa.swap_attention(sa.integrations.transformers.restore(model), sa.Full(), only="*head*")
+    with pytest.warns(UserWarning, match="swaps 1 nn.* alone; 2 attention .*transformers.apply$"):
+        sa.swap_attention(model, sa.Full())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sa.swap_attention(model, sa.Full())
+
+
 def test_a_mask_of_keypoints_is_dense():
     """LightGlue's layers give the keypoints of either image to the other by reshaping the mask."""
     detector = transformers.SuperPointConfig(
