@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
         for name, value in moved.items():
             if hasattr(value, "get_seq_length"):  # a cache of transformers, which a call fills
                 moved[name] = deepcopy(value)
-        if list(moved) == ["input_ids"] and not hasattr(module, "config"):
+        if list(moved) == ["input_ids"] and not _takes_ids(module):
             return output_of(module, module(moved["input_ids"]))  # its argument may have any name
         return output_of(module, module(**moved))
     except _RAISED as error:
@@ -83,6 +84,18 @@ def call_model(owner: str, module: nn.Module, inputs: dict[str, Any]) -> Output:
         said = " ".join(str(error).split())
         got = f"{type(error).__name__} of {type(module).__name__}: {said:.200}"
         raise refuse(owner, f"inputs that the model takes ({shapes(moved)})", got) from error
+
+
+def _takes_ids(module: nn.Module) -> bool:
+    """Whether a model takes token ids as ``input_ids``, or nothing without a name."""
+    if hasattr(module, "config"):
+        return True
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except ValueError:  # a traced module's names are in its graph
+        return False
+    named = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+    return "input_ids" in parameters or {own.kind for own in parameters.values()} <= named
 
 
 def _check_fits(owner: str, module: nn.Module, inputs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Features (batch, channels, time), and images beside a text: what was assumed is said."""
+"""Features (batch, channels, time), images beside a text, names: what was assumed is said."""
 
 import pytest
 import torch
@@ -112,3 +112,41 @@ def test_what_a_layer_refuses_at_another_length_keeps_its_words(on_device):
     inputs = {"inputs_embeds": torch.randn(1, 32, 64, dtype=torch.float64)}
     with pytest.raises(ValueError, match=r"got float64; .* model\.float\(\)$"):
         sa.profile(build(CONFIGS["bert"]()).double(), inputs, [16], progress=False)
+
+
+class Words(torch.nn.Module):
+    """Takes ids where its class says."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(9, 32)
+
+    def read(self, ids):
+        x = self.words(ids).unflatten(-1, (2, 16)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+
+
+class Second(Words):
+    def forward(self, pixel_values=None, input_ids=None):
+        assert pixel_values is None
+        return self.read(input_ids)
+
+
+class Named(Words):
+    def forward(self, **inputs):
+        return self.read(inputs["input_ids"])
+
+
+class First(Words):
+    def forward(self, tokens, **more):
+        assert not more
+        return self.read(tokens)
+
+
+@pytest.mark.parametrize("kind", [Second, Named, First])
+def test_ids_go_where_the_model_takes_them(kind):
+    ids = torch.randint(0, 9, (1, 12))
+    for inputs in (ids, {"input_ids": ids}):
+        policies = {"all": sa.Full()}
+        found = sa.quality.model(kind().eval(), inputs, policies, timed=False, progress=False)
+        assert found["all"].cosine > 0.999
