@@ -72,15 +72,14 @@ def checked_lengths(owner: str, lengths: Any) -> list[int]:
     return [check_integer(owner, "lengths", length, 1) for length in lengths]
 
 
-def _is_cut(value: torch.Tensor, length: int) -> bool:
-    """Whether an argument goes along with a text of `length` positions."""
-    return _has_length(value) and value.shape[1] == length
+def _cut_dims(name: str, value: torch.Tensor, length: int) -> list[int]:
+    """Return which dimensions of an argument go along with a text of `length` positions.
 
-
-def _is_mask(name: str, value: torch.Tensor, length: int) -> bool:
-    """Whether an argument is a mask of a text's pairs, (B, 1 or heads, length, length)."""
-    square = (length, length)
-    return name.endswith("mask") and value.dim() == 4 and tuple(value.shape[2:]) == square
+    Of a mask (B, 1 or heads, Sq or 1, Skv) these are its queries and keys.
+    """
+    if name.endswith("mask") and value.dim() == 4:
+        return [dim for dim in (2, 3) if value.shape[dim] == length]
+    return [1] if _has_length(value) and value.shape[1] == length else []
 
 
 def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
@@ -94,11 +93,12 @@ def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
     for name, value in call.items():
         if not isinstance(value, torch.Tensor) or length == own:
             continue
-        if _is_cut(value, own):
-            index = torch.arange(length, device=value.device) % own
-            made[name] = value[:, index]
-        elif length < own and _is_mask(name, value, own):
-            made[name] = value[:, :, :length, :length]
+        dims = _cut_dims(name, value, own)
+        if length > own and len(dims) > 1:
+            continue
+        index = torch.arange(length, device=value.device) % own
+        for dim in dims:
+            made[name] = made[name].index_select(dim, index)
     return made
 
 

@@ -99,6 +99,13 @@ def test_a_mask_of_pairs_is_cut_with_its_text(tmp_path, monkeypatch):
         sa.profile(Masked().eval(), inputs, [128], patterns=[sa.Band(3)], progress=False)
 
 
+def test_a_mask_of_keys_goes_along_with_its_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    inputs = {"x": torch.randn(2, 64, 32), "attention_mask": torch.ones(2, 1, 1, 64) > 0}
+    found = sa.profile(Masked().eval(), inputs, [32, 128], patterns=[sa.Band(3)], progress=False)
+    assert [row.length for row in found.rows] == [32, 128]
+
+
 def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
     inputs = {"features": torch.randn(1, MEL, TIME)}
     sentence = rf"expected inputs that the model takes \(features of shape \(1, {MEL}, {TIME}\)\)"
