@@ -72,14 +72,16 @@ def checked_lengths(owner: str, lengths: Any) -> list[int]:
     return [check_integer(owner, "lengths", length, 1) for length in lengths]
 
 
-def _cut_dims(name: str, value: torch.Tensor, length: int) -> list[int]:
-    """Return which dimensions of an argument go along with a text of `length` positions.
+def _cut_dims(name: str, value: torch.Tensor, text: torch.Tensor) -> list[int]:
+    """Return which dimensions of an argument go along with the length of a text.
 
-    Of a mask (B, 1 or heads, Sq or 1, Skv) these are its queries and keys.
+    Of a mask (..., Sq or 1, Skv) these are its queries and keys.
     """
-    if name.endswith("mask") and value.dim() == 4:
-        return [dim for dim in (2, 3) if value.shape[dim] == length]
-    return [1] if _has_length(value) and value.shape[1] == length else []
+    batch, length = text.shape[:2]
+    dims = [1] if _has_length(value) else []
+    if name.endswith("mask") and not (value.dim() == 2 and len(value) == batch):
+        dims = list(range(value.dim()))[-2:]
+    return [dim for dim in dims if value.shape[dim] == length]
 
 
 def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
@@ -88,12 +90,12 @@ def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
     What is not of the text's length, such as images beside it, stays as it came; so does a mask of
     pairs where the text is repeated.
     """
-    own = length_of(owner, call)
-    made = dict(call)
+    text = text_of(owner, call)
+    made, own = dict(call), text.shape[1]
     for name, value in call.items():
         if not isinstance(value, torch.Tensor) or length == own:
             continue
-        dims = _cut_dims(name, value, own)
+        dims = _cut_dims(name, value, text)
         if length > own and len(dims) > 1:
             continue
         index = torch.arange(length, device=value.device) % own

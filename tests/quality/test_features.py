@@ -99,6 +99,16 @@ def test_a_mask_of_pairs_is_cut_with_its_text(tmp_path, monkeypatch):
         sa.profile(Masked().eval(), inputs, [128], patterns=[sa.Band(3)], progress=False)
 
 
+def test_a_mask_of_pairs_without_a_batch_is_cut_with_its_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    inputs = {"src": torch.randn(2, 64, 32), "mask": torch.ones(64, 64).triu(1) > 0}
+    inputs["src_key_padding_mask"] = torch.zeros(2, 64).bool()
+    found = sa.profile(model, inputs, [32, 64], patterns=[sa.Band(3)], progress=False)
+    assert [row.length for row in found.rows] == [32, 64]
+
+
 def test_a_mask_of_keys_goes_along_with_its_text(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSE_ATTN_CACHE", str(tmp_path))
     inputs = {"x": torch.randn(2, 64, 32), "attention_mask": torch.ones(2, 1, 1, 64) > 0}
