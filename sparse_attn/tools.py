@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from . import ops
-from ._checks import Integer, as_given, as_int32, check_kind, check_tensor, clamped
+from ._checks import (
+    Integer,
+    as_given,
+    as_int32,
+    check_dense,
+    check_kind,
+    check_tensor,
+    clamped,
+    is_dense,
+    refuse,
+)
 from ._common import op_arguments
 from ._head_calls import ListsByHead
 from .layout import BlockLayout
@@ -157,11 +167,10 @@ def merge_states(
     Parameters
     ----------
     out_a, out_b : Tensor
-        ``(B, Hq, Sq, D)`` of one dtype; a packed one ``(T, Hq, D)`` goes in as
-        ``out.transpose(0, 1)[None]``.
+        ``(B, Hq, Sq, D)``, or packed ``(T, Hq, D)``, of one dtype.
     lse_a, lse_b : Tensor
-        float32 ``(B, Hq, Sq)``, natural logarithm; -inf where a part has no keys. Of a packed call
-        it is ``lse[None]``.
+        float32 ``(B, Hq, Sq)``, or packed ``(Hq, T)``, natural logarithm; -inf where a part has no
+        keys.
 
     Returns
     -------
@@ -192,4 +201,23 @@ def merge_states(
     states = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     for name, tensor in states.items():
         check_tensor("merge_states", name, tensor)
-    return cast(tuple[torch.Tensor, torch.Tensor], ops.call("merge_states", (), states))
+    is_packed = is_dense(out_a) and out_a.dim() == 3
+    if is_packed:
+        states = _as_batch(states)
+    out, lse = ops.call("merge_states", (), states)
+    return (out[:, :, 0], lse[..., 0].mT.contiguous()) if is_packed else (out, lse)
+
+
+def _as_batch(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """View packed states as those of a batch with an entry a token, which copies no output."""
+    shape = states["out_a"].shape
+    made = {}
+    for name, tensor in states.items():
+        check_dense("merge_states", name, tensor)
+        is_out = name.startswith("out")
+        want = tuple(shape) if is_out else (shape[1], shape[0])
+        if tensor.shape != want:
+            what = f"{name} of shape {want} beside a packed out_a"
+            raise refuse("merge_states", what, f"shape {tuple(tensor.shape)}")
+        made[name] = tensor[:, :, None] if is_out else tensor.mT[..., None]
+    return made

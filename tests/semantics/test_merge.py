@@ -67,6 +67,34 @@ def test_strides(device, memory):
     assert torch.equal(merged[0], dense[0]) and torch.equal(merged[1], dense[1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_packed_states(device, dtype):
+    query, key, value = Shape(1, 4, 2, 9, 33, 64).make(device, dtype)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    starts = [[0, 2, 9], [0, 12, 33]], [[0, 2, 9], [0, 20, 33]]
+    parts = []
+    for rows, keys in starts:
+        bounds = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in (rows, keys)]
+        parts.append(sa.varlen_attention(query, key, value, *bounds, 9, 33, return_lse=True))
+    out, lse = sa.merge_states(*parts[0], *parts[1])
+    assert out.is_contiguous() and lse.is_contiguous()
+    batch = [(part.transpose(0, 1)[None], part_lse[None]) for part, part_lse in parts]
+    want, want_lse = sa.merge_states(*batch[0], *batch[1])
+    assert torch.equal(out, want[0].transpose(0, 1)) and torch.equal(lse, want_lse[0])
+
+
+def test_packed_states_that_do_not_fit(device):
+    out, lse = torch.zeros(5, 2, 16, device=device), torch.zeros(2, 5, device=device)
+    sentence = r"sparse_attn.merge_states: expected {} beside a packed out_a, got shape {}$"
+    for wrong, shapes in (
+        ((out, lse.mT, out, lse), (r"lse_a of shape \(2, 5\)", r"\(5, 2\)")),
+        ((out, lse, out[:4], lse), (r"out_b of shape \(5, 2, 16\)", r"\(4, 2, 16\)")),
+        ((out, lse, out[None], lse), (r"out_b of shape \(5, 2, 16\)", r"\(1, 5, 2, 16\)")),
+    ):
+        with pytest.raises(ValueError, match=sentence.format(*shapes)):
+            sa.merge_states(*wrong)
+
+
 def test_merge_out(device):
     a, _, b = Shape(2, 2, 2, 9, 9, 16).make(device)
     lse_a, lse_b = torch.randn(2, 2, 2, 9, device=device)
