@@ -67,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
             del waiting[suite]
             run = measure(options, suite, device, groups[suite], folder, share, left_out, found)
             wrong |= any(is_wrong(row) for result in run.results for row in result.rows)
-    _say(summary.write(folder, slug(device)))
+    if not options.tiny:
+        _say(summary.write(folder, slug(device)))
     return int(wrong)
 
 
@@ -83,6 +84,8 @@ def measure(
 ) -> Run:
     """Run one suite's groups and everything that is measured around them, writing as it goes."""
     part = f"-only-{file_name(options.only)}" if options.only else ""  # beside the whole suite's
+    part += "-tiny" * options.tiny
+    bars = () if options.tiny else BARS  # small cases say nothing of a floor
     path = folder / f"{suite}-{slug(device)}{part}.json"
     machine = describe(device)
     store = Store(path, machine["digests"], resume=options.resume)
@@ -112,11 +115,11 @@ def measure(
         run.seconds = time.monotonic() - budget.began
         _say(progress(result))
         if time.monotonic() > saved + SAVE_EVERY_S:
-            run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
+            run.verdicts = judge(bars, run.results, run.ceilings, run.device_name)
             store.save(run)
             saved = time.monotonic()
-    run.verdicts = judge(BARS, run.results, run.ceilings, run.device_name)
-    if suite == "report":
+    run.verdicts = judge(bars, run.results, run.ceilings, run.device_name)
+    if suite == "report" and not options.tiny:
         run.crossovers = crossovers(run.results, run.noise())
     run.seconds = time.monotonic() - budget.began
     store.save(run)
@@ -188,7 +191,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="run the groups with this in their names, into files of their own",
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="every case small: shows that the suites run"
+        "--tiny",
+        action="store_true",
+        help="every case small, into files of their own: shows that the suites run",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the one at hand")
     parser.add_argument("--output", help="folder for the results")
