@@ -87,8 +87,8 @@ def _cut_dims(name: str, value: torch.Tensor, text: torch.Tensor) -> list[int]:
 def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
     """Return a call of `length` positions: cut, or repeated from the start.
 
-    What is not of the text's length, such as images beside it, stays as it came; so does a mask of
-    pairs where the text is repeated.
+    What is not of the text's length, such as images beside it, stays as it came. A text beside a
+    mask of its pairs, which says nothing of others, is not repeated.
     """
     text = text_of(owner, call)
     made, own = dict(call), text.shape[1]
@@ -97,7 +97,8 @@ def resized(owner: str, call: dict[str, Any], length: int) -> dict[str, Any]:
             continue
         dims = _cut_dims(name, value, text)
         if length > own and len(dims) > 1:
-            continue
+            what = f"lengths of at most {own} beside {name}, a mask of pairs"
+            raise refuse(owner, what, length)
         index = torch.arange(length, device=value.device) % own
         for dim in dims:
             made[name] = made[name].index_select(dim, index)
