@@ -11,6 +11,7 @@ import torch
 
 from .masks import Spec
 
+TINY_LENGTH = 384  # the most keys of a small case
 OPTIONS = {
     "bias": "an additive mask, the same for all heads",
     "head bias": "an additive mask for each head",
@@ -127,7 +128,8 @@ def _kilo(length: int) -> str:
 
 def tiny(group: Group) -> Group:
     """Return the group with every case small: shows on a CPU in seconds that it runs."""
-    return replace(group, entries=tuple(replace(e, case=_tiny(e.case)) for e in group.entries))
+    entries = tuple(replace(e, case=_tiny(e.case)) for e in group.entries)
+    return replace(group, entries=entries, x=min(group.x, TINY_LENGTH))
 
 
 def _tiny(case: Case) -> Case:
@@ -136,7 +138,7 @@ def _tiny(case: Case) -> Case:
     lengths = tuple(min(length, 40 + 8 * i) for i, length in enumerate(case.lengths[-3:]))
     return replace(
         case,
-        length=max(lengths) if lengths else min(case.length, 384),
+        length=max(lengths) if lengths else min(case.length, TINY_LENGTH),
         queries=None if case.queries is None else min(case.queries, 32),
         batch=len(lengths) or min(case.batch, 2),
         heads=heads * shared,

@@ -9,7 +9,7 @@ import torch
 from benchmarks import suites
 from benchmarks.__main__ import main
 from benchmarks.budget import Budget
-from benchmarks.cases import Case, Entry, Group
+from benchmarks.cases import Case, Entry, Group, tiny
 from benchmarks.masks import (
     Band,
     Blocks,
@@ -44,6 +44,11 @@ def test_suites_for_a_gpu_run_small_on_the_cpu(suite, tmp_path):
     assert not found["verdicts"] and not list(tmp_path.glob("bars-*"))
     row = found["results"][0]["rows"][0]
     assert not row["failure"] and row["case"]["length"] <= 384
+
+
+def test_curves_of_small_cases_have_their_lengths():
+    curve = [tiny(group) for group in suites.groups_of("report", "cpu") if group.sweep == "length"]
+    assert curve and all(point.x == point.entries[0].case.length for point in curve)
 
 
 REFUSED = {
