@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .._binding import is_transformers_model
+from .._origins import bool_mask
 
 __all__ = ["Output", "Sums", "judged_by", "output_of"]
 
@@ -99,7 +100,10 @@ def _not_padded(inputs: dict[str, Any]) -> torch.Tensor | None:
     """Return which positions are no padding, bool ``(B, S)``, by transformers' mask or torch's."""
     mask = inputs.get("attention_mask")
     if isinstance(mask, torch.Tensor):
-        return mask.bool()
+        if mask.dim() != 4:
+            return mask.bool()
+        seen = bool_mask(mask) if mask.is_floating_point() else mask.bool()
+        return seen.flatten(1, 2).any(1)  # by a row of some head
     padding = inputs.get("tgt_key_padding_mask" if "tgt" in inputs else "src_key_padding_mask")
     return padding == 0 if isinstance(padding, torch.Tensor) else None  # False, or a term of 0
 

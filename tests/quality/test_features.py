@@ -87,7 +87,8 @@ class Masked(torch.nn.Module):
 
     def forward(self, x, attention_mask):
         x = x.unflatten(-1, (2, 16)).transpose(1, 2)
-        return functional.scaled_dot_product_attention(x, x, x, attention_mask).flatten(2)
+        out = functional.scaled_dot_product_attention(x, x, x, attention_mask)
+        return out.transpose(1, 2).flatten(2)
 
 
 def test_a_mask_of_pairs_is_cut_with_its_text(tmp_path, monkeypatch):
@@ -116,6 +117,22 @@ def test_a_mask_of_keys_goes_along_with_its_text(tmp_path, monkeypatch):
     inputs = {"x": torch.randn(2, 64, 32), "attention_mask": torch.ones(2, 1, 1, 64) > 0}
     found = sa.profile(Masked().eval(), inputs, [32, 128], patterns=[sa.Band(3)], progress=False)
     assert [row.length for row in found.rows] == [32, 128]
+
+
+MASKS = {
+    "of keys": lambda seen: seen[:, None, None],
+    "added": lambda seen: torch.zeros(2, 1, 1, 64).masked_fill(~seen[:, None, None], -torch.inf),
+    "of pairs": lambda seen: torch.ones(64, 64).tril().bool() & seen[:, None, None],
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_positions_that_a_mask_of_four_dimensions_pads_do_not_count(kind):
+    seen = torch.arange(64) < torch.tensor([64, 40])[:, None]
+    inputs = {"x": torch.randn(2, 64, 32), "attention_mask": MASKS[kind](seen)}
+    policies = {"band": sa.Band(3)}
+    found = sa.quality.model(Masked().eval(), inputs, policies, timed=False, progress=False)
+    assert found.positions == 104
 
 
 def test_inputs_that_the_model_refuses_as_they_came_keep_its_words():
