@@ -15,9 +15,12 @@ struct FmaProducts {
 
   uint32_t query;
 
-  /// The four products are added as one: the sum is rounded at its full size a fourth as often.
+  /// Eight products are added as one: the sum is rounded at its full size an eighth as often.
+  __device__ __forceinline__ static float dot(float4 a, float4 b) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+  }
   __device__ __forceinline__ static float dot(float4 a, float4 b, float sum) {
-    return sum + fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
   }
 
   __device__ __forceinline__ void start(uint32_t first_row) { query = first_row; }
@@ -30,17 +33,23 @@ struct FmaProducts {
 #pragma unroll
       for (int e = 0; e < 4; ++e) rS[0][nt][e] = 0.0f;
     }
-#pragma unroll 2
-    for (int chunk = 0; chunk < HEAD_DIM / 4; ++chunk) {
-      float4 top = ptx::load_shared_float4(query + swizzled<kPitch>(g, chunk));
-      float4 bottom = ptx::load_shared_float4(query + swizzled<kPitch>(g + 8, chunk));
+#pragma unroll 1
+    for (int chunk = 0; chunk < HEAD_DIM / 4; chunk += 2) {
+      float4 top[2], bottom[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        top[i] = ptx::load_shared_float4(query + swizzled<kPitch>(g, chunk + i));
+        bottom[i] = ptx::load_shared_float4(query + swizzled<kPitch>(g + 8, chunk + i));
+      }
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float4 k = ptx::load_shared_float4(sK + swizzled<kPitch>(nt * 8 + column + e, chunk));
-          rS[0][nt][e] = dot(top, k, rS[0][nt][e]);
-          rS[0][nt][e + 2] = dot(bottom, k, rS[0][nt][e + 2]);
+          const int row = nt * 8 + column + e;
+          const float4 k = ptx::load_shared_float4(sK + swizzled<kPitch>(row, chunk));
+          const float4 next = ptx::load_shared_float4(sK + swizzled<kPitch>(row, chunk + 1));
+          rS[0][nt][e] += dot(top[1], next, dot(top[0], k));
+          rS[0][nt][e + 2] += dot(bottom[1], next, dot(bottom[0], k));
         }
       }
     }
