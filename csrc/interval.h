@@ -26,7 +26,11 @@ SPARSE_ATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
 SPARSE_ATTN_HD constexpr int32_t ceil_div(int32_t a, int32_t b) {
   return a > 0 ? (a - 1) / b + 1 : a / b;
 }
-/// The same of larger numbers (a >= 0).
+/// x, cut to 0 .. end.
+SPARSE_ATTN_HD constexpr int32_t cut_to(int32_t end, int64_t x) {
+  return x < 0 ? 0 : x < end ? static_cast<int32_t>(x) : end;
+}
+/// Division rounded up, of larger numbers (a >= 0).
 SPARSE_ATTN_HD constexpr int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
 SPARSE_ATTN_HD constexpr int64_t round_up(int64_t x, int64_t multiple) {
   return ceil_div64(x, multiple) * multiple;

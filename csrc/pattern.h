@@ -197,13 +197,7 @@ SPARSE_ATTN_HD constexpr Interval reached_keys(const Pattern& pattern, Interval 
                                                int32_t num_keys, int32_t wider = 0) {
   const int64_t left = (int64_t{pattern.left} + wider) * pattern.dilation;
   const int64_t right = (int64_t{pattern.last_tap()} + wider) * pattern.dilation;
-  const int64_t begin = positions.begin - left, end = positions.end + right;
-  return {static_cast<int32_t>(begin < 0          ? 0
-                               : begin < num_keys ? begin
-                                                  : num_keys),
-          static_cast<int32_t>(end < 0          ? 0
-                               : end < num_keys ? end
-                                                : num_keys)};
+  return {cut_to(num_keys, positions.begin - left), cut_to(num_keys, positions.end + right)};
 }
 
 /// `bounds` are the keys that exist for the row (key_bounds), all of the sequence without.

@@ -68,7 +68,8 @@ void fill_scores(const std::string& op, const CallArguments& args, CheckedSelect
     return std::find(sizes.begin(), sizes.end(), scores.size(d)) != sizes.end();
   };
   auto bounded = [](const MaybeInt& bound, int32_t block, int32_t blocks) {
-    return bound ? std::max<int64_t>(ceil_div64(*bound, block), blocks) : blocks;
+    if (!bound) return int64_t{blocks};
+    return std::max(ceil_div64(std::min<int64_t>(*bound, kMaxLength), block), int64_t{blocks});
   };
   const int64_t num_q = bounded(args.max_q, params.block_q, params.num_q);
   const int64_t num_kv = bounded(args.max_k, params.block_kv, params.num_kv);

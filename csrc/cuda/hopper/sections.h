@@ -91,9 +91,10 @@ class Sections {
 inline bool is_cut_small(const AttentionParams& params) {
   constexpr int32_t kManySections = 4, kFewKeys = 4;  // one of so many
   const Pattern& pattern = params.pattern;
-  const int64_t reach = (pattern.taps() + params.problem.seq_q) * pattern.dilation;
+  const int32_t rows = params.problem.seq_q, keys = params.problem.seq_kv, step = pattern.dilation;
+  const int64_t reach = pattern.most_window(ceil_div(keys, step), ceil_div(rows, step));
   return params.keys.dtype == Dtype::kFloat8 && Sections(params).count() > kManySections &&
-         reach * kFewKeys < params.problem.seq_kv;
+         reach * step * kFewKeys < keys;
 }
 
 /// Whether rows enough read each key for its copy to pay, in few sections.
