@@ -33,9 +33,17 @@ struct Tiles {
   }
 };
 
+bool are_equal(const std::vector<Piece>& some, const std::vector<Piece>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(),
+                    [](const Piece& a, const Piece& b) {
+                      return a.problem == b.problem && a.first == b.first && a.count == b.count &&
+                             a.slot == b.slot && a.pieces == b.pieces;
+                    });
+}
+
 struct Lists {
   std::vector<Piece> pieces;
-  std::vector<int32_t> merged;
+  std::vector<Piece> merged;
 };
 
 /// Deals with so many threads. Each pass over them knows one more of their sums, so that the last
@@ -58,7 +66,7 @@ Lists deal_out(const Tiles& tiles, int32_t threads, int32_t slots = kSlotsOfBloc
     deal.tiles = own_tiles.data();
     // Places are known in the last pass alone.
     std::vector<Piece> spare(pass < kSums ? 20 * all + 100 : 0);
-    std::vector<int32_t> spare_merged(spare.size());
+    std::vector<Piece> spare_merged(spare.size());
     if (pass < kSums) deal.slots = slots;
     Deal pass_deal = deal;
     if (pass < kSums) {
@@ -116,15 +124,14 @@ void test_chunks_are_taken_once(const Tiles& tiles, const Lists& lists, const st
     for (int32_t times : tile) CHECK(times == 1, text);
   }
   for (int32_t times : slots) CHECK(times <= 1, text);
-  std::vector<int32_t> merged;
+  std::vector<Piece> merged, listed = lists.merged;
   for (int32_t at : last) {
     CHECK(at >= 0, text);
-    if (lists.pieces[at].pieces > 1) merged.push_back(at);
+    if (lists.pieces[at].pieces > 1) merged.push_back(lists.pieces[at]);
   }
-  std::vector<int32_t> listed = lists.merged;
-  std::sort(listed.begin(), listed.end());
-  std::sort(merged.begin(), merged.end());
-  CHECK(listed == merged, text);
+  std::sort(listed.begin(), listed.end(),
+            [](const Piece& a, const Piece& b) { return a.problem < b.problem; });
+  CHECK(are_equal(listed, merged), text);
 }
 
 /// Key tiles of the thread block that ends last, where each takes the next piece when it is free.
@@ -190,13 +197,8 @@ void test_ragged_lengths() {
           CHECK(longest <= 1.2 * share + 64, text + ": " + std::to_string(longest));
           for (int32_t threads : {2, 7, 100}) {
             const Lists same = deal_out(tiles, threads);
-            CHECK(same.merged == lists.merged, text);
-            bool equal = same.pieces.size() == lists.pieces.size();
-            for (size_t i = 0; equal && i < lists.pieces.size(); ++i) {
-              const Piece &a = same.pieces[i], &b = lists.pieces[i];
-              equal = a.problem == b.problem && a.first == b.first && a.count == b.count &&
-                      a.slot == b.slot && a.pieces == b.pieces;
-            }
+            const bool equal =
+                are_equal(same.merged, lists.merged) && are_equal(same.pieces, lists.pieces);
             CHECK(equal, text + ", " + std::to_string(threads) + " threads");
           }
         }

@@ -119,7 +119,7 @@ void arrange_deal(KernelTile tile, Arena* arena, Arguments* args) {
   deal.most_merged = std::min(rows, deal.slots / (2 * width));
   deal.tiles = arena->take<Piece>(rows);
   deal.pieces = arena->take<Piece>(deal.most_pieces);
-  deal.merged = arena->take<int32_t>(deal.most_merged);
+  deal.merged = arena->take<Piece>(deal.most_merged);
   deal.counts = arena->take<int32_t>(2);
   Partials& partials = args->partials;
   partials.columns = tile.head_dim;

@@ -42,7 +42,7 @@ struct alignas(16) Piece {
 struct Deal {
   Piece* tiles = nullptr;     // [section rows] whole, in the order in which they are dealt out
   Piece* pieces = nullptr;    // [most_pieces]; null: nothing is dealt
-  int32_t* merged = nullptr;  // [most_merged], pieces of which the merge joins the others
+  Piece* merged = nullptr;    // [most_merged], those of pieces to which the merge joins others
   int32_t* counts = nullptr;  // [2], of pieces and of merged
   int32_t most_pieces = 0, most_merged = 0;
   int32_t slots = 0;   // partial results of a query tile that have room
@@ -187,7 +187,7 @@ SPARSE_ATTN_HD Dealt deal_pieces(const Deal& deal, const DealRule& rule, int32_t
     const int32_t at = rule.is_long(piece.visited) ? long_at++ : short_at++;
     deal.pieces[at] = piece;
     if (piece.first == 0) continue;
-    deal.merged[merged_at++] = at;
+    deal.merged[merged_at++] = piece;
     piece.count = 1;
     SPARSE_ATTN_ROLLED
     while (piece.first > 0) {

@@ -80,14 +80,20 @@ SPARSE_ATTN_HD constexpr int32_t first_split_row(int32_t origin, int32_t query_o
   return imax(0, imax(0, origin) - query_offset) / tile_rows * tile_rows;
 }
 
-/// How many chunks the keys of few rows have; figures in docs/kernels/hopper.md. A device is full
-/// with the fewer of them the more rows there are, and each costs the merge of its results.
+/// How many chunks the keys of few rows have; figures in docs/kernels/hopper.md. More of them fill
+/// a device with fewer heads, and cost those more that fill it anyway.
 struct ChunkRule {
-  int32_t rows;   // up to so many
-  int32_t from;   // key tiles; fewer are not worth a merge
-  int32_t least;  // key tiles of a chunk, at least
-  int32_t few;    // chunks of less than kManyKeyTiles, at most, ...
-  int32_t most;   // ... and of more
+  int32_t rows;                       // up to so many
+  int32_t least;                      // key tiles of a chunk, at least
+  int32_t two, four, eight, sixteen;  // key tiles from which on there are so many chunks
+
+  SPARSE_ATTN_HD constexpr int32_t chunks(int32_t visited) const {
+    return visited >= sixteen ? 16
+           : visited >= eight ? 8
+           : visited >= four  ? 4
+           : visited >= two   ? 2
+                              : 1;
+  }
 };
 
 /// Rows whose keys are cut whatever the call; those of more only where thread blocks may sum
@@ -97,9 +103,16 @@ constexpr int32_t kFewRows = 512;
 /// The split of a sequence with few query tiles a head.
 SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, Features features, int32_t num_rows,
                                         int32_t num_keys, KernelTile tile) {
-  constexpr ChunkRule kChunkRules[] = {{64, 8, 1, 8, 16},     {128, 16, 2, 8, 16},
-                                       {256, 16, 4, 4, 8},    {kFewRows, 16, 8, 4, 4},
-                                       {1024, 128, 32, 8, 8}, {2048, 256, 64, 4, 4}};
+  constexpr int32_t kNever = kUnlimited;
+  static constexpr ChunkRule kChunkRules[] = {
+      {32, 2, 8, 8, 16, 128},
+      {64, 2, 8, 8, 32, 128},
+      {128, 4, 16, 16, 48, 192},
+      {256, 6, 16, 24, 64, kNever},
+      {kFewRows, 6, 16, 24, kNever, kNever},
+      {1024, 32, 128, 128, 256, kNever},
+      {2048, 64, 256, 256, kNever, kNever},
+  };
   const int32_t classes = pattern.classes(num_rows);
   if (classes == 0) return {};
   const int32_t class_tiles = ceil_div(ceil_div(num_rows, classes), tile.block_q);
@@ -109,9 +122,8 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, Features feature
   for (const ChunkRule& rule : kChunkRules) {
     if (rows > rule.rows) continue;
     if (rule.rows > kFewRows && !many) return {};
-    const int32_t most = visited < kManyKeyTiles ? rule.few : rule.most;
-    const int32_t chunks = imin(most, visited / rule.least);
-    if (visited < rule.from || chunks <= 1) return {};
+    const int32_t chunks = rule.chunks(visited);
+    if (chunks == 1) return {};
     return {class_tiles, chunks, rule.least, group_of(visited, tile.head_dim), true};
   }
   return {};

@@ -96,16 +96,20 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
                                            const Strip& strip, int32_t i) {
   const int32_t lane = threadIdx.x % kLanes;
   const bool exists = i * 8 < call.value_dim;
-  // Half a warp finds the factors of a row, a lane those of a chunk: the last one comes first.
-  const int32_t own = threadIdx.x % kMostChunks;
-  const float2* states = parts.states + own * parts.state_step;
-#pragma unroll 1
-  for (int32_t row = threadIdx.x / kMostChunks; row < kStripRows;
-       row += kMergeThreads / kMostChunks) {
-    float2 state = {-INFINITY, 0.0f};
-    if (own < chunks) state = __ldcg(states + row);
-    const float m = state.y == 0.0f ? -INFINITY : state.x;
-    const int32_t in_group = own & (group - 1);
+  // Half a warp finds the factors of two rows, a lane those of a chunk: the last one comes first.
+  constexpr int kRows = 2, kNext = kMergeThreads / kMostChunks;
+  static_assert(kRows * kNext == kStripRows);
+  const auto row = static_cast<int32_t>(threadIdx.x) / kMostChunks;
+  const int32_t own = threadIdx.x % kMostChunks, in_group = own & (group - 1);
+  float2 states[kRows];  // read side by side
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    states[r] = {-INFINITY, 0.0f};
+    if (own < chunks) states[r] = __ldcg(parts.states + own * parts.state_step + row + r * kNext);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float l = states[r].y, m = l == 0.0f ? -INFINITY : states[r].x;
     float top = m;  // of the chunks of the group from this one on
 #pragma unroll
     for (int step = 1; step < kMostChunks; step *= 2) {
@@ -113,9 +117,9 @@ __device__ __forceinline__ void join_parts(const Call& call, Memory& memory, con
       if (in_group + step < group) top = fmaxf(top, later);
     }
     const float before = __shfl_down_sync(~0u, top, 1, kMostChunks);
-    memory.factors[own][row] = {Join::of(in_group == group - 1 ? -INFINITY : before, m, state.y),
-                                state.y};
-    if (in_group == 0) memory.maxima[own / kLeastGroup][row] = top;
+    memory.factors[own][row + r * kNext] = {
+        Join::of(in_group == group - 1 ? -INFINITY : before, m, l), l};
+    if (in_group == 0) memory.maxima[own / kLeastGroup][row + r * kNext] = top;
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -214,7 +218,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     const int32_t in_tile = item % of_tile;
     const int32_t strip_idx = in_tile / column_blocks;
     const int32_t i = in_tile % column_blocks * (kColumns / 8) + threadIdx.x / kLanes;
-    const auto* from = reinterpret_cast<const int4*>(deal.pieces + __ldcg(deal.merged + at));
+    const auto* from = reinterpret_cast<const int4*>(deal.merged + at);
     const int4 whole = __ldcg(from), part = __ldcg(from + 1);  // a Piece
     const int32_t pieces = part.w;
     const int32_t group = in_piece / packs, pack = in_piece - group * packs;
@@ -224,16 +228,19 @@ __global__ void __launch_bounds__(kMergeThreads)
     Strip strip = {problem / call.heads_q, 0, 0, 0};
     strip.head = problem - strip.batch * call.heads_q;
     strip.first = whole.y * deal.strips * kStripRows + packing.row(row);
-    const Sequence sequence = call.sequences.of(strip.batch);
-    if (in_group >= call.group || strip.first >= sequence.rows) continue;  // of no query
+    if (in_group >= call.group) continue;  // of no head
     const int64_t first = (int64_t{part.z} + in_piece * pieces) * deal.strips + strip_idx;
     const Parts parts = {
         partials.out_at(first, i * 8 < call.value_dim ? i : 0, threadIdx.x % kLanes),
         partials.state + first * kStripRows, deal.strips * partials.columns / 8 * kLanes,
         deal.strips * kStripRows};
     fetch_parts(memory, parts, pieces);
-    join_parts<T>(call, memory, parts, pieces, group_of(whole.w, partials.columns), sequence, strip,
-                  i);
+    const Sequence sequence = call.sequences.of(strip.batch);
+    if (strip.first < sequence.rows) {
+      join_parts<T>(call, memory, parts, pieces, group_of(whole.w, partials.columns), sequence,
+                    strip, i);
+    }
+    ptx::cp_async_wait<0>();
     __syncthreads();  // before the memory is written again
   }
 }
