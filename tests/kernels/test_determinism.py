@@ -50,9 +50,11 @@ def test_rows_do_not_see_their_neighbours(attend, device, name, dtype):
         assert torch.equal(one[0][0, 0], out[b, h]) and torch.equal(one[1][0, 0], lse[b, h])
 
 
-def few_rows(attend, device, Sq, head_dim):
+def few_rows(attend, device, Sq, head_dim, keys=9000):
     """Tensors of a batch of two, of so many heads that their query tiles fill a device."""
-    keys, most = (9000, 128) if Sq < 1000 else (33000, 16)
+    most = 128
+    if Sq >= 1000:
+        keys, most = 33000, 16
     if device == "cpu":
         keys, most = 700, 16
     return Shape(2, most, most // 4, Sq, keys, head_dim).make(device, attend.dtype)
@@ -75,6 +77,12 @@ def assert_heads_change_no_bit(attend, query, key, value, **common):
 @pytest.mark.parametrize("Sq", [17, 64, 128, 250, 1000, 1300])
 def test_few_rows_do_not_see_how_many_heads_there_are(attend, device, Sq, head_dim):
     assert_heads_change_no_bit(attend, *few_rows(attend, device, Sq, head_dim))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("Sq", [17, 100])
+def test_nor_on_keys_of_the_most_chunks(attend, device, Sq, head_dim):
+    assert_heads_change_no_bit(attend, *few_rows(attend, device, Sq, head_dim, keys=25000))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 160, 192, 224, 256])
