@@ -84,7 +84,7 @@ def measure(
 ) -> Run:
     """Run one suite's groups and everything that is measured around them, writing as it goes."""
     part = f"-only-{file_name(options.only)}" if options.only else ""  # beside the whole suite's
-    part += "-tiny" * options.tiny
+    part += "-tiny" if options.tiny else ""
     bars = () if options.tiny else BARS  # small cases say nothing of a floor
     path = folder / f"{suite}-{slug(device)}{part}.json"
     machine = describe(device)
