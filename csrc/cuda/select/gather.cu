@@ -2,6 +2,7 @@
 #include "../common/key_rows.cuh"
 #include "../common/launch.cuh"
 #include "gather.h"
+#include "tools.h"
 
 namespace sparse_attn::cuda {
 namespace {
