@@ -1,6 +1,5 @@
 // Estimates by a key sketch: each row against every key in few bits. Without a sketch of the caller
 // one is made in the workspace.
-
 #include <algorithm>
 #include <cmath>
 

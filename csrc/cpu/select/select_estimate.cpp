@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "cpu/tensor_rows.h"
+
 namespace sparse_attn::cpu {
 namespace {
 

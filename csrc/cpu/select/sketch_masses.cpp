@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu/tensor_rows.h"
+
 namespace sparse_attn::cpu {
 
 SketchMasses::SketchMasses(const SelectParams& params, int64_t workers, Arena* arena)

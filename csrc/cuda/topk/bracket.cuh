@@ -19,7 +19,8 @@ __device__ inline LinearBins bracket_bins(const LinearBins& bins, const uint32_t
   float root = 1.0f - 1.0f / (9.0f * rank) - spread / (3.0f * rank);
   float upper = floorf(rank * root * root * root - 1.5f);
   float lower = ceilf(rank + spread + kSlack);
-  bool no_upper = upper<1.0f, no_lower = lower> sampled;
+  bool no_upper = upper < 1.0f;
+  bool no_lower = lower > sampled;
   if (no_upper && no_lower) return LinearBins::over(bins.middle(-kBins), bins.middle(2 * kBins));
   // An end that the sample does not reach is guessed from the middle of what lies beyond the other.
   if (no_upper) upper = fmaxf(ceilf(lower / 2.0f), 1.0f);
