@@ -45,6 +45,7 @@ Case case_of(const AttentionParams& params, const Tensor& query) {
   c.features = params.features;
   c.block_q = params.pattern.list.block_q;
   c.topk = params.pattern.topk;
+  // What hopper would do with the call, by its own rules.
   c.may_split = cuda::hopper::may_split(params);
   const bool any = params.problem.batch > 0 && params.problem.heads_kv > 0;
   c.cut_small = any && cuda::hopper::is_cut_small(params);  // no keys have no sections

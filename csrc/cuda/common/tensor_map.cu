@@ -1,3 +1,4 @@
+// The driver's entry point, looked up once, and how tensor_map.h's views are told to it.
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 

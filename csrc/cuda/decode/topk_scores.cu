@@ -1,3 +1,4 @@
+// Kernels for the scores of token top-k in decoding.
 #include "topk_scores.cuh"
 
 namespace sparse_attn::cuda::decode {
