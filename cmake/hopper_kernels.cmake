@@ -1,6 +1,7 @@
-# The kernels of the Hopper engine that SPARSE_ATTN_HEAD_DIMS asks for, of those in the engine's table:
-# writes a source file for each head dim and tells the compilers which they are; sets
-# HOPPER_KERNEL_SOURCES, and of those HOPPER_TOPK_SOURCES.
+# The kernels of the Hopper engine that SPARSE_ATTN_HEAD_DIMS asks for, of those in the engine's
+# table: for each head dim writes a source file for each part (hopper/part.cuh) and one for top-k,
+# and tells the compilers which head dims they are; sets HOPPER_KERNEL_SOURCES, and of those
+# HOPPER_TOPK_SOURCES.
 set(SPARSE_ATTN_HEAD_DIMS ALL CACHE STRING
     "Head dims that Hopper's kernels are compiled for, as 64;128: a call takes the next one; or ALL")
 set(hopper_table csrc/cuda/hopper/table.h)

@@ -85,7 +85,7 @@ class BlockEstimator {
   float* vectors_;       // [B, Hkv, num_kv * groups, width]
   double* columns_;      // [B, Hq, num_kv]
   double* slashes_;      // [B, Hq, num_slashes]
-  float* scores_;        // [workers, 2, scratch_keys_]
+  float* scores_;        // [workers, 2, Skv + num_kv * groups]
   double* half_;         // [workers, num_kv]
   double* differences_;  // [workers, Skv + kLastRows]
 };

@@ -51,7 +51,7 @@ class SketchMasses {
   int32_t runs_, units_;  // of a batch entry
   float* queries_;        // [workers, kRows, kMaxHeadDim]
   float* scores_;         // [workers, kRows, kScoreStride]
-  float* masses_;         // [B, Hq, Sq, units], relative to 2^highest of the run
+  float* masses_;         // [B, Hq, Sq, units], relative to e^highest of the run
   float* highest_;        // [B, Hq, Sq, runs]
   double* totals_;        // [B, Hq, Sq, runs]
 };

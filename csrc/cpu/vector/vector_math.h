@@ -162,7 +162,7 @@ struct VectorMath {
   /// Writes a panel from kPanelKeys rows that are `stride` apart.
   void (*pack_panel)(const float* keys, int64_t stride, int32_t head_dim, float* panel);
   /// scores[row, key] = query[row] . key for the keys of panels, wherever each lies; the head dim
-  /// is a multiple of 16.
+  /// is a multiple of 8.
   void (*panel_scores)(const float* query, int64_t query_stride, int32_t rows, int32_t head_dim,
                        const float* const* panels, int32_t num_panels, float* scores,
                        int64_t stride);

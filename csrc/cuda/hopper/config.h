@@ -1,7 +1,7 @@
 // One kernel's tile shape and schedule, and its plan of shared memory. A block is one warpgroup of
-// producers, of which one warp plans, two load and one may write masks, and kConsumers warpgroups
-// of 64 query rows each. Which configurations exist, and which calls each serves, stands in
-// table.h.
+// producers, of which one warp plans, two load and one may write masks or load Q, and kConsumers
+// warpgroups of 64 query rows each. Which configurations exist, and which calls each serves, stands
+// in table.h.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The Hopper engine: takes the kernel of a call from table.h and launches it. What it does not
-// serve (capability.h keeps such calls away) is float32, attn_mask beside lists at wide heads,
-// lists of query blocks that no tile height divides.
+// The Hopper engine: takes the kernel of a call from table.h and launches it. A call with scattered
+// global tokens becomes two (scattered.h), and keys that the copy engine brings badly or not at all
+// are laid out first, in sections (sections.h). capability.cpp says what it does not serve.
 #include <algorithm>
 #include <cmath>
 #include <limits>

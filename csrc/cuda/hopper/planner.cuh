@@ -1,6 +1,6 @@
 // The planner: one warp that numbers the query tiles, asks pattern.h what each visits, and hands
-// the plans to the loader and the consumers. It runs ahead of both, so that neither waits for
-// divisions.
+// the plans to the loaders, the mask writer and the consumers. It runs ahead of them, so that none
+// waits for divisions.
 #pragma once
 
 #include "../common/ptx/grid.cuh"

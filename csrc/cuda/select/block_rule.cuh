@@ -15,7 +15,7 @@ __device__ inline Interval find_visible(const SelectParams& params, int64_t batc
                                  params.block_kv);
 }
 
-/// Of one list, which a thread block chooses.
+/// Of one list.
 struct BlockRule {
   int32_t batch = 0, head = 0;  // the first one of the list
   int32_t query_block = 0;

@@ -18,7 +18,7 @@ __device__ int32_t first_row(const SelectParams& params, int64_t batch) {
   return imax(0, params.rows(batch) - kLastRows);
 }
 
-/// Where block sums, diagonal sums and the poison of a head lie.
+/// Where the block sums and the diagonal sums of a head lie.
 struct LineSums {
   unsigned long long* columns;    // [num_kv]
   unsigned long long* diagonals;  // by row - key, from below: [Skv + kLastRows]

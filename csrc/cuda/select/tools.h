@@ -1,7 +1,9 @@
-// The tools of the CUDA library, one file each: list.cu, merge.cu, and for block selection pool.cu
-// (means and extremes of blocks), score.cu (products of means, scores of the caller), and
-// choose.cu, choose_warp.cu (the best blocks as a list, by mass), choose_count.cu and
-// choose_step.cu (by number).
+// The tools of the CUDA library: list.cu, merge.cu, and block selection, which tools.cu puts
+// together. pool.cu has means and extremes of blocks. Estimates are made by score.cu (products of
+// means, scores of the caller), estimate.cu (products of vectors; by wgmma in the *_hopper.cu),
+// lines.cu (columns and diagonals) and ../sketch, of keys that gather.cu laid out where need be.
+// choose.cu and choose_warp.cu choose the best blocks by mass, choose_count.cu and choose_step.cu
+// by number.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +18,7 @@ constexpr int32_t kEstimateRows = 64;      // query vectors of a thread block's 
 constexpr int32_t kMostWalks = 396;        // at a time, each with its own masses
 constexpr int64_t kMassBytes = 16 << 20;   // of all walks, or as much as the scores take, ...
 constexpr int64_t kWalkBytes = 128 << 20;  // ... or half of queries and keys, up to this
-constexpr int32_t kLineKeys = 1024;        // that a thread block multiplies with them
+constexpr int32_t kLineKeys = 1024;        // that a thread block multiplies with the last rows
 
 /// The last rows' probabilities, and their sums by column and diagonal in units of 2^-32.
 struct LineWorkspace {
