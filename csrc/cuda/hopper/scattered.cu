@@ -133,9 +133,7 @@ TensorView contiguous(char* memory, int64_t heads, int64_t rows, int64_t columns
 
 }  // namespace
 
-int64_t scattered_bytes(const AttentionParams& params) {
-  return params.num_global_tokens > 0 ? Layout(params).end : 0;
-}
+int64_t scattered_bytes(const AttentionParams& params) { return Layout(params).end; }
 
 ScatteredCalls scattered_calls(const AttentionParams& params) {
   const Layout layout(params);

@@ -13,7 +13,7 @@ struct ScatteredCalls {
   Pattern globals;  // the global keys alone, as its lead view
 };
 
-/// Bytes of what is gathered; 0 without scattered global tokens.
+/// Bytes of what is gathered.
 int64_t scattered_bytes(const AttentionParams& params);
 
 /// Both calls, whose gathered tensors begin at the workspace of `params`, and theirs after them.

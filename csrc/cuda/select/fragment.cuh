@@ -68,12 +68,10 @@ struct BlockSums {
   __device__ __forceinline__ static bool is_copy() { return threadIdx.x % kCopies != 0; }
 };
 
-/// Calls `function(BlockSums<kBlocks>{})` for key blocks of `per_block` columns, kLeast at least.
-template <int kLeast, typename Function>
+/// Calls `function(BlockSums<kBlocks>{})` for key blocks of `per_block` columns, 4 at least.
+template <typename Function>
 __device__ __forceinline__ void with_block_sums(int32_t per_block, const Function& function) {
-  if constexpr (kLeast < 8) {
-    if (per_block == 4) return function(BlockSums<32>{});
-  }
+  if (per_block == 4) return function(BlockSums<32>{});
   switch (per_block) {
     case 8:
       return function(BlockSums<16>{});

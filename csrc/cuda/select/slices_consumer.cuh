@@ -171,8 +171,8 @@ struct Consumer {
       }
       const int32_t per_block = args.estimate.per_block;
       const int32_t first = tile.column * kSliceKeys + half * kFragmentColumns;
-      with_block_sums<4>(per_block,
-                         [&](auto sums) { store<decltype(sums)>(terms, base, first / per_block); });
+      with_block_sums(per_block,
+                      [&](auto sums) { store<decltype(sums)>(terms, base, first / per_block); });
     }
   }
 
