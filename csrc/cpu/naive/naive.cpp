@@ -2,7 +2,6 @@
 // product; out = softmax(mask(scale q k^T)) v in three passes. The baseline of the benchmarks and
 // the oracle of the other CPU engine; every pattern, nothing skipped.
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #include "cpu/engines.h"

@@ -5,8 +5,6 @@
 // finds the lowest one; then they are ordered as floats.
 #pragma once
 
-#include <cstdint>
-
 namespace sparse_attn::cuda {
 
 /// Octaves by which a row's highest score may lie above what engines take for its maximum, so that

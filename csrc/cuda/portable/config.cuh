@@ -8,6 +8,7 @@
 #include "../common/partial_rows.cuh"
 #include "product_float.cuh"
 #include "tile.h"
+#include "walk.cuh"
 
 namespace sparse_attn::cuda::portable {
 

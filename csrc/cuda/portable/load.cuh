@@ -2,10 +2,9 @@
 // zeros: a probability of 0 must never meet a NaN.
 #pragma once
 
+#include "../../interval.h"
 #include "../common/ptx/cp_async.cuh"
 #include "../common/swizzle.cuh"
-#include "tile.h"
-#include "walk.cuh"
 
 namespace sparse_attn::cuda::portable {
 

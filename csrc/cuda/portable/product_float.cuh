@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../common/ptx/shared.cuh"
-#include "load.cuh"
+#include "../common/swizzle.cuh"
 
 namespace sparse_attn::cuda::portable {
 

@@ -4,6 +4,7 @@
 
 #include "../common/key_rows.cuh"
 #include "config.cuh"
+#include "load.cuh"
 #include "work.cuh"
 
 namespace sparse_attn::cuda::portable {

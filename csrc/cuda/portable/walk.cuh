@@ -2,7 +2,6 @@
 // the list, tiles with scattered global tokens. Everything is uniform over the thread block.
 #pragma once
 
-#include "../../params.h"
 #include "../../visited_tiles.h"
 
 namespace sparse_attn::cuda::portable {

@@ -4,7 +4,6 @@
 //   lane = 4 g + t   A: rows g, g + 8   B, D: columns 8-wide, D columns 2 t, 2 t + 1
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
