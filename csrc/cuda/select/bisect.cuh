@@ -8,7 +8,6 @@
 
 namespace sparse_attn::cuda {
 
-constexpr uint32_t kForced = ~0u;              // above the key of every score
 constexpr float kGreatestWeight = 1ull << 36;  // of a share; a list's fit 64 bits together
 
 using Weight = unsigned long long;

@@ -6,6 +6,8 @@
 
 namespace sparse_attn::cuda {
 
+constexpr uint32_t kForced = ~0u;  // what orders forced blocks, above the key of every score
+
 /// Key blocks between the first and the last key that a row of the heads may see; all threads of a
 /// thread block call it.
 __device__ inline Interval find_visible(const SelectParams& params, int64_t batch, int64_t head,

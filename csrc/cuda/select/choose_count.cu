@@ -60,7 +60,7 @@ __device__ inline void find_bin(uint32_t wanted, CountStorage& storage) {
 /// The cut that keeps the `most` highest of n keys, forced ones aside. The thread block calls it.
 __device__ inline Cut find_cut(const uint32_t* keys, int32_t n, int32_t most,
                                CountStorage& storage) {
-  if (most <= 0) return {kFirst - 1, 0};
+  if (most <= 0) return {kForced - 1, 0};
   if (most >= n - storage.forced) return {0, 0};
   const int bin_bits = 31 - __clz(static_cast<int>(blockDim.x) * kBinsOfThread);
   uint32_t least = storage.least, greatest = storage.greatest;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kMostThreads)
   __shared__ CountStorage storage;
   for (int i = 0; i < kBinsOfThread; ++i) storage.histogram[threadIdx.x + i * blockDim.x] = 0;
   if (threadIdx.x == 0) {
-    storage.least = kFirst;
+    storage.least = kForced;
     storage.greatest = 0;
     storage.forced = 0;
   }
@@ -165,13 +165,13 @@ __global__ void __launch_bounds__(kMostThreads)
   const Stretches stretches(visible);
   const Interval part = stretches.blocks(stretches.of_own);
   uint32_t* all_keys = ptx::cluster_size() > 1 ? ptx::at_rank(keys, 0) : keys;
-  uint32_t least = kFirst, greatest = 0;
+  uint32_t least = kForced, greatest = 0;
   int32_t forced = 0;
 #pragma unroll 1
   for (int32_t j = part.begin + threadIdx.x; j < part.end; j += blockDim.x) {
     const float estimate = estimates[j - visible.begin];
     const bool is_forced = isnan(estimate) || rule.forced(j);
-    const uint32_t key = is_forced ? kFirst : ordered_key(estimate);
+    const uint32_t key = is_forced ? kForced : ordered_key(estimate);
     all_keys[j - visible.begin] = key;
     forced += is_forced;
     least = umin(least, key);

@@ -44,7 +44,7 @@ __device__ __forceinline__ Ending find_ending(const uint32_t (&keys)[kOfLane], f
     if (first) {
       const uint32_t forced = warp_sum(lane < blocks ? *ptx::at_rank(&storage.forced, lane) : 0);
       const int32_t most = budget - static_cast<int32_t>(forced);
-      if (most <= 0) return {{kFirst - 1, 0}, window, true};
+      if (most <= 0) return {{kForced - 1, 0}, window, true};
       if (most >= visible - static_cast<int32_t>(forced)) return {{0, 0}, window, true};
       window.wanted = most;
     }
@@ -242,9 +242,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
       is_forced |= !(share < INFINITY);
       greatest = fmaxf(greatest, share);
     }
-    keys[i] = is_forced ? kFirst : ordered_key(greatest);
+    keys[i] = is_forced ? kForced : ordered_key(greatest);
     if (!visible.contains(j)) keys[i] = 0;
-    forced += __popc(__ballot_sync(~0u, keys[i] == kFirst));
+    forced += __popc(__ballot_sync(~0u, keys[i] == kForced));
   }
   if (lane == 0 && forced > 0) atomicAdd(&storage.forced, forced);
 
