@@ -155,12 +155,10 @@ Status launch_head_dim(Arguments& args, int32_t most, int32_t multiprocessors) {
 using namespace estimates;
 
 bool serves_estimate_hopper(const SelectParams& params, const Estimate& estimate) {
-  int32_t major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
   const int32_t per_block = estimate.per_block;
   const bool whole = per_block >= 8 && per_block <= kKeys && kKeys % per_block == 0;
-  return major == 9 && params.problem.head_dim <= 128 && whole && estimate.slices == 1 &&
-         features_of(params).within(kScaledByWgmma) &&
+  return has_wgmma(params.device) && params.problem.head_dim <= 128 && whole &&
+         estimate.slices == 1 && features_of(params).within(kScaledByWgmma) &&
          ceil_div(params.block_q, estimate.rows) <= kVectors &&
          begins_at_16_bytes(estimate.query, 2) && begins_at_16_bytes(estimate.key, 2);
 }

@@ -134,9 +134,7 @@ Status launch_head_dim(Arguments& args, const TensorView& key) {
 using namespace extremes;
 
 bool serves_extremes_hopper(const SelectParams& params) {
-  int32_t major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  return major == 9 && params.selector == Selector::kMinMax &&
+  return has_wgmma(params.device) && params.selector == Selector::kMinMax &&
          features_of(params).within(kScoredByWgmma) && params.problem.head_dim <= 256 &&
          begins_at_16_bytes(params.query, 2) && 2 * kRows % params.block_q == 0;
 }

@@ -153,9 +153,7 @@ Status launch_passes(const Arguments& args) {
 using namespace slices;
 
 bool serves_slices_hopper(const SelectParams& params, const Estimate& estimate) {
-  int32_t major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
-  if (major != 9 || !features_of(params).within(kScoredByWgmma) ||
+  if (!has_wgmma(params.device) || !features_of(params).within(kScoredByWgmma) ||
       !begins_at_16_bytes(estimate.query, 2) || !begins_at_16_bytes(estimate.key, 2)) {
     return false;
   }

@@ -45,6 +45,12 @@ struct SelectWorkspace {
   float* tile_masses = nullptr;  // sketch: [B, Hq, Sq, tiles of kSketchTile keys]
 };
 
+/// Whether the device has wgmma, which sm_90 alone has.
+inline bool has_wgmma(int32_t device) {
+  int32_t major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return major == 9;
+}
 /// What walks by wgmma take: scores that are scaled, whose rows see all keys or those up to their
 /// own position, and ...
 constexpr Features kScaledByWgmma =
