@@ -5,6 +5,8 @@
 // finds the lowest one; then they are ordered as floats.
 #pragma once
 
+#include "quad.cuh"
+
 namespace sparse_attn::cuda {
 
 /// Octaves by which a row's highest score may lie above what engines take for its maximum, so that
@@ -13,11 +15,6 @@ constexpr float kMostLag = 8.0f;
 
 /// The float whose bits are the least integer: a maximum by bits of no scores.
 constexpr float kLeastBits = -0.0f;
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
 
 __device__ __forceinline__ float quad_max_by_bits(float x) {
   int bits = __float_as_int(x);

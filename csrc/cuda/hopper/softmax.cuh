@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "../common/log2_units.h"
+#include "../common/quad.cuh"
 #include "../common/row_maximum.cuh"
 #include "../common/tanh.cuh"
 
@@ -29,11 +30,6 @@ struct SoftmaxState {
 /// so that what asks it stands in nobody's way.
 __device__ __forceinline__ bool have_signs(const SoftmaxState& state) {
   return __any_sync(~0u, has_sign(state.m[0]) || has_sign(state.m[1]));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 /// m in log2 units; under masks of the lowest float it would overflow.

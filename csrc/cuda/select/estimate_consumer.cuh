@@ -10,6 +10,7 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
+#include "../common/quad.cuh"
 #include "estimate_shares.cuh"
 #include "estimate_unit.cuh"
 
@@ -206,9 +207,7 @@ struct Consumer {
   __device__ __forceinline__ void write_state(int32_t segment) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float total = sum[r];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
+      const float total = quad_sum(sum[r]);
       if (quad == 0) storage.states[consumer][segment][row + 8 * r] = {base[r], total};
       base[r] = sum[r] = 0.0f;
     }

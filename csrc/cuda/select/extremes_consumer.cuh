@@ -10,6 +10,7 @@
 #include "../common/ptx/mbarrier.cuh"
 #include "../common/ptx/warpgroup.cuh"
 #include "../common/ptx/wgmma.cuh"
+#include "../common/quad.cuh"
 #include "../common/swizzle.cuh"
 #include "extremes_unit.cuh"
 
@@ -184,10 +185,6 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] += sums[r][0] + sums[r][1];
   }
-  __device__ __forceinline__ static float sum_of_quad(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-  }
   /// Adds a chunk to the rows' masses, of which a lane has its columns' `total` relative to
   /// 2^base. The base is the highest score so far, but only where 0 would not do.
   __device__ __forceinline__ void add_masses(const ScoreFragment& scores, int chunk,
@@ -214,7 +211,7 @@ struct Consumer {
       });
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const bool none = sum_of_quad(before[r]) == 0.0f;
+      const bool none = quad_sum(before[r]) == 0.0f;
       const float high = top == -INFINITY ? base[r]
                          : none           ? top * unit
                                           : fmaxf(base[r], top * unit);
@@ -300,7 +297,7 @@ struct Consumer {
     float lse[2];  // infinity where it sees nothing
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = sum_of_quad(total[r]);
+      const float all = quad_sum(total[r]);
       lse[r] = limits[r] > 0 ? base[r] + __log2f(all) : INFINITY;
     }
     walk(

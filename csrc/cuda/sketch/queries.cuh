@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/ptx/mma.cuh"
+#include "../common/quad.cuh"
 #include "config.cuh"
 
 namespace sparse_attn::cuda {
@@ -131,11 +132,6 @@ struct LaneQuery {
   }
 };
 
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 /// Puts the steps of kGroups groups in the place of their greatest elements, as 16-bit floats. The
 /// lanes of a warp share the channels.
 template <typename Config>
@@ -223,7 +219,7 @@ __device__ __forceinline__ void least_products(const LaneQuery<Config>& query, c
 #pragma unroll
       for (int d = 0; d < 8; ++d) base = fmaf(__uint_as_float(query.plain[i + d]), least[d], base);
     }
-    base = sum_of_quad(base);
+    base = quad_sum(base);
     bases[0] = __shfl_sync(~0u, base, 2 * quad * 4);
     bases[1] = __shfl_sync(~0u, base, (2 * quad + 1) * 4);
   }

@@ -9,6 +9,7 @@
 #include "../common/ptx/grid.cuh"
 #include "../common/ptx/ldmatrix.cuh"
 #include "../common/ptx/mma.cuh"
+#include "../common/quad.cuh"
 #include "../hopper/softmax.cuh"
 #include "load.cuh"
 #include "scores.cuh"
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float m = hopper::log2_of_maximum<true>(rows.m[h], scale_log2);
-    const float l = hopper::quad_sum(rows.l[h]);
+    const float l = quad_sum(rows.l[h]);
     weight[h] = hopper::inverse_of(m, l, params.scores.sink_logits, work.head);
     if (outputs.lse != nullptr && threadIdx.x % 4 == 0 && work.has(lane_row(h))) {
       const int64_t i = int64_t{work.sequence.first_row} + work.query(lane_row(h));
