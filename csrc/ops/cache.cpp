@@ -14,6 +14,10 @@ void check_new_rows(const char* name, const Tensor& rows) {
   if (rows.dim() != 3) {
     fail_expected(kAppendOp, text(name, " of shape (tokens, heads, head_dim)"), shape_of(rows));
   }
+  if (rows.size(1) > kMaxLength || rows.size(2) > kMaxLength) {
+    fail_expected(kAppendOp, text(name, " of heads and head_dim up to ", kMaxLength),
+                  shape_of(rows));
+  }
   if (!is_attention_dtype(rows)) {
     fail_expected(kAppendOp, text(name, " of dtype float32, float16 or bfloat16"), dtype_of(rows));
   }

@@ -12,6 +12,9 @@ void check_states(const std::string& op, const Tensor& out_a, const Tensor& lse_
   if (out_a.dim() != 4) {
     fail_expected(op, "out_a of shape (batch, heads, length, head_dim)", shape_of(out_a));
   }
+  if (out_a.size(3) > kMaxLength) {
+    fail_expected(op, text("out_a of head_dim up to ", kMaxLength), std::to_string(out_a.size(3)));
+  }
   if (!is_attention_dtype(out_a)) {
     fail_expected(op, "out_a of dtype float32, float16 or bfloat16", dtype_of(out_a));
   }

@@ -69,6 +69,9 @@ std::tuple<Tensor, Tensor> list_from_mask(const Tensor& mask) {
   if (mask.dim() < 1) {
     fail_expected(op, "mask of shape (..., key blocks)", shape_of(mask));
   }
+  if (mask.size(mask.dim() - 1) > kMaxLength) {
+    fail_expected(op, text("mask of up to ", kMaxLength, " key blocks"), shape_of(mask));
+  }
   auto guard = backend().enter(mask.get_device_index());
   Tensor rows = torch::stable::contiguous(mask);
   std::vector<int64_t> sizes(mask.sizes().begin(), mask.sizes().end());
