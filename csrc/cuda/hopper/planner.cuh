@@ -144,9 +144,7 @@ class Planner {
     work.heads = static_cast<int8_t>(imin(args_.packing.heads, args_.group - head));
     work.first_row = whole.y * C::BLOCK_Q;
     fold_by(whole.z, part.x + part.y, group_of(whole.w, C::HEAD_DIM), work);
-    if constexpr (C::kDeals) {
-      if (part.z >= 0) work.slot = part.z + in_piece * part.w + part.x;
-    }
+    if (part.z >= 0) work.slot = part.z + in_piece * part.w + part.x;
     return work;
   }
 
