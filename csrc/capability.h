@@ -19,7 +19,7 @@ struct Case {
   Features features;
   int32_t block_q = 0;      // of a block list; 0 without
   int32_t topk = 0;         // keys that token top-k keeps; 0 without
-  int32_t packed_keys = 0;  // of all sequences, where they are packed
+  int32_t packed_keys = 0;  // length of key: of all sequences, where they are packed
   bool may_split = false;   // some sequence may be one that hopper would split (key_split.h)
   bool cut_small = false;   // hopper would lay out keys in many small sections (sections.h)
 };

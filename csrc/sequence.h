@@ -44,7 +44,7 @@ struct Sequences {
   const int32_t* first_rows = nullptr;       // [B + 1], packed queries (cu_seq_q)
   const int32_t* first_keys = nullptr;       // [B + 1], packed keys (cu_seq_k)
   const int32_t* used_keys = nullptr;        // [B], keys that exist (seqused_k)
-  int32_t packed_rows = 0, packed_keys = 0;  // of the packed tensors
+  int32_t packed_rows = 0, packed_keys = 0;  // lengths of query and key, packed or not
 
   SPARSE_ATTN_HD constexpr bool packed() const { return first_rows != nullptr; }
   /// Whether every entry has `rows` rows and `keys` keys.
