@@ -242,6 +242,12 @@ void test_who_is_not_split() {
   CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks > 0, "few queries");
   params.problem.seq_kv = 1920;
   CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "few keys");
+  for (int32_t rows = 1 << 20; rows <= 1 << 28; rows *= 2) {  // whose tiles have 128 times as many
+    params = case_of(rows, rows, 0, 0);
+    params.pattern.lead = {0, 1, 1024};
+    params.pattern.dilation = rows;
+    CHECK(plan_key_split(params, kTile, kMultiprocessors).chunks == 0, "a class a row");
+  }
 }
 
 /// Gathered rows are all split, however few keys there are: their merge stores them.

@@ -45,7 +45,7 @@ bool prefers_three(const AttentionParams& params, int32_t multiprocessors) {
   const int64_t most_rows = int64_t{problem.batch} * problem.seq_q;
   auto turns = [&](int32_t consumers) {  // of a multiprocessor
     const int32_t rows = consumers * kConsumerRows;
-    int64_t row_blocks = problem.batch * ceil_div(ceil_div(problem.seq_q, classes), rows);
+    int64_t row_blocks = int64_t{problem.batch} * ceil_div(ceil_div(problem.seq_q, classes), rows);
     if (sequences.packed() && sequences.packed_rows < most_rows) {
       // Of lengths that differ the last tile of each is half full.
       row_blocks = sequences.packed_rows / (classes * rows) + problem.batch / 2;

@@ -116,7 +116,8 @@ SPARSE_ATTN_HD KeySplit split_few_tiles(const Pattern& pattern, Features feature
   const int32_t classes = pattern.classes(num_rows);
   if (classes == 0) return {};
   const int32_t class_tiles = ceil_div(ceil_div(num_rows, classes), tile.block_q);
-  const int32_t rows = classes == 1 ? num_rows : classes * class_tiles * tile.block_q;
+  // Of many classes, whose last tiles are full of nothing, far more than there are.
+  const int64_t rows = classes == 1 ? num_rows : int64_t{classes} * class_tiles * tile.block_q;
   const int32_t visited = most_visited(pattern, num_keys, tile);
   const bool many = is_cut_call(features) && classes == 1 && splits_many_rows(tile.head_dim);
   for (const ChunkRule& rule : kChunkRules) {
