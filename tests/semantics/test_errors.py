@@ -270,6 +270,12 @@ WRONG = {
         lambda c: sa.merge_states(c.query, c.ones(2, 4, 34).half(), c.query, c.ones(2, 4, 34)),
         "lse_a of dtype float32, got float16",
     ),
+    "merge-head-dim": (
+        lambda c: sa.merge_states(
+            c.ones(1).expand(1, 1, 1, 2**32 + 64), c.ones(1, 1, 1), c.query, c.ones(1, 1, 1)
+        ),
+        "out_a of head_dim up to 536870911, got 4294967360",
+    ),
 }
 
 

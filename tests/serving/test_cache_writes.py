@@ -164,6 +164,10 @@ WRONG = {
         {"key_cache": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3)},
         "key_cache with a contiguous last dimension",
     ),
+    "head-dim": (
+        {"key": lambda t: t[..., :1].expand(-1, -1, 2**32 + 24)},  # takes no memory
+        r"key of heads and head_dim up to 536870911, got shape \(10, 3, 4294967320\)",
+    ),
     "slots-dtype": (
         {"slot_mapping": lambda t: t.float()},
         "slot_mapping of an integer dtype, got float32",

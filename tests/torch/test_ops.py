@@ -181,6 +181,9 @@ def test_straight_calls_raise_runtime_errors(device):
         OPS.band(query, key, value, left=-1)
     with pytest.raises(RuntimeError, match=r"^sparse_attn::block_topk: expected selector mixed"):
         OPS.block_topk(query, key, value, budget_count=1, selector="best")
+    long = torch.ones(1, dtype=torch.bool, device=device).expand(2**32 + 16)  # takes no memory
+    with pytest.raises(RuntimeError, match="mask of up to 536870911 key blocks, got shape"):
+        OPS.list_from_mask(long)
 
 
 META = {
