@@ -96,6 +96,26 @@ void test_lists_take_kernels_of_little_code() {
   }
 }
 
+/// Ranges take the kernel of least code that has what they need, of one tile size: those that
+/// bounds alone cut have one of their own, and strided columns.
+void test_ranges_take_kernels_of_little_code() {
+  const Features columns = Features::of(Feature::kLead, Feature::kColumns);
+  for (const int32_t head_dim : {64, 128}) {
+    auto takes = [&](Features features, Features accepts) {
+      const Entry entry = find_kernel(head_dim, {features, Split::kNone, true});
+      const Kernel& kernel = kKernels[entry.kernel];
+      const std::string text = "head dim " + std::to_string(head_dim);
+      CHECK(entry.head_dim == head_dim && entry.keys() == 128, text);
+      CHECK(kernel.accepts.within(accepts) && accepts.within(kernel.accepts), text);
+    };
+    takes(kCutCalls, kCutCalls);
+    takes(kRangeCalls, kRangeCalls);
+    takes(columns, kStridedCalls);
+    takes(kRangeCalls.with(columns), kStridedCalls);
+    takes(columns.with(Features::of(Feature::kSoftcap)), kScoredCalls);
+  }
+}
+
 /// Few queries and any masks are served wherever plain calls are.
 void test_every_range_is_served() {
   for (int32_t head_dim = 8; head_dim <= kHeadDims[kNumHeadDims - 1]; head_dim += 8) {
@@ -134,6 +154,7 @@ int main() {
   test_marked_kernels_keep_to_their_calls();
   test_plain_sequences_take_plain_kernels();
   test_lists_take_kernels_of_little_code();
+  test_ranges_take_kernels_of_little_code();
   test_every_range_is_served();
   test_many_rows_are_split_whoever_knows();
   return check::summary();

@@ -58,8 +58,10 @@ struct Config {
   static constexpr bool kGlobalRows = kOwn.accepts.has(Feature::kGlobalRows);
   static constexpr bool kLeadKeys =
       kOwn.accepts.has(Feature::kGlobalIndices);  // and ones of listed keys
-  // Takes few leading keys in a step of their own.
-  static constexpr bool kNarrows = kLeads && !kTransforms;
+  // Takes few leading keys in a step of their own; strided columns are many.
+  static constexpr bool kNarrows = kLeads && !kTransforms && !kStridedLeads;
+  // The kernels of ranges that are not plain, of scores that are only scaled.
+  static constexpr bool kRanges = kBounds && !kTransforms && !kListed && !kPacks;
   static constexpr int BLOCK_Q = kConsumers * kConsumerRows;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kBlocksPerSm = kHalf ? 2 : 1;
@@ -81,14 +83,15 @@ struct Config {
   // Consumers issue their products in turn, so that one's softmax runs under the other's products;
   // of long products that comes by itself. Ragged kernels of more than plain calls lose 1 to 5 %
   // without turns, strided columns 6 %, softcap up to 7 %.
-  static constexpr bool kColumnsAlone = kStridedLeads && !kTransforms;
   static constexpr bool kPingPong =
       kConsumers > 1 && !kWide &&
-      (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries || kColumnsAlone || kSmallCaps));
+      (HEAD_DIM < 128 || (kRagged ? !kPlain : kFewQueries || kRanges || kSmallCaps));
   // The next query tile is claimed when one is almost loaded, not when it begins: faster where
   // tiles differ in length; and else a long piece of a deal would claim another as it begins.
-  // Half tiles have no room for the barrier; sequences whose consumers take turns gain nothing.
-  static constexpr bool kClaimsLate = !kHalf && (!kRagged || kDeals || (kPlain && !kPingPong));
+  // Half tiles have no room for the barrier; sequences whose consumers take turns gain nothing, and
+  // strided columns, whose tiles are short and take long to plan, lose 2 to 6 %.
+  static constexpr bool kClaimsLate =
+      !kHalf && !(kRanges && kStridedLeads) && (!kRagged || kDeals || (kPlain && !kPingPong));
   // A list's tile is written while QK of the next one's second step runs; in a turn it would hold
   // up the other consumer, and other tiles lose 1 to 5 % by it.
   static constexpr bool kWritesInStep = kListed && kCrossTile && !kPingPong;
@@ -104,7 +107,8 @@ struct Config {
       kRagged && find_kernel(kMostEager, {kOwn.accepts, kOwn.splits}).head_dim == HEAD_DIM;
   static_assert(!kLazy || !kEarlyRescale, "O is rescaled between steps, where a maximum moved");
   // Others find maxima by the bits of scores, in so many chains, where that is faster.
-  static constexpr int kBitChains = HEAD_DIM == 64 && (!kListed || kHalf) && !kNarrows ? 2 : 0;
+  static constexpr int kBitChains =
+      HEAD_DIM == 64 && (!kListed || kHalf) && (!kLeads || kTransforms) && !kRanges ? 2 : 0;
   static constexpr int kValueStages = 2;
   // Half tiles have half the room, and V is held longer.
   static constexpr int kHalfBytes = kQueryBytes + (2 + kValueStages) * kKeyBytes;

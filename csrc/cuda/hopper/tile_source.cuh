@@ -71,8 +71,9 @@ __device__ __forceinline__ bool plans_early(const Arguments& args) {
          args.params.sequences.key_origins == nullptr;
 }
 
-/// Key tiles in whose time the next query tile is claimed and planned.
-constexpr int32_t kPlanningTiles = 4;
+/// Key tiles in whose time the next query tile is claimed and planned; where bounds alone say what
+/// it visits, they are read first.
+constexpr int32_t kPlanningTiles = 4, kBoundedPlanningTiles = 6;
 /// Key tiles of a query tile that is so short that the next one is claimed as it begins.
 constexpr int32_t kShortTile = 8;
 
@@ -82,8 +83,11 @@ template <class C>
 __device__ __forceinline__ int32_t loads_before_claim(const Arguments& args, const Work& work) {
   const bool window = !C::kListed && args.params.pattern.left != kUnlimited;
   const int32_t most_at_once = window || C::kDeals ? kPlanningTiles : kShortTile;
+  const bool bounded =
+      C::kBounds && !C::kListed && !window && args.params.scores.bounds.data != nullptr;
+  const int32_t planning = bounded ? kBoundedPlanningTiles : kPlanningTiles;
   const int32_t visits = most_visits<C>(args, work);
-  return claims_late<C>(args) && visits > most_at_once ? visits - kPlanningTiles : 0;
+  return claims_late<C>(args) && visits > most_at_once ? visits - planning : 0;
 }
 
 /// `kMasks`: for a warp that asks for masks, and in lists for bits of partial blocks.
