@@ -26,7 +26,7 @@ class Layer(nn.Module):
         batch, length, width = tokens.shape
         projected = self.project(tokens).view(batch, length, 3 * self.heads, -1)
         query, key, value = projected.transpose(1, 2).chunk(3, dim=1)
-        out = sa.band_attention(query, key, value, (31, 0), sinks=4)
+        out = sa.band_attention(query, key, value, (31, 0), sinks=4, is_causal=True)
         return self.out(out.transpose(1, 2).reshape(batch, length, width))
 
 
